@@ -1,4 +1,4 @@
-//! Runs work in the background, and waits for it when the result is needed.
+//! Runs work in the background, and waits for the end when the result is needed.
 
 use std::thread::{self, JoinHandle};
 
@@ -7,37 +7,37 @@ use anyhow::{Result, anyhow};
 /// Priority of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// Same priority as all other work. Long work on which all later work depends must not yield at first: in the end
-    /// processors would be idle.
+    /// Same priority as all other work. Long work on which all later work depends must not yield: otherwise processors
+    /// would be idle towards the end.
     Equal,
-    /// Only idle processors.
+    /// Uses only idle processors.
     Behind,
 }
 
-/// Niceness of work with [`Priority::Behind`].
+/// Nice value of work with [`Priority::Behind`].
 const NICE: i32 = 19;
 
 /// Background work, or its result.
 pub enum Background {
-    /// It is running.
+    /// The work is running.
     Pending(JoinHandle<Result<()>>),
-    /// It has ended, with the reason of a failure.
+    /// The work has ended, with the reason if it failed.
     Ended(Result<(), String>),
 }
 
 impl Background {
-    /// Starts `work` on a new thread. The thread and its children have that priority.
+    /// Starts `work` on a new thread. The thread and its children have the given priority.
     pub fn start(priority: Priority, work: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
         Self::Pending(thread::spawn(move || {
             if priority == Priority::Behind {
-                // Linux has a priority for each thread, and children inherit it. A failure only costs time.
+                // Linux has a priority for each thread, which children inherit. A failure only costs time.
                 let _ = rustix::process::nice(NICE);
             }
             work()
         }))
     }
 
-    /// Waits for the end. Returns the reason if the work has failed, in each call.
+    /// Waits for the end of the work. If the work has failed, returns the reason in each call.
     pub fn wait(&mut self) -> Result<()> {
         if let Self::Pending(_) = self
             && let Self::Pending(thread) = std::mem::replace(self, Self::Ended(Ok(())))

@@ -1,8 +1,8 @@
-//! Names of the benchmarks, with the figures of papers or the pages that each repeats.
+//! Names of the benchmarks, with the papers' figures or the pages that each benchmark reproduces.
 
 use anyhow::{Result, bail};
 
-/// A benchmark: its name, its needs, and the figure that it repeats.
+/// A benchmark: its name, its needs, and the figure that it reproduces.
 type Bench = (&'static str, Needs, &'static str);
 
 /// Needs of a benchmark, beyond the sources.
@@ -54,7 +54,7 @@ const BENCHES: [Bench; 26] = [
     ("neighbours", Needs::Gpu, "a CUDA program next to honest and hostile ones: docs/guides/cuda.md"),
 ];
 
-/// Checks that a name selects a benchmark: its whole name, or the part before a `-`.
+/// Checks that a name selects a benchmark. The name is a benchmark's whole name, or its part before a `-`.
 ///
 /// # Errors
 /// The known names.
@@ -96,7 +96,7 @@ mod tests {
         assert!(needs_no_guests("swap") && !needs_no_guests("sched") && !needs_no_guests("fv"));
     }
 
-    /// Each page that the list names exists, and names the benchmark.
+    /// Tests that each page named in the list exists, and names the benchmark.
     #[test]
     fn pages_of_benches_exist_and_name_them() {
         for (name, _, repeats) in BENCHES {

@@ -1,12 +1,12 @@
-//! Counters for operators: each declared one must be counted somewhere.
+//! Checks counters for operators: each declared counter must be counted somewhere.
 //!
-//! Works on the text: a counter is a field of a `counts!` block, and is counted if product code of the same crate adds
-//! to it or sets it.
+//! The check works on the text: a counter is a field of a `counts!` block, and counts as used if product code of the
+//! same crate adds to it or sets it.
 
 use crate::lints::File;
 use std::path::Path;
 
-/// The fields that the `counts!` blocks of a text declare.
+/// Returns the fields that the `counts!` blocks of a text declare.
 fn declared(text: &str) -> Vec<&str> {
     let blocks = text.split("\ncounts! {").skip(1);
     let body = |block: &'_ str| block.split("\n}").next().unwrap_or_default().to_owned();
@@ -34,12 +34,12 @@ fn counts(text: &str, field: &str) -> bool {
     })
 }
 
-/// The crate of a file: its path before `src`.
+/// Returns the crate of a file: its path before `src`.
 fn of_crate(path: &Path) -> Option<&Path> {
     path.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "src")).and_then(Path::parent)
 }
 
-/// Counters that are declared and never counted.
+/// Returns counters that are declared but never counted.
 pub fn never_counted(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::guests::BenchOptions;
 use crate::run::{cargo, root, shown, target};
 
-/// Wheels with headers: the major version, one of the headers, and the wheel.
+/// Wheels with headers: the major version, a header in the wheel, and the wheel's name.
 const WHEELS: [(&str, &str, &str); 4] = [
     ("12", "cuda.h", "nvidia-cuda-runtime-cu12==12.9.79"),
     ("13", "cuda.h", "nvidia-cuda-runtime==13.5.37"),
@@ -17,10 +17,10 @@ const WHEELS: [(&str, &str, &str); 4] = [
     ("13", "nvml.h", "nvidia-nvml-dev==13.5.37"),
 ];
 
-/// Passes the headers' folder to the tests of `cuda-table`.
+/// Environment variable that passes the headers' folder to the tests of `cuda-table`.
 pub const HEADERS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_HEADERS";
 
-/// The folder that contains a folder of headers for each version; downloads missing ones.
+/// Returns the folder that contains a folder of headers for each version. Downloads missing headers.
 pub fn headers() -> Result<PathBuf> {
     let cache = std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
     let folder = cache.join("cuda-headers");
@@ -52,7 +52,7 @@ fn fetch(wheel: &str, header: &str, place: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The folder below `folder` that contains a header.
+/// Returns the folder below `folder` that contains a header.
 fn find(folder: &Path, header: &str) -> Result<Option<PathBuf>> {
     if folder.join(header).exists() {
         return Ok(Some(folder.to_owned()));
@@ -74,7 +74,8 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Measures tenants that share a real card: a GPU, NVIDIA's driver, and a `python3` with PyTorch, CuPy and JAX.
+/// Measures tenants that share a real card. This needs a GPU, NVIDIA's driver, and a `python3` with PyTorch, CuPy and
+/// JAX.
 pub fn bench(json: Option<&Path>) -> Result<bool> {
     let built = build()?;
     let json = json.map_or_else(|| built.join("cuda-bench.json"), Path::to_owned);
@@ -83,8 +84,8 @@ pub fn bench(json: Option<&Path>) -> Result<bool> {
     shown(&mut command)
 }
 
-/// Measures a decode loop next to honest and hostile neighbours on a real card: a GPU, NVIDIA's driver, and a `python3`
-/// with PyTorch.
+/// Measures a decode loop next to honest and hostile neighbours on a real card. This needs a GPU, NVIDIA's driver, and
+/// a `python3` with PyTorch.
 pub fn bench_neighbours(options: &BenchOptions) -> Result<bool> {
     let built = build()?;
     let json = options.json.clone().unwrap_or_else(|| built.join("cuda-neighbours.json"));
@@ -106,13 +107,13 @@ pub fn bench_neighbours(options: &BenchOptions) -> Result<bool> {
     shown(&mut command)
 }
 
-/// Commit of the sources; `None` outside a checkout.
+/// Returns the commit of the sources; `None` outside a checkout.
 fn commit() -> Option<String> {
     let output = Command::new("git").args(["rev-parse", "--short=8", "HEAD"]).current_dir(root()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Builds the library, the owner and the programs of the rig for release. Returns their folder.
+/// Builds the library, the owner and the rig's programs in release mode. Returns their folder.
 fn build() -> Result<PathBuf> {
     let packages = ["-p", "cuda-shim", "-p", "cuda-owner", "-p", "cuda-rig"];
     if !shown(cargo(&["build", "--release"]).args(packages))? {

@@ -1,7 +1,7 @@
 //! The fuzz suite: each target of `tests/fuzz` for a bounded time, from its seed corpus.
 //!
-//! The targets have cargo-fuzz's layout, but neither it nor a nightly toolchain is needed: coverage comes from LLVM's
-//! pass, enabled with the flags below, and the driver from the crate `libfuzzer-sys`.
+//! The targets have cargo-fuzz's layout, but neither cargo-fuzz nor a nightly toolchain is needed: coverage comes from
+//! LLVM's pass, enabled with the flags below, and the driver from the crate `libfuzzer-sys`.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use crate::orphans::{FuzzTarget, fuzz_targets};
 use crate::run::{cargo, root, shown, target};
 use crate::tally::Tally;
 
-/// With an explicit target, the flags do not reach build scripts and procedural macros.
+/// Target triple. With an explicit target, the flags do not reach build scripts and procedural macros.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
-/// Coverage for libFuzzer, and every check that a release build omits.
+/// Flags that enable coverage for libFuzzer, and every check that a release build omits.
 const RUSTFLAGS: [&str; 8] = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -30,18 +30,18 @@ const RUSTFLAGS: [&str; 8] = [
     "-Coverflow-checks=yes",
 ];
 
-/// A target that exceeds this allocates memory in proportion to a number in its input.
+/// Memory limit in MiB. A fuzz target that exceeds it allocates memory in proportion to a number in its input.
 const MEMORY_LIMIT_MIB: u32 = 2048;
-/// Time limit of one input in seconds; a longer one is a hang.
+/// Time limit of one input in seconds; an input that takes longer counts as a hang.
 const INPUT_LIMIT: u32 = 25;
 
-/// Builds all targets, with `jobs` parallel compilers if the number is given.
+/// Builds all targets, with `jobs` parallel compilers if a number is given.
 pub fn build(jobs: Option<usize>) -> Result<()> {
     let mut build = cargo(&["build", "--release", "--manifest-path", "tests/fuzz/Cargo.toml", "--bins"]);
     build.args(["--target", TRIPLE]).arg("--target-dir").arg(folder());
     build.env("RUSTFLAGS", RUSTFLAGS.join(" ")).env_remove("CARGO_ENCODED_RUSTFLAGS");
     if let Some(jobs) = jobs {
-        // Runs next to tests, which print.
+        // Runs next to tests, which print their own output.
         build.arg(format!("--jobs={jobs}")).arg("--quiet");
     }
     if !shown(&mut build)? {
@@ -50,7 +50,7 @@ pub fn build(jobs: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Runs each requested target, once they are built; a target counts as one test.
+/// Runs each requested target once the targets are built. A target counts as one test.
 pub fn run(args: &TestArgs) -> Result<Tally> {
     let mut targets = fuzz_targets(&root())?;
     if let Some(filter) = &args.filter {
@@ -60,7 +60,7 @@ pub fn run(args: &TestArgs) -> Result<Tally> {
         bail!("tests/fuzz/Cargo.toml lists no such target");
     }
     let folder = folder();
-    // One per processor at a time; all take the same time.
+    // One target per processor runs at a time; all targets take the same time.
     let workers = thread::available_parallelism().map_or(1, NonZero::get);
     let work = |first: usize| -> Result<Tally> {
         let mut tally = Tally::default();
@@ -101,7 +101,7 @@ fn run_target(one: &FuzzTarget, folder: &Path, seconds: u32) -> Result<bool> {
     println!("fuzz {} for {seconds} s", one.name);
     let ended = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {}", one.name))?;
     let passed = ended.status.success();
-    // Printed in one write, because other targets run concurrently. libFuzzer prints everything to standard error.
+    // Printed with one write, because other targets run concurrently. libFuzzer prints everything to standard error.
     let text = String::from_utf8_lossy(&ended.stderr);
     let advice = if passed { String::new() } else { format!("the input that failed is in {}\n", crashes.display()) };
     println!("{text}{advice}fuzz {} ... {}", one.name, if passed { "ok" } else { "FAILED" });

@@ -1,4 +1,4 @@
-//! Commands that need guests: the images; for the demo and the benchmarks, the daemon's release build.
+//! Commands that need guests: the images; and, for the demo and the benchmarks, the daemon's release build.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,10 +10,10 @@ use crate::benches;
 use crate::load::BusyLoops;
 use crate::run::{cargo, shown, target};
 
-/// Passes the folder of `mediatord` and `mediatorctl` to the harness.
+/// Environment variable that passes the folder of `mediatord` and `mediatorctl` to the harness.
 pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 
-/// Starts to make all images for guests. Most of the time goes into compiling the paravirtual drivers.
+/// Starts creating all images for guests. Compiling the paravirtual drivers takes most of the time.
 pub fn images() -> Background {
     Background::start(Priority::Equal, || {
         let made = images::ensure_all(&images::Progress::stderr(), false).map(drop);
@@ -21,7 +21,7 @@ pub fn images() -> Background {
     })
 }
 
-/// Makes the images and builds the daemon for release. Returns the folder with its programs.
+/// Creates the images and builds the daemon in release mode. Returns the folder with its programs.
 fn release() -> Result<PathBuf> {
     images::ensure(&images::Progress::stderr()).context("what the guests need could not be made")?;
     if !shown(&mut cargo(&["build", "--release", "--package", "mediatord", "--package", "mediatorctl", "--bins"]))? {
@@ -34,7 +34,7 @@ fn release() -> Result<PathBuf> {
     Ok(target().join("release"))
 }
 
-/// Runs the demo. Returns true if all was verified.
+/// Runs the demo. Returns true if all results were verified.
 pub fn demo(args: &[String]) -> Result<bool> {
     let mut command = program("tests", "demo")?;
     shown(command.args(args))
@@ -47,7 +47,7 @@ pub struct BenchOptions {
     pub seconds: Option<u64>,
     pub rounds: Option<u32>,
     pub only: Option<String>,
-    /// Runs every benchmark, each with its own file in the folder `json`.
+    /// Runs every benchmark, each with a separate file in the folder `json`.
     pub all: bool,
     /// Keeps the existing results of the file.
     pub resume: bool,
@@ -98,7 +98,7 @@ pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
         command.arg("--resume");
     }
     if let Some(json) = json {
-        // The program may run in another folder than the user.
+        // The program may run in a different folder than the user.
         let json = std::path::absolute(json).with_context(|| format!("path {}", json.display()))?;
         command.arg("--json").arg(json);
     }
@@ -106,7 +106,7 @@ pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     shown(&mut command)
 }
 
-/// A program of a package, built for release, with the variables that it needs.
+/// Returns the command of a package's program, built in release mode, with the variables that the program needs.
 fn program(package: &str, name: &str) -> Result<Command> {
     let binaries = release()?;
     let mut command = built(package, name)?;
@@ -114,7 +114,7 @@ fn program(package: &str, name: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// A program of a package, built for release.
+/// Returns the command of a package's program, built in release mode.
 fn built(package: &str, name: &str) -> Result<Command> {
     if !shown(&mut cargo(&["build", "--release", "--package", package, "--bin", name]))? {
         bail!("the program {name} does not build");

@@ -1,8 +1,9 @@
-//! The language lint: words that make sentences hard to read, counted in comments per package, against a budget that
-//! may only fall.
+//! The language lint: counts words in comments that make sentences hard to read, per package, against a budget that may
+//! only fall.
 //!
-//! `cargo xtask check` fails if a package has more of them than its line in `language.toml`. `cargo xtask language`
-//! prints the counts of each package, and with `--lower` writes lower counts into that file; it never raises one.
+//! `cargo xtask check` fails if a package has more of these words than its line in `language.toml` permits. `cargo
+//! xtask language` prints the counts of each package, and with `--lower` writes lower counts to that file. It never
+//! raises a count.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,13 +16,13 @@ use serde::{Deserialize, Serialize};
 use crate::lints::File;
 use crate::run::root;
 
-/// File of the budgets, from the root of the workspace.
+/// File of the budgets, relative to the root of the workspace.
 const BUDGETS: &str = "xtask/language.toml";
 
-/// Pronouns that stand for a noun. Built from halves, since this file is counted too.
+/// Pronouns that stand for a noun. Built from halves, because this file is counted as well.
 const PRONOUNS: [&str; 4] = [concat!("w", "ho"), concat!("w", "hoever"), concat!("w", "hom"), concat!("w", "hat")];
 
-/// Connectives that no reader expects today.
+/// Archaic connectives.
 const ARCHAIC: [&str; 6] = [
     concat!("in va", "in"),
     concat!("an", "ew"),
@@ -34,12 +35,12 @@ const ARCHAIC: [&str; 6] = [
 /// Counts of one package.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Lines that hold a comment.
+    /// Number of lines that contain a comment.
     #[serde(skip)]
     lines: usize,
-    /// Occurrences of [`PRONOUNS`].
+    /// Number of occurrences of [`PRONOUNS`].
     pronouns: usize,
-    /// Occurrences of [`ARCHAIC`].
+    /// Number of occurrences of [`ARCHAIC`].
     archaic: usize,
 }
 
@@ -51,13 +52,13 @@ impl Counts {
         self.archaic += ARCHAIC.iter().map(|word| occurrences(&text, word)).sum::<usize>();
     }
 
-    /// Returns occurrences per 1,000 lines.
+    /// Returns the number of occurrences per 1,000 lines.
     fn rate(self, count: usize) -> f64 {
         count as f64 * 1000.0 / self.lines.max(1) as f64
     }
 }
 
-/// Counts whole words in lower-case text.
+/// Returns the number of occurrences of a whole word in lower-case text.
 fn occurrences(text: &str, word: &str) -> usize {
     let is_letter = |character: Option<char>| character.is_some_and(|c| c.is_alphanumeric() || c == '_');
     let whole = |at: &usize| {
@@ -86,7 +87,7 @@ fn counts(metadata: &Metadata, files: &[File]) -> BTreeMap<String, Counts> {
     let mut all: BTreeMap<String, Counts> = BTreeMap::new();
     for file in files {
         let owners = folders.iter().filter(|(_, folder)| file.path.starts_with(folder));
-        // Packages nest: the deepest folder owns the file.
+        // Packages can be nested: a file belongs to the deepest folder.
         let Some((name, _)) = owners.max_by_key(|(_, folder)| folder.components().count()) else { continue };
         let of_package = all.entry(name.clone()).or_default();
         file.text.lines().filter_map(comment).for_each(|text| of_package.add(text));
@@ -100,7 +101,7 @@ fn budgets() -> Result<BTreeMap<String, Counts>> {
     toml::from_str(&text).with_context(|| format!("{BUDGETS} is not valid"))
 }
 
-/// Finds packages that exceed their budget. The budget of a package without a line is zero.
+/// Returns the packages that exceed their budget. A package without a line has a budget of zero.
 pub fn problems(metadata: &Metadata, files: &[File]) -> Result<Vec<String>> {
     Ok(over(&counts(metadata, files), &budgets()?))
 }
@@ -121,7 +122,7 @@ fn over(counts: &BTreeMap<String, Counts>, budgets: &BTreeMap<String, Counts>) -
     problems
 }
 
-/// Prints the counts of each package. With `lower`, writes the counts that have fallen.
+/// Prints the counts of each package. With `lower`, writes counts that have fallen to the budget.
 pub fn report(metadata: &Metadata, files: &[File], lower: bool) -> Result<()> {
     let counts = counts(metadata, files);
     println!("{:24} {:>8} {:>10} {:>8} {:>10} {:>8}", "package", "comments", "pronouns", "/1,000", "archaic", "/1,000");
@@ -142,7 +143,7 @@ pub fn report(metadata: &Metadata, files: &[File], lower: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the lower of each count and its budget; removed packages have no line.
+/// Returns the minimum of each count and its budget. Removed packages get no line.
 fn lowered(counts: &BTreeMap<String, Counts>, budgets: &BTreeMap<String, Counts>) -> BTreeMap<String, Counts> {
     let lower = |(name, found): (&String, &Counts)| {
         let budget = budgets.get(name).copied().unwrap_or_default();
@@ -158,7 +159,7 @@ fn line(name: &str, counts: Counts) {
     println!("{name:24} {lines:8} {pronouns:10} {:8.1} {archaic:10} {:8.1}", rates.0, rates.1);
 }
 
-/// Returns sentences of comments with their places. Chooses them by the order of a hash of seed and sentence.
+/// Returns sentences of comments with their locations. Chooses sentences in the order of a hash of seed and sentence.
 pub fn sample(files: &[File], count: usize, seed: u64) -> Vec<String> {
     let order = |text: &str| {
         let mut hasher = DefaultHasher::new();
@@ -175,8 +176,7 @@ pub fn sample(files: &[File], count: usize, seed: u64) -> Vec<String> {
     all.into_iter().take(count).map(|(_, sentence)| sentence).collect()
 }
 
-/// Returns the sentences of at least four words in the comments of a file, each with the line on which its paragraph
-/// begins.
+/// Returns the sentences of at least four words in the comments of a file, each with the first line of its paragraph.
 fn sentences(text: &str) -> Vec<(usize, String)> {
     let mut paragraphs: Vec<(usize, String)> = Vec::new();
     let mut continues = false;

@@ -1,4 +1,4 @@
-//! Permitted dependencies between crates, and permitted licences.
+//! Checks dependencies between crates, and licences.
 
 use std::fs;
 
@@ -9,8 +9,8 @@ use spdx::{Expression, LicenseReq, ParseMode};
 
 use crate::run::root;
 
-/// Each crate with the crates of this workspace that it may be built from; the drawing in ARCHITECTURE.md as data.
-/// Tests and benches of a crate may use more. A crate that is not listed fails the check.
+/// Each crate with the crates of this workspace on which it may depend, which is the drawing in ARCHITECTURE.md as
+/// data. Tests and benches of a crate may use further crates. A crate that is not listed fails the check.
 const LAYERS: &[(&str, &[&str])] = &[
     ("nvspec", &[]),
     ("card", &[]),
@@ -216,10 +216,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("xtask", &["doc-pages", "images"]),
 ];
 
-/// Settings of cargo-deny, relative to the root.
+/// Path of cargo-deny's settings, relative to the root.
 const DENY: &str = "deny.toml";
 
-/// The part of [`DENY`] that this check reads too.
+/// The part of [`DENY`] that this check also reads.
 #[derive(Deserialize)]
 struct Deny {
     licenses: Allowed,
@@ -230,21 +230,21 @@ struct Allowed {
     allow: Vec<String>,
 }
 
-/// Licences that dependencies may have, by [`DENY`].
+/// Returns the licences that dependencies may have, according to [`DENY`].
 fn allowed_licences() -> Result<Vec<String>> {
     let text = fs::read_to_string(root().join(DENY)).context(DENY)?;
     let Deny { licenses } = toml::from_str(&text).context(DENY)?;
     Ok(licenses.allow)
 }
 
-/// Cargo's view of the workspace whose manifest is `manifest`, relative to the root.
+/// Returns cargo's view of the workspace whose manifest is `manifest`, relative to the root.
 pub fn metadata(manifest: &str) -> Result<Metadata> {
     let mut command = MetadataCommand::new();
     command.manifest_path(root().join(manifest));
     command.exec().with_context(|| format!("cargo metadata for {manifest}"))
 }
 
-/// Dependencies in a forbidden direction, and permitted ones that no crate uses.
+/// Returns dependencies in a forbidden direction, and permitted dependencies that no crate uses.
 pub fn layers(metadata: &Metadata) -> Vec<String> {
     let mut problems = Vec::new();
     let packages = metadata.workspace_packages();
@@ -273,7 +273,7 @@ fn uses(package: &Package, name: &str) -> bool {
     package.dependencies.iter().any(|d| d.kind != DependencyKind::Development && d.name == name)
 }
 
-/// Packages whose licence is missing, unreadable or not allowed.
+/// Returns packages whose licence is missing, unreadable or not permitted.
 pub fn licences(metadata: &Metadata) -> Result<Vec<String>> {
     let (mut problems, allowed) = (Vec::new(), allowed_licences()?);
     for package in &metadata.packages {
@@ -294,7 +294,7 @@ fn licence_problem(text: &str, allowed: &[String]) -> Option<String> {
     }
 }
 
-/// Returns true if a licence is allowed in its required form: with its exception, if it has one.
+/// Returns true if a licence is permitted in its required form: with its exception, if it has one.
 fn is_allowed(requirement: &LicenseReq, allowed: &[String]) -> bool {
     allowed.contains(&requirement.to_string())
 }

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use cargo_metadata::{Metadata, TargetKind};
 
-/// A longer file is split by noun.
+/// Maximum number of lines of a file. A longer file is split by noun.
 const MAX_LINES: usize = 800;
 
-/// Crates whose logic must not contain hardware offsets as numbers; `nvspec` has them all.
+/// Crates whose logic must not contain hardware offsets as numbers; `nvspec` defines all of them.
 const NO_OFFSETS: [&str; 5] =
     ["devmodel/src", "channels/src", "shadow-pt/src", "mediator/card-manager/src", "mediator/vgpu/src"];
 
@@ -29,7 +29,7 @@ pub struct File {
     pub text: String,
 }
 
-/// All Rust sources of the workspace, including the fuzz targets.
+/// Returns all Rust sources of the workspace, including the fuzz targets.
 pub fn files(root: &Path) -> Result<Vec<File>> {
     let mut files = Vec::new();
     collect(root, root, &mut files)?;
@@ -54,14 +54,14 @@ fn collect(root: &Path, folder: &Path, files: &mut Vec<File>) -> Result<()> {
     Ok(())
 }
 
-/// Files that are too long.
+/// Returns files that are too long.
 pub fn sizes(files: &[File]) -> Vec<String> {
     let long = files.iter().map(|f| (f, f.text.lines().count())).filter(|(_, lines)| *lines > MAX_LINES);
     long.map(|(f, lines)| format!("{}: {lines} lines; split it by noun (at most {MAX_LINES})", f.path.display()))
         .collect()
 }
 
-/// Hardware offsets written as numbers outside `nvspec`; test modules may have them.
+/// Returns hardware offsets written as numbers outside `nvspec`. Test modules may contain such numbers.
 pub fn offsets(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files.iter().filter(|f| NO_OFFSETS.iter().any(|c| f.path.starts_with(c))) {
@@ -94,7 +94,7 @@ fn has_literal_offset(line: &str) -> bool {
     })
 }
 
-/// The codes that `docs/todo.md` lists, each as a word in square brackets.
+/// Returns the codes that `docs/todo.md` lists, each as a word in square brackets.
 pub fn todo_codes(root: &Path) -> Vec<String> {
     let text = fs::read_to_string(root.join("docs/todo.md")).unwrap_or_default();
     let codes = text.split('[').skip(1).filter_map(|t| t.split_once(']')).map(|(code, _)| code.to_owned());
@@ -103,7 +103,7 @@ pub fn todo_codes(root: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Task tags without a code that `docs/todo.md` lists, and forbidden tags.
+/// Returns task tags without a code that `docs/todo.md` lists, and forbidden tags.
 pub fn tags(files: &[File], codes: &[String]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {
@@ -133,9 +133,9 @@ fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
     })
 }
 
-/// Crates whose locks have ranks: waits and locks use the crate that checks them.
+/// Crates whose locks have ranks: their waits and locks use the crate that checks ranks.
 const RANKED: [&str; 2] = ["mediator/card-manager/src", "mediator/vgpu/src"];
-/// Waits and locks for which the crate `locks` has a checked form, with its name.
+/// Waits and locks for which the crate `locks` has a checked form, with the name of that form.
 const UNCHECKED: [(&str, &str); 5] = [
     ("thread::sleep", "locks::sleep"),
     ("parking_lot::", "locks::Mutex"),
@@ -144,7 +144,7 @@ const UNCHECKED: [(&str, &str); 5] = [
     ("sync::Condvar", "locks::Condvar"),
 ];
 
-/// Waits and locks in product code that are not checked for a rank.
+/// Returns waits and locks in product code whose rank is not checked.
 pub fn unchecked_waits(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     let product = |file: &&File| {
@@ -164,10 +164,10 @@ pub fn unchecked_waits(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Forbidden first words of a doc comment: it begins with a verb or a noun.
+/// Words that must not begin a doc comment, which begins with a verb or a noun.
 const OPENERS: [&str; 9] = ["What", "When", "How", "Whether", "Which", "Whose", "Who", "Where", "Whom"];
 
-/// Doc comments that begin with a question word.
+/// Returns doc comments that begin with a question word.
 pub fn openers(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {
@@ -190,10 +190,10 @@ pub fn openers(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Longest name of a test, in characters.
+/// Maximum length of a test's name in characters.
 const MAX_TEST_NAME_CHARS: usize = 60;
 
-/// Lists tests whose names are too long to be read in a report.
+/// Returns tests whose names are too long to be read in a report.
 pub fn test_names(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {
@@ -213,10 +213,10 @@ pub fn test_names(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Maximum number of columns in a line. rustfmt breaks code there, and no comments.
+/// Maximum number of columns in a line. rustfmt applies it to code, but not to comments.
 const MAX_COLUMNS: usize = 120;
 
-/// Lists comments that are too wide. A word that is wider cannot be broken.
+/// Returns comments that are too wide. A wider single word cannot be broken.
 pub fn wide_comments(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {
@@ -231,14 +231,14 @@ pub fn wide_comments(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Lists modules of a crate's sources in files `x/mod.rs`: the convention is `x.rs` next to `x/`.
+/// Returns modules of a crate's sources in files `x/mod.rs`: the convention is `x.rs` next to `x/`.
 pub fn module_files(files: &[File]) -> Vec<String> {
     let in_sources = |file: &&File| file.path.components().any(|part| part.as_os_str() == "src");
     let named = files.iter().filter(in_sources).filter(|file| file.path.ends_with("mod.rs"));
     named.map(|file| format!("{}: a module is x.rs, with its parts in x/", file.path.display())).collect()
 }
 
-/// Crate roots without a header, and libraries whose header does not name their limits.
+/// Returns crate roots without a header, and libraries whose header does not name their limits.
 pub fn headers(metadata: &Metadata) -> Vec<String> {
     let mut problems = Vec::new();
     for package in metadata.workspace_packages() {

@@ -1,11 +1,11 @@
-//! A busy host: loops that take processors away from tests or measurements.
+//! A busy host: loops that take processor time away from tests or measurements.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Maximum number of loops: more would only compete with each other.
+/// Maximum number of loops; further loops would only compete with each other.
 pub const MAX_LOOPS: u32 = 64;
 
 /// Busy loops. They end on drop, or with the process.
@@ -15,7 +15,7 @@ pub struct BusyLoops {
 }
 
 impl BusyLoops {
-    /// Starts `count` loops, each on its own thread.
+    /// Starts `count` loops, each on a separate thread.
     pub fn start(count: u32) -> Self {
         let ends = Arc::<AtomicBool>::default();
         if count > 0 {

@@ -1,7 +1,7 @@
 //! One entry point for setup, demo, test, bench and lint: `cargo xtask COMMAND`.
 //!
 //! Parts:
-//! - [`check`]: everything that needs no run: format, clippy, rustdoc, house lints ([`lints`], [`orphans`], [`rooms`],
+//! - [`check`]: all checks that run no tests: format, clippy, rustdoc, house lints ([`lints`], [`orphans`], [`rooms`],
 //!   [`counts`], [`language`]), crate layers and licences ([`layers`]);
 //! - [`suites`]: the test suites, with their counts ([`tally`]) and [`times`]; [`programs`] builds their programs,
 //!   [`runner`] runs them, [`watch`] ends tests that hang, [`fuzz`] is one of the suites, and [`background`] runs
@@ -9,11 +9,11 @@
 //! - [`guests`]: commands that need guests: the images; demo and bench, with the daemon's release build;
 //! - [`mutations`]: deliberate mistakes that the tests must notice;
 //! - [`load`]: busy loops during tests or measurements;
-//! - `docs`: parts of the documentation that are made from code, by the crate `doc-pages`;
+//! - `docs`: parts of the documentation that the crate `doc-pages` generates from code;
 //! - [`package`]: the Debian package;
-//! - [`run`]: child processes.
+//! - [`run`]: functions that run child processes.
 //!
-//! It does not install anything; the crate `images` makes the images of guests in a cache folder.
+//! The program installs nothing; the crate `images` creates the images of guests in a cache folder.
 
 mod background;
 mod benches;
@@ -45,7 +45,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
-/// Packages with a test that makes a part of the documentation.
+/// Packages with a test that generates a part of the documentation.
 const PACKAGES_WITH_PAGES: [&str; 3] = ["doc-pages", "mediatorctl", "metrics"];
 
 #[derive(Parser)]
@@ -206,7 +206,8 @@ fn report_language(lower: bool) -> Result<()> {
     language::report(&layers::metadata("Cargo.toml")?, &lints::files(&run::root())?, lower)
 }
 
-/// Runs the tests that compare generated parts of the documentation with the code, which makes them write these parts.
+/// Runs the tests that compare generated parts of the documentation with the code, in the mode in which they write
+/// these parts.
 fn write_pages() -> Result<bool> {
     let mut command = run::cargo(&["test", "--quiet", "--lib"]);
     command.args(PACKAGES_WITH_PAGES.iter().flat_map(|package| ["--package", *package])).arg("generated_");

@@ -1,14 +1,14 @@
-//! Deliberate mistakes in the code, each of which the tests must notice: `cargo xtask mutations`.
+//! Deliberate mistakes in the code, each of which must make a test fail: `cargo xtask mutations`.
 //!
-//! Each one removes something that isolation depends on: a bound, one 4 KiB piece of a check, a flush. The file
+//! Each mistake removes something that isolation depends on: a bound, one 4 KiB piece of a check, a flush. The file
 //! `mutations.toml` of each crate lists the mistakes in that crate ([`list`]). The sources are copied, and a crate's
 //! tests must fail in the copy with the mistake (with a failed test, not a failed build). Only crates whose tests need
 //! no guest are mutated, and only the tests that should notice run.
 //!
 //! Compiling takes most of the time, so all mistakes are compiled together: in [`copy`] the function around a mistake
 //! has both bodies, and an environment variable selects one ([`switch`], [`place`]). A mistake that is not within one
-//! function, or does not compile next to the right body, is made alone. The same applies to an unnoticed mistake: a
-//! test that clears its processes' environment did not run it. [`trial`] builds, and runs tests.
+//! function, or does not compile next to the correct body, is compiled separately. The same applies to an unnoticed
+//! mistake: a test that clears its processes' environment did not run it. [`trial`] builds, and runs tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -39,28 +39,29 @@ struct Mutation {
     name: String,
     /// The check that it removes.
     what: String,
-    /// Package whose tests should notice. By default the crate of the list; it may be one that uses that crate.
+    /// Package whose tests should notice the mistake. By default the crate of the list; it may be a crate that uses
+    /// that crate.
     #[serde(default)]
     package: String,
-    /// Relative to the root of the workspace; in the list, relative to the crate's folder.
+    /// Path of the changed file, relative to the root of the workspace; in the list, relative to the crate's folder.
     file: String,
-    /// This text must occur exactly once in the file.
+    /// The replaced text, which must occur exactly once in the file.
     from: String,
     to: String,
-    /// Only tests whose name contains one of these words run; all of them if it is empty.
+    /// Words that select tests: only tests whose name contains one of these words run; all tests run if it is empty.
     #[serde(default)]
     tests: String,
 }
 
 impl Mutation {
-    /// Returns the words of `tests`; if it is empty, one that every name contains.
+    /// Returns the words of `tests`. If `tests` is empty, returns a word that every name contains.
     fn filters(&self) -> Vec<&str> {
         if self.tests.is_empty() { vec![""] } else { self.tests.split_whitespace().collect() }
     }
 }
 
-/// Makes each mistake in turn. Returns true if all were noticed. With `resume`, skips mistakes that earlier runs have
-/// noticed.
+/// Makes each mistake in turn. Returns true if all mistakes were noticed. With `resume`, skips mistakes that earlier
+/// runs have noticed.
 pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     let all = mutations(&metadata("Cargo.toml")?)?;
     let is_like = |mutation: &Mutation, filter: &str| mutation.name.contains(filter) || mutation.package == filter;
@@ -88,7 +89,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
         println!("{package}, without a mutation: {verdict}");
     }
     let mut missed: Vec<&str> = Vec::new();
-    // Mistakes that are made alone come last, because they rebuild the same programs.
+    // Mistakes that are compiled separately come last, because they rebuild the same programs.
     let mut alone = Vec::new();
     for mutation in wanted.iter().copied() {
         let concerned = build.concerned(&programs, &mutation.package, &mutation.filters())?;
@@ -109,7 +110,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     Ok(missed.is_empty())
 }
 
-/// Prints and records whether the tests noticed a mistake, and returns it.
+/// Prints and records whether the tests noticed a mistake. Returns true if they did.
 fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool> {
     let noticed = !verdict.good();
     println!(
@@ -124,7 +125,7 @@ fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool>
     Ok(noticed)
 }
 
-/// Makes a mistake in the copy, runs its tests, and undoes it.
+/// Makes a single mistake in the copy, runs its tests, and undoes the mistake.
 fn make_alone(build: &Build, sources: &Sources, options: &[String], mutation: &Mutation) -> Result<Verdict> {
     let path = sources.copy.join(&mutation.file);
     let with_switches = fs::read(&path).with_context(|| mutation.file.clone())?;
@@ -142,7 +143,7 @@ fn make_alone(build: &Build, sources: &Sources, options: &[String], mutation: &M
     }
 }
 
-/// The copy, and its switches.
+/// The copy with its switches.
 struct Sources<'m> {
     copy: PathBuf,
     switched: BTreeMap<&'m str, Switched<'m>>,
@@ -154,7 +155,7 @@ impl<'m> Sources<'m> {
         switches.flat_map(|(_, names)| names).any(|name| *name == mutation.name)
     }
 
-    /// Makes a copy with a switch for each mistake, except those that must be made alone.
+    /// Creates a copy with a switch for each mistake, except mistakes that must be compiled separately.
     fn make(wanted: &[&'m Mutation], alone: &BTreeSet<&str>) -> Result<Self> {
         let mut by_file: BTreeMap<&str, Vec<&'m Mutation>> = BTreeMap::new();
         for mutation in wanted.iter().filter(|mutation| !alone.contains(mutation.name.as_str())) {
@@ -173,7 +174,7 @@ fn original(file: &str) -> Result<String> {
     fs::read_to_string(root().join(file)).with_context(|| file.to_owned())
 }
 
-/// Builds the copy. A function that does not compile with two bodies has one in the next try.
+/// Builds the copy. A function that does not compile with two bodies has one body in the next attempt.
 fn build<'m>(wanted: &[&'m Mutation], packages: Option<&BTreeSet<&str>>) -> Result<(Build, Sources<'m>, Vec<Program>)> {
     let mut alone = BTreeSet::new();
     loop {
@@ -195,7 +196,7 @@ fn build<'m>(wanted: &[&'m Mutation], packages: Option<&BTreeSet<&str>>) -> Resu
     }
 }
 
-/// Names of the noticed mistakes, in a file: an interrupted run can be resumed.
+/// Names of the noticed mistakes, in a file, so that an interrupted run can be resumed.
 struct Record {
     path: PathBuf,
     noticed: BTreeSet<String>,
@@ -206,7 +207,7 @@ impl Record {
         Self::at(&target().join("mutations-noticed"), resume)
     }
 
-    /// Reads a record to resume it, or starts an empty one.
+    /// Loads a record to resume it, or starts an empty record.
     fn at(path: &Path, resume: bool) -> Result<Self> {
         if !resume && path.exists() {
             fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
@@ -269,7 +270,7 @@ mod tests {
         assert_eq!(names.len(), all.len());
     }
 
-    /// Names of functions, modules and files in a folder.
+    /// Returns the names of functions, modules and files in a folder.
     fn names(files: &[lints::File], folder: &Path) -> Vec<String> {
         let mut names = Vec::new();
         for file in files.iter().filter(|file| file.path.starts_with(folder)) {

@@ -1,4 +1,4 @@
-//! Rust files that no crate compiles.
+//! Finds Rust files that no crate compiles.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
@@ -22,13 +22,13 @@ pub fn find(metadata: &Metadata, root: &Path, files: &[File]) -> Result<Vec<Stri
 
 /// A fuzz target.
 pub struct FuzzTarget {
-    /// Its name.
+    /// Name of the target.
     pub name: String,
-    /// The file with its entry.
+    /// Path of the file with the entry point.
     pub source: PathBuf,
 }
 
-/// The fuzz targets in `tests/fuzz/Cargo.toml`; none if the file does not exist.
+/// Returns the fuzz targets in `tests/fuzz/Cargo.toml`; an empty list if the file does not exist.
 pub fn fuzz_targets(root: &Path) -> Result<Vec<FuzzTarget>> {
     #[derive(Deserialize)]
     struct Manifest {
@@ -46,7 +46,7 @@ pub fn fuzz_targets(root: &Path) -> Result<Vec<FuzzTarget>> {
     Ok(manifest.bin.into_iter().map(|b| FuzzTarget { name: b.name, source: folder.join(b.path) }).collect())
 }
 
-/// The path without `..`, as in the list of files.
+/// Returns the path without `..`, as in the list of files.
 fn without_turns(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -90,21 +90,21 @@ fn reach(roots: Vec<PathBuf>) -> BTreeSet<PathBuf> {
     reached
 }
 
-/// A module that is declared without a body.
+/// A module declared without a body.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Module {
     name: String,
-    /// The enclosing modules with a body, outermost first.
+    /// Names of the enclosing modules with a body, outermost first.
     inside: Vec<String>,
     /// Value of a `path` attribute.
     path: Option<String>,
 }
 
-/// The modules that `text` declares without a body. Expects one `mod` per line, as rustfmt formats them.
+/// Returns the modules that `text` declares without a body. Expects one `mod` per line, as formatted by rustfmt.
 fn modules(text: &str) -> Vec<Module> {
     let mut found = Vec::new();
     let mut path = None;
-    // Open modules with a body, each with its indent.
+    // Open modules with a body, each with its indentation.
     let mut open: Vec<(usize, String)> = Vec::new();
     for full in text.lines() {
         let (line, indent) = (full.trim(), full.len() - full.trim_start().len());

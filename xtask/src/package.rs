@@ -3,7 +3,7 @@
 //! Parts: the recipe (this file), `tree` (the layout of its files), `rpm` (the other format), `check` (checks of a
 //! finished package).
 //!
-//! The same sources and programs give the same bytes: times are those of the last commit (or `SOURCE_DATE_EPOCH`),
+//! The same sources and programs give the same bytes: times are the time of the last commit (or `SOURCE_DATE_EPOCH`),
 //! names are sorted, and root owns everything.
 
 use std::fs;
@@ -23,7 +23,7 @@ use tree::Tree;
 
 /// Name of the package.
 const NAME: &str = "gpu-mediator";
-/// The programs in it.
+/// The programs in the package.
 const PROGRAMS: [&str; 2] = ["mediatord", "mediatorctl"];
 /// Configuration files: an upgrade keeps the administrator's changes.
 const CONFFILES: [&str; 3] = [
@@ -38,14 +38,14 @@ const FURTHER: [(&str, &str); 4] = [
     ("gpu-mediator-slurm", "usr/bin/gpu-mediator-slurm"),
     ("libspank_gpu_mediator.so", "usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so"),
 ];
-/// Further names of the library, each a link to a file in the same folder. Programs open it under any of them, in any
-/// order, but a process must load it only once.
+/// Further names of the library, each a link to a file in the same folder. Programs open the library under any of these
+/// names, in any order, but a process must load it only once.
 const LINKS: [(&str, &str); 3] = [
     ("usr/lib/gpu-mediator/cuda/libcuda.so", "libcuda.so.1"),
     ("usr/lib/gpu-mediator/cuda/libnvidia-ml.so.1", "libcuda.so.1"),
     ("usr/lib/gpu-mediator/cuda/libnvidia-ml.so", "libcuda.so.1"),
 ];
-/// The only architecture that is supported.
+/// The only supported architecture.
 const ARCHITECTURE: &str = "amd64";
 
 /// The options.
@@ -68,7 +68,7 @@ pub struct PackageArgs {
     fast: bool,
 }
 
-/// Makes the package; returns true if it passes the checks.
+/// Creates the package. Returns true if it passes the checks.
 pub fn run(args: &PackageArgs) -> Result<bool> {
     let binaries = match &args.binaries {
         Some(folder) => folder.clone(),
@@ -115,19 +115,19 @@ pub fn run(args: &PackageArgs) -> Result<bool> {
     Ok(problems.is_empty())
 }
 
-/// Sources of a package.
+/// Inputs for a package.
 struct Recipe {
     /// The folder with the programs.
     binaries: PathBuf,
     version: String,
-    /// The time stamp of all its files, in seconds since 1970.
+    /// The time stamp of all files in the package, in seconds since 1970.
     epoch: u64,
-    /// It is not compressed.
+    /// True if the package is not compressed.
     fast: bool,
 }
 
 impl Recipe {
-    /// Makes the package in `out`; returns its path.
+    /// Creates the package in `out`. Returns its path.
     fn make(&self, out: &Path) -> Result<PathBuf> {
         let stage = out.join("tree");
         if stage.exists() {
@@ -151,12 +151,12 @@ impl Recipe {
         Ok(package)
     }
 
-    /// Makes an RPM in `out` from the package's existing tree; returns its path.
+    /// Creates an RPM in `out` from the package's existing tree. Returns its path.
     fn make_rpm(&self, out: &Path) -> Result<PathBuf> {
         rpm::make(self, &Tree::new(out.join("tree")), self.libc()?, out)
     }
 
-    /// The newest version of glibc that a program requires.
+    /// Returns the newest version of glibc that a program requires.
     fn libc(&self) -> Result<Option<(u32, u32)>> {
         let libc = PROGRAMS.iter().map(|name| libc_version(&self.binaries.join(name))).collect::<Result<Vec<_>>>()?;
         Ok(libc.into_iter().flatten().max())
@@ -257,7 +257,7 @@ impl Recipe {
     }
 }
 
-/// Removes debugging data, as Debian's policy requires: nine tenths of a program. Scripts have none.
+/// Removes debugging data, which is nine tenths of a program, as Debian's policy requires. Scripts have no such data.
 fn strip(program: &Path) -> Result<()> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     if bytes.starts_with(b"\x7fELF") {
@@ -268,7 +268,7 @@ fn strip(program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The licence in Debian's format.
+/// Returns the licence in Debian's format.
 fn copyright(licence: &str) -> String {
     let indented = licence.lines().map(|line| if line.is_empty() { " .".to_owned() } else { format!(" {line}") });
     let text: Vec<_> = indented.collect();
@@ -279,7 +279,7 @@ fn copyright(licence: &str) -> String {
     )
 }
 
-/// The newest version of glibc that a program requires, from the names of versions in it.
+/// Returns the newest version of glibc that a program requires, from the names of versions in the program.
 fn libc_version(program: &Path) -> Result<Option<(u32, u32)>> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     let prefix = b"GLIBC_";
@@ -293,7 +293,7 @@ fn libc_version(program: &Path) -> Result<Option<(u32, u32)>> {
     Ok(versions.max())
 }
 
-/// The time of the last commit, unless the environment sets another.
+/// Returns the time of the last commit, unless the environment sets another time.
 fn epoch() -> Result<u64> {
     let text = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(text) => text,
@@ -315,7 +315,7 @@ fn output(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// The names in a folder, in order.
+/// Returns the names in a folder, in order.
 fn names(folder: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let mut names = entries
@@ -330,7 +330,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    /// A folder with programs that pass the recipe's checks.
+    /// Creates a folder with programs that pass the recipe's checks.
     fn programs() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let script = "#!/bin/sh\n# GLIBC_2.9 GLIBC_2.34 GLIBC_2.4\ncase $1 in\n\
@@ -367,7 +367,7 @@ mod tests {
         let (said, _) = rest.split_once(" of 10").unwrap();
         let command = ["security", "--no-pager", "--offline=true", "packaging/gpu-mediator.service"];
         let Ok(rated) = Command::new("systemd-analyze").args(command).current_dir(root()).output() else {
-            // A host without systemd: the test of the package in a guest compares it there.
+            // On a host without systemd, the test of the package in a guest makes this comparison.
             assert!(unit().contains("PrivateMounts=yes"));
             return;
         };
@@ -375,7 +375,7 @@ mod tests {
         assert!(text.contains(&format!("gpu-mediator.service: {said} ")), "{said}\n{text}");
     }
 
-    /// Containers have mounted it: another folder of that path would be empty for them.
+    /// Containers have mounted the folder: a new folder at that path would not be visible to them.
     #[test]
     fn runtime_folder_outlives_stop_of_service() {
         let unit = unit();

@@ -1,4 +1,4 @@
-//! The workspace's test programs: builds them once, with the programs that they start, and lists their tests.
+//! The workspace's test programs: builds them once, together with the programs that they start, and lists their tests.
 
 use std::collections::BTreeSet;
 use std::io::BufReader;
@@ -11,20 +11,20 @@ use cargo_metadata::{Artifact, Message, TargetKind};
 use crate::guests::BIN_VARIABLE;
 use crate::run::{cargo, root, target};
 
-/// Enabled, so that the guest and CUDA suites are built with all other programs.
+/// Features that are enabled, so that the guest and CUDA suites are built with all other programs.
 ///
 /// Cargo unifies the features of a dependency over the packages of one command. A command for only some packages would
 /// compile a third of all dependencies again.
 pub const FEATURES: &str = "tests/vm,cuda-table/headers,cuda-rig/libraries";
 
-/// Crates whose tests are a separate suite, by their folder.
+/// Group of crates whose tests are a separate suite, by folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
-    /// Those of `cuda`.
+    /// The crates in `cuda`.
     Cuda,
-    /// Those of `fleet`.
+    /// The crates in `fleet`.
     Fleet,
-    /// All others.
+    /// All other crates.
     Rest,
 }
 
@@ -46,7 +46,7 @@ pub struct Program {
     pub package: String,
     /// The tested library, program or integration test.
     pub target: String,
-    /// Set for an integration test.
+    /// True for an integration test.
     pub integration: bool,
     /// The group of its crate.
     pub group: Group,
@@ -57,7 +57,7 @@ pub struct Program {
     folder: PathBuf,
 }
 
-/// Builds all test programs, and every program that one of them starts.
+/// Builds all test programs, and every program that a test program starts.
 ///
 /// One command builds them with one set of features and one profile, so that nothing is compiled twice.
 pub fn build() -> Result<Vec<Program>> {
@@ -78,7 +78,7 @@ pub fn build() -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// The test program of an artifact that cargo reports, if it is one.
+/// Returns the test program of an artifact that cargo reports, if the artifact is a test program.
 pub fn program(artifact: &Artifact) -> Option<Program> {
     let executable = artifact.executable.as_ref().filter(|_| artifact.profile.test)?;
     let folder = artifact.manifest_path.parent()?;
@@ -101,19 +101,19 @@ pub fn program(artifact: &Artifact) -> Option<Program> {
 }
 
 impl Program {
-    /// The names of its tests, without ignored ones.
+    /// Returns the names of the program's tests, without ignored tests.
     pub fn tests(&self) -> Result<Vec<String>> {
         let all = self.list(&[])?;
         let ignored: BTreeSet<_> = self.list(&["--ignored"])?.into_iter().collect();
         Ok(all.into_iter().filter(|name| !ignored.contains(name)).collect())
     }
 
-    /// Returns true if it tests the package in that folder.
+    /// Returns true if the program tests the package in that folder.
     pub fn is_in(&self, folder: &Path) -> bool {
         self.folder == folder
     }
 
-    /// The program's command, for more arguments.
+    /// Returns the program's command, to which arguments can be added.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder).stdin(Stdio::null());

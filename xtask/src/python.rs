@@ -1,4 +1,4 @@
-//! The Python client: generated from the API's description without manual code, and packed as a wheel.
+//! The Python client: generated from the API's description without handwritten code, and packed as a wheel.
 //!
 //! The generator and the wheel's builder come from the Python registry. They are installed into a folder of the cache,
 //! so that neither root nor a virtual environment is necessary.
@@ -11,17 +11,17 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::run::{root, target};
 
-/// The generator of the client, and the builder of wheels that its output names.
+/// The generator of the client, and the builder of wheels that the generator's output names.
 const TOOLS: [&str; 2] = ["openapi-python-client==0.29.1", "poetry-core==2.5.0"];
 /// The API's description.
 const DOCUMENT: &str = "docs/reference/api.json";
 /// Name of the Python package.
 const PACKAGE: &str = "gpu_mediator_client";
 
-/// Makes the wheel in `out`, or in the folder of packages. Prints its path.
+/// Creates the wheel in `out`, or in the folder of packages. Prints its path.
 ///
 /// # Errors
-/// If Python or pip is absent, the registry does not answer, or the description cannot be read by the generator.
+/// If Python or pip is absent, the registry does not answer, or the generator cannot read the description.
 pub fn client(out: Option<&Path>) -> Result<bool> {
     let tools = tools()?;
     let out = out.map_or_else(|| target().join("package"), Path::to_owned);
@@ -49,7 +49,7 @@ pub fn client(out: Option<&Path>) -> Result<bool> {
     Ok(true)
 }
 
-/// Returns the folder with the tools; installs them the first time.
+/// Returns the folder with the tools. Installs them the first time.
 fn tools() -> Result<PathBuf> {
     let cache = std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
     let folder = cache.join("python").join(TOOLS.join("-").replace("==", "-"));
@@ -64,7 +64,7 @@ fn tools() -> Result<PathBuf> {
     run(python(None).args(["-m", "pip", "install", "--quiet", "--target"]).arg(&place).args(TOOLS))
         .context("the generator of the Python client cannot be installed; it needs python3 with pip")?;
     match fs::rename(&place, &folder) {
-        // Another process was faster.
+        // Another process has created the folder already.
         Err(_) if folder.exists() => Ok(folder),
         renamed => renamed.map(|()| folder).context("cannot keep the Python packages"),
     }

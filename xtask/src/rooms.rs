@@ -1,7 +1,7 @@
-//! All crates: circles of imports within each, and their sizes. For crates under `mediator/`, also checks the direction
-//! of imports, and items that no other crate names.
+//! Checks all crates for circular imports within a crate, and for their size. For crates under `mediator/`, also checks
+//! the direction of imports, and finds items that no other crate names.
 //!
-//! Also lists the files that may use the software card. All checks work on the text, not on the compiler's data: a name
+//! Also checks which files use the software card. All checks work on the text, not on the compiler's data: a name
 //! counts as used where it occurs.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,17 +9,17 @@ use std::path::{Component, Path};
 
 use crate::lints::File;
 
-/// Maximum lines of product code in a crate, without tests.
+/// Maximum number of lines of product code in a crate, without tests.
 const MAX_CRATE_LINES: usize = 8000;
 
-/// Crates that are larger, with the lines that they may have. Numbers may only fall.
+/// Crates that are larger, with their permitted number of lines. Numbers may only fall.
 const LARGE_CRATES: [(&str, usize); 4] =
     [("cuda/owner", 9_000), ("cuda/shim", 8_190), ("simgpu", 14_090), ("vmm-glue", 9_350)];
 
-/// Modules of crates outside `mediator/` that import each other in circles, by crate. Numbers may only fall.
+/// Number of modules that import each other in circles, for each crate outside `mediator/`. Numbers may only fall.
 const MODULES_IN_CIRCLES: [(&str, usize); 3] = [("simgpu", 10), ("vmm-glue", 2), ("xtask", 4)];
 
-/// The folder of a source file's crate, and the file's module path from `src` on.
+/// Returns the folder of a source file's crate, and the file's module path from `src` on.
 fn place(path: &Path) -> Option<(String, Vec<String>)> {
     let parts: Vec<_> = path
         .components()
@@ -37,23 +37,23 @@ fn place(path: &Path) -> Option<(String, Vec<String>)> {
     Some((folder, modules))
 }
 
-/// The crate under `mediator/` of a source file, and the file's module path from `src` on.
+/// Returns the crate under `mediator/` of a source file, and the file's module path from `src` on.
 fn room(path: &Path) -> Option<(String, Vec<String>)> {
     let (folder, modules) = place(path)?;
     folder.strip_prefix("mediator/").map(|name| (name.to_owned(), modules))
 }
 
-/// Returns true if a file has only tests.
+/// Returns true if a file contains only tests.
 fn is_test(modules: &[String]) -> bool {
     modules.iter().any(|module| module == "tests" || module == "interleavings" || module == "fixture")
 }
 
-/// The text without its unit tests, which are at the end.
+/// Returns the text without its unit tests, which are at the end.
 fn product(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }
 
-/// The first component after `prefix` in each import, anywhere in the text.
+/// Returns the first component after `prefix` in each import, anywhere in the text.
 fn named_after(text: &str, prefix: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (at, _) in text.match_indices(prefix) {
@@ -91,7 +91,7 @@ fn named_after(text: &str, prefix: &str) -> BTreeSet<String> {
 /// The imports of each top-level module of a crate.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
-/// Imports between the top-level modules of each crate, and the set of these modules that are folders.
+/// Returns the imports between the top-level modules of each crate, and the set of these modules that are folders.
 fn imports(files: &[File]) -> BTreeMap<String, (Imports, BTreeSet<String>)> {
     let mut crates: BTreeMap<String, (Imports, BTreeSet<String>)> = BTreeMap::new();
     for file in files {
@@ -129,8 +129,8 @@ fn reached<'a>(imports: &'a Imports, from: &'a str) -> BTreeSet<&'a str> {
     found
 }
 
-/// Modules that import each other in a circle, where it is forbidden, and numbers of [`MODULES_IN_CIRCLES`] that are
-/// too high.
+/// Returns modules that import each other in a circle where this is forbidden, and numbers of [`MODULES_IN_CIRCLES`]
+/// that are too high.
 pub fn circles(files: &[File]) -> Vec<String> {
     circles_beyond(files, &MODULES_IN_CIRCLES)
 }
@@ -172,7 +172,7 @@ fn allowed_for(allowed: &[(&str, usize)], folder: &str) -> usize {
     allowed.iter().find(|(name, _)| *name == folder).map_or(0, |(_, count)| *count)
 }
 
-/// Crates that are too large.
+/// Returns crates that are too large.
 pub fn sizes(files: &[File]) -> Vec<String> {
     let mut lines: BTreeMap<String, usize> = BTreeMap::new();
     for file in files {
@@ -187,12 +187,12 @@ pub fn sizes(files: &[File]) -> Vec<String> {
     large.map(|(folder, lines)| format!("{folder}: {lines} lines of product code; at most {}", most(&folder))).collect()
 }
 
-/// Text that names the software card's types; texts for operators and the configuration's keys do not count.
+/// Texts that name the software card's types. Texts for operators and the configuration's keys do not count.
 const SOFTWARE_CARD: [&str; 2] = ["use simgpu", "simgpu::"];
 /// The crate that describes cards, and the crates of the configuration and of tests.
 const KNOWS_KINDS: [&str; 3] = ["physical", "config", "rig"];
 
-/// Files above `card::Card` that know the software card.
+/// Returns files above `card::Card` that use the software card.
 pub fn knowing(files: &[File]) -> Vec<String> {
     let above = files.iter().filter(|file| {
         let room = room(&file.path);
@@ -209,11 +209,11 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// The name of a public item (none for an item that is public through another), and the words of its declaration.
+/// Name of a public item (`None` for an item that is public through another item), and the words of its declaration.
 type Declared<'a> = (Option<&'a str>, BTreeSet<&'a str>);
 
-/// Public items that a text declares, except modules, with their public parts: fields, methods of traits and their
-/// types.
+/// Returns public items that a text declares, except modules, with their public parts: fields, methods of traits and
+/// their types.
 fn declared(text: &str) -> Vec<Declared<'_>> {
     const KINDS: [&str; 8] = ["fn ", "const fn ", "struct ", "enum ", "trait ", "type ", "const ", "static "];
     let mut found = Vec::new();
@@ -236,7 +236,7 @@ fn declared(text: &str) -> Vec<Declared<'_>> {
     found
 }
 
-/// Public items that no other crate names, and that occur in no other public declaration of their crate.
+/// Returns public items that no other crate names, and that occur in no other public declaration of their crate.
 pub fn unnamed(files: &[File]) -> Vec<String> {
     let mut items: BTreeMap<String, Vec<Declared<'_>>> = BTreeMap::new();
     let mut named: Vec<(Option<String>, BTreeSet<&str>)> = Vec::new();

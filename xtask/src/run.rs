@@ -7,21 +7,21 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result};
 
-/// The root of the workspace.
+/// Returns the root of the workspace.
 pub fn root() -> PathBuf {
     images::cache::workspace()
 }
 
-/// The folder that cargo builds into.
+/// Returns the folder that cargo builds into.
 pub fn target() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// The cargo that runs us, in the workspace.
+/// Returns a command of the cargo that runs this program, in the workspace.
 pub fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).args(args).stdin(Stdio::null());
-    // Set for us by `cargo run`; a child must find its own.
+    // Set by `cargo run` for this program; a child must not inherit it.
     command.env_remove("CARGO_MANIFEST_DIR");
     command
 }
@@ -31,7 +31,7 @@ pub fn shown(command: &mut Command) -> Result<bool> {
     Ok(status(command)?.success())
 }
 
-/// Like [`shown`], but returns the status.
+/// Same as [`shown`], but returns the status.
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.status().with_context(|| format!("cannot start {name}"))

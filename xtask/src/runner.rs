@@ -1,7 +1,7 @@
-//! Runs tests, each in its own process, several at the same time, and measures each.
+//! Runs tests, each in a separate process, several of them concurrently, and measures each test.
 //!
-//! With a process for each test the cost of one test can be measured: its time, and the CPU time of all its processes,
-//! which is comparable on a busy host. It also lets tests of different programs run concurrently.
+//! A separate process for each test makes it possible to measure the cost of one test: its time, and the CPU time of
+//! all its processes, which is comparable on a busy host. It also lets tests of different programs run concurrently.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ use crate::programs::Program;
 use crate::tally::Tally;
 use crate::watch;
 
-/// The unit of CPU times in `/proc`, which is the same for every Linux.
+/// Number of CPU time units per second in `/proc`, which is the same on every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// Limits of the output that is repeated at the end: lines after a panic or an error, lines per test, characters per
@@ -30,10 +30,10 @@ const REASON_LINES: usize = 6;
 const REASONS_LINES: usize = 20;
 const REASON_CHARS: usize = 400;
 
-/// Prefix of output lines that are shown for any result of the test.
+/// Prefix of output lines that are shown whatever the result of the test is.
 const REPORT: &str = "REPORT ";
 
-/// One test, and the program that has it.
+/// A test, and the program that contains it.
 pub struct Test<'a> {
     pub program: &'a Program,
     pub name: String,
@@ -43,7 +43,7 @@ pub struct Test<'a> {
 /// Processors that a test occupies while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// This number, or all if there are fewer.
+    /// This number of processors, or all processors if the host has fewer.
     Processors(usize),
     /// Almost no load: the test waits most of the time. One such test at a time runs in addition to the others.
     Waits,
@@ -54,12 +54,12 @@ pub enum Load {
 pub struct Taken {
     /// Package, target and name.
     pub test: String,
-    /// The program's target: for an integration test the name of its suite.
+    /// The program's target; for an integration test, the name of its suite.
     pub target: String,
     pub passed: bool,
     /// Time from start to end.
     pub elapsed: Duration,
-    /// CPU time of its process and of the child processes that it waited for.
+    /// CPU time of the test's process and of the child processes that it waited for.
     pub cpu: Duration,
 }
 
@@ -107,12 +107,12 @@ impl Outcome {
 }
 
 /// Queue of tests, and their free processors. Tests start in the order of the queue; a test that mostly waits overtakes
-/// tests that wait for processors.
+/// tests that need processors.
 struct Queue {
     waiting: VecDeque<usize>,
     working: VecDeque<(usize, usize)>,
     free: usize,
-    /// No test that waits most of the time is running.
+    /// True if no test that waits most of the time is running.
     quiet: bool,
 }
 
@@ -153,18 +153,18 @@ impl Queue {
 /// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner<'a> {
-    /// Processors that tests may occupy together.
+    /// Number of processors that tests may occupy together.
     pub at_once: usize,
-    /// Time limit of a test; a longer one is ended and has failed. Multiplied by `GPU_MEDIATOR_TIME_SCALE`, as every
-    /// limit of tests is.
+    /// Time limit of a test. A test that exceeds it is ended and has failed. The limit is multiplied by
+    /// `GPU_MEDIATOR_TIME_SCALE`, as every limit of tests is.
     pub limit: Duration,
-    /// Further variables of their environment.
+    /// Further environment variables for the tests.
     pub variables: &'a [(&'a str, &'a OsStr)],
     /// Sets [`FULL_VARIABLE`].
     pub full: bool,
 }
 
-/// Makes tests run their full workloads; `tests::scale` reads it.
+/// Environment variable that makes tests run their full workloads; `tests::scale` reads it.
 const FULL_VARIABLE: &str = "GPU_MEDIATOR_FULL";
 
 /// Returns true if a test runs only at full scale: one of the modules in its name is `full`.
@@ -172,7 +172,7 @@ pub fn is_full_scale(test: &str) -> bool {
     test.split("::").any(|module| module == "full")
 }
 
-/// Runs tests. Prints a line for each, its reports, and the output of those that fail.
+/// Runs tests. Prints a line for each test, its reports, and the output of failed tests.
 pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
     let at_once = manner.at_once.max(1);
     let (queue, ended) = (Mutex::new(Queue::new(tests, at_once)), Condvar::new());
@@ -207,7 +207,7 @@ pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
                 let (test, target) = (taken.test.clone(), taken.target.clone());
                 outcome.failures.push(Failure { test, target, why: reasons(&output) });
             }
-            // The hardware and the scale of a test are also of interest if it passes.
+            // The hardware and the scale of a test are of interest even if it passes.
             let begin = format!("test {} ... ", test.name);
             let lines = output.lines().map(|line| line.strip_prefix(&begin).unwrap_or(line));
             lines.filter(|line| passed && line.starts_with(REPORT)).for_each(|line| println!("  {line}"));
@@ -217,7 +217,7 @@ pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
         Ok(())
     };
     thread::scope(|scope| {
-        // One more for a test that waits most of the time.
+        // One additional worker is for a test that waits most of the time.
         let workers: Vec<_> = (0..=at_once).map(|_| scope.spawn(work)).collect();
         workers
             .into_iter()
@@ -236,10 +236,10 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     } else {
         command.env_remove(FULL_VARIABLE);
     }
-    // Written as it arrives, because the output of a terminated test matters most, and a passing test may report
-    // something.
+    // The output is written as it arrives, because the output of a terminated test matters most, and a passing test may
+    // report something.
     command.args([name, "--exact", "--test-threads=1", "--nocapture"]);
-    // A file, because a pipe would stay open as long as any leftover process of a test.
+    // Uses a file, because a pipe would stay open as long as any leftover process of a test.
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
     let began = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start the test {name}"))?;
@@ -261,19 +261,21 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     Ok((passed, Taken { test, target: program.target.clone(), passed, elapsed, cpu }, text))
 }
 
-/// Returns the present content of a file to which processes may still write.
+/// Returns the current content of a file to which processes may still write.
 ///
-/// They share the file's position with this process. If it changed, a process that a test has left would write over
-/// the beginning.
+/// The processes share the file's position with this process. If the position changed, a leftover process of a test
+/// would overwrite the beginning.
 pub fn written(file: &File) -> io::Result<String> {
     let mut bytes = vec![0; usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX)];
     file.read_exact_at(&mut bytes, 0)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Returns true if a program reports that it runs one test: an unknown name would be a success of no test.
+/// Returns true if a program reports that it runs one test: with an unknown name, the program would run no test and
+/// succeed.
 ///
-/// It reports this before any thread of a test starts. Output of such a thread may be mixed into its last lines.
+/// The program reports this before any thread of a test starts. Output of such a thread may be mixed into the program's
+/// last lines.
 fn began_one(output: &str) -> bool {
     output.trim_start().starts_with("running 1 test\n")
 }
@@ -304,19 +306,19 @@ fn cpu_at_end(child: &Child) -> Result<Duration> {
     cpu_of(&stat).with_context(|| format!("{path} has no CPU times: {stat}"))
 }
 
-/// CPU time of this program's children that have ended.
+/// Returns the CPU time of this program's children that have ended.
 pub fn cpu_of_children() -> Duration {
     fs::read_to_string("/proc/self/stat").ok().and_then(|stat| ticks(&stat, 2)).unwrap_or_default()
 }
 
-/// CPU time of a process and of its ended children, from a line of `/proc/PID/stat`.
+/// Returns the CPU time of a process and of its ended children, from a line of `/proc/PID/stat`.
 fn cpu_of(stat: &str) -> Option<Duration> {
     ticks(stat, 0)
 }
 
-/// The sum of the CPU times from field `first` on: user and system time of the process, then of its children.
+/// Returns the sum of the CPU times from field `first` on: user and system time of the process, then of its children.
 fn ticks(stat: &str, first: usize) -> Option<Duration> {
-    // Eleven fields come after the program's name, which may contain anything.
+    // Eleven fields follow the program's name, which may contain any characters.
     let fields = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);
     let ticks: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
     let ticks: u64 = ticks.get(first..).filter(|ticks| !ticks.is_empty())?.iter().sum();

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: the suites, one after the other, each with its counts and times.
+//! `cargo xtask test`: runs the suites one after another, and reports the counts and times of each.
 
 use std::ops::AddAssign;
 use std::process::Command;
@@ -49,7 +49,7 @@ pub enum Suite {
 enum Runner {
     /// The integration test of the crate `tests` with the suite's name, with the images of guests.
     Integration,
-    /// All test programs except those, and the examples in documentation.
+    /// All test programs that are in no other suite, and the examples in documentation.
     Rest,
     /// The test programs of the crates of `cuda`, with NVIDIA's headers.
     Cuda,
@@ -70,25 +70,25 @@ impl Suite {
         }
     }
 
-    /// Returns the load of one of its tests with guests.
+    /// Returns the load of one of the suite's tests with guests.
     fn load(self, test: &str) -> Load {
         match self {
-            // Its guests compete for a card's time. A guest without a processor stops and gets less.
+            // The guests of this test compete for a card's time. A guest without a processor stops and gets less time.
             _ if test.starts_with("rogues::") => Load::Processors(usize::MAX),
             // Daemons of batch systems poll and sleep.
             Self::Fleet => Load::Waits,
-            // Most of the time one guest boots, with one processor; so does a machine that is a Xen host or runs its
-            // own machines.
+            // Most of the time one guest boots, using one processor; the same is true of a machine that is a Xen host
+            // or runs its own machines.
             _ => Load::Processors(1),
         }
     }
 
-    /// Returns true if its integration test needs the images of guests.
+    /// Returns true if the suite's integration test needs the images of guests.
     fn has_guests(self) -> bool {
         matches!(self.runner(), Runner::Integration | Runner::Fleet)
     }
 
-    /// Limit of one of its tests: several times the longest duration with busy loops.
+    /// Returns the time limit of a test of the suite: several times the longest duration with busy loops.
     fn limit(self) -> Duration {
         Duration::from_secs(match self {
             Self::Unit | Self::Cuda | Self::Fuzz => 600,
@@ -105,18 +105,19 @@ impl Suite {
 pub struct Ran {
     pub name: String,
     pub outcome: Outcome,
-    /// From start to end, including builds for it; the sum of its tests' times if other suites ran next to it.
+    /// Time from start to end, including builds for the suite; the sum of its tests' times if other suites ran next to
+    /// it.
     pub elapsed: Duration,
-    /// CPU time of all processes for it.
+    /// CPU time of all processes of the suite.
     pub cpu: Duration,
 }
 
-/// Runs the requested suite, or all; returns true if nothing failed.
+/// Runs the requested suite, or all suites. Returns true if nothing failed.
 pub fn run(args: &TestArgs) -> Result<bool> {
     let suites: Vec<Suite> = args.suite.map_or_else(|| Suite::value_variants().to_vec(), |suite| vec![suite]);
     let mut session = Session::start(args, &suites);
     if args.beside_load > 0 {
-        // Only the tests should run under the load, so everything that they need is made before.
+        // Only the tests should run under the load, so everything that they need is created before.
         session.make()?;
     }
     let _loops = BusyLoops::start(args.beside_load);
@@ -127,7 +128,7 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     let with_guests: Vec<Suite> = suites.iter().copied().filter(|suite| suite.has_guests()).collect();
     first.into_iter().for_each(|suite| ran.push(measured(&suite.name(), || session.run(suite))));
     if !with_guests.is_empty() {
-        // In one run, so that no processor idles at the end of each suite.
+        // The suites run together, so that no processor idles at the end of each suite.
         let names: Vec<String> = with_guests.iter().map(|suite| suite.name()).collect();
         let all = measured(&names.join(", "), || session.with_guests(&with_guests));
         for part in with_guests.iter().map(|suite| all.of_suite(*suite)) {
@@ -157,7 +158,7 @@ impl AddAssign for Ran {
 }
 
 impl Ran {
-    /// Returns one suite's part of a run of several. Its time is the sum of its tests' times.
+    /// Returns the part of one suite in a run of several suites. Its time is the sum of its tests' times.
     fn of_suite(&self, suite: Suite) -> Self {
         let outcome = self.outcome.of_target(&suite.name());
         let (elapsed, cpu) = (outcome.taken.iter().map(|taken| taken.elapsed).sum(), outcome.cpu());
@@ -165,7 +166,7 @@ impl Ran {
     }
 }
 
-/// Runs and measures suites. An error that prevents the run counts as one failure, and the next suites run.
+/// Runs and measures suites. An error that prevents the run counts as one failure, and the next suites still run.
 fn measured(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Ran {
     println!("suite {name}");
     let (began, cpu) = (Instant::now(), cpu_of_children());
@@ -178,32 +179,32 @@ fn measured(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Ran {
     Ran { name: name.to_owned(), outcome, elapsed, cpu }
 }
 
-/// One run of suites, with its shared state.
+/// One run of suites, with the state that the suites share.
 struct Session<'a> {
     args: &'a TestArgs,
-    /// Built when first needed.
+    /// Test programs, built when first needed.
     programs: Option<Vec<Program>>,
     /// Images for guests, if any suite has guests.
     images: Option<Background>,
     /// NVIDIA's headers, if the crates of `cuda` are tested.
     headers: Option<Background>,
-    /// Set if the fuzz suite follows.
+    /// True if the fuzz suite follows.
     fuzzes: bool,
-    /// The fuzz targets, while they are built next to another suite.
+    /// The build of the fuzz targets, while it runs next to another suite.
     targets: Option<Background>,
 }
 
 impl<'a> Session<'a> {
     fn start(args: &'a TestArgs, suites: &[Suite]) -> Self {
         let any = |runner: Runner| suites.iter().any(|suite| suite.runner() == runner);
-        // Downloaded and made during the first build and the suites without guests.
+        // Downloaded and created during the first build and the suites without guests.
         let guests = suites.iter().any(|suite| suite.has_guests());
         let images = guests.then(guests::images);
         let headers = any(Runner::Cuda).then(|| Background::start(Priority::Behind, || cuda::headers().map(drop)));
         Self { args, programs: None, images, headers, fuzzes: any(Runner::Fuzz), targets: None }
     }
 
-    /// Makes everything now that is otherwise made when first needed, except the fuzz targets.
+    /// Creates everything now that is otherwise created when first needed, except the fuzz targets.
     fn make(&mut self) -> Result<()> {
         self.programs(|_| false)?;
         self.headers.iter_mut().chain(&mut self.images).try_for_each(Background::wait)
@@ -243,7 +244,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Runs the integration tests of the crate `tests` that belong to some suites with guests, all in one run.
+    /// Runs the integration tests of the crate `tests` for some suites with guests, all in one run.
     fn with_guests(&mut self, suites: &[Suite]) -> Result<Outcome> {
         let programs = self.programs(|program| suite_of(program).is_some_and(|suite| suites.contains(&suite)))?;
         for suite in suites {
@@ -263,8 +264,8 @@ impl<'a> Session<'a> {
         for test in &mut tests {
             test.load = suite_of(test.program).map_or(test.load, |suite| suite.load(&test.name));
         }
-        // Tests that occupy several processors come first, because they would otherwise wait while a processor idles;
-        // then the longest.
+        // Tests that occupy several processors come first, because they would otherwise wait while a processor idles.
+        // The longest tests follow.
         tests.sort_by_key(|test| match (test.load, suite_of(test.program)) {
             (Load::Processors(2..), _) => 0,
             (_, Some(Suite::Xen | Suite::Nested)) => 1,
@@ -274,7 +275,7 @@ impl<'a> Session<'a> {
         runner::run(&tests, &Manner { at_once, limit, variables: &[], full: self.args.full })
     }
 
-    /// The test programs that are `wanted`.
+    /// Returns the test programs for which `wanted` is true.
     fn programs(&mut self, wanted: impl Fn(&Program) -> bool) -> Result<Vec<Program>> {
         if self.programs.is_none() {
             self.programs = Some(programs::build()?);
@@ -282,7 +283,7 @@ impl<'a> Session<'a> {
         Ok(self.programs.iter().flatten().filter(|program| wanted(program)).cloned().collect())
     }
 
-    /// The requested tests of some programs.
+    /// Returns the requested tests of some programs.
     fn tests<'p>(&self, programs: &'p [Program]) -> Result<Vec<Test<'p>>> {
         let filter = self.args.filter.as_deref().unwrap_or_default();
         let mut tests = Vec::new();
@@ -319,7 +320,7 @@ fn cargo_test(command: &mut Command) -> Result<Tally> {
     Ok(reader.finish(status.success()))
 }
 
-/// The suite of a program, if it is one.
+/// Returns the suite of a program, if the program is a suite.
 fn suite_of(program: &Program) -> Option<Suite> {
     let is = |suite: &Suite| suite.has_guests() && suite.name() == program.target;
     let mut suites = Suite::value_variants().iter().copied();

@@ -1,4 +1,4 @@
-//! Counts of tests, and their parser for the output of test programs.
+//! Counts of tests, and a parser of test programs' output.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -6,14 +6,14 @@ use std::ops::AddAssign;
 /// Numbers of tests that passed and failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Tests that passed.
+    /// Number of tests that passed.
     pub passed: u64,
-    /// Tests that failed, and programs that ended without a result.
+    /// Number of tests that failed, and of programs that ended without a result.
     pub failed: u64,
 }
 
 impl Tally {
-    /// One test.
+    /// Returns the counts for one test.
     pub fn one(passed: bool) -> Self {
         Self { passed: u64::from(passed), failed: u64::from(!passed) }
     }
@@ -37,7 +37,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Reads the output of `cargo test` line by line.
+/// Parses the output of `cargo test` line by line.
 #[derive(Debug, Default)]
 pub struct Reader {
     tally: Tally,
@@ -45,10 +45,10 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Takes one line.
+    /// Parses one line.
     pub fn line(&mut self, line: &str) {
         if line.starts_with("running ") && (line.ends_with(" tests") || line.ends_with(" test")) {
-            // The previous one has given no result: it crashed.
+            // The previous program has given no result: it crashed.
             self.lost();
             self.running = true;
         } else if let Some(result) = line.strip_prefix("test result: ") {
@@ -57,7 +57,8 @@ impl Reader {
         }
     }
 
-    /// The counts. A crashed program counts as one failure; so does a failure of cargo without any other.
+    /// Returns the counts. A crashed program counts as one failure; so does a failure of cargo without any other
+    /// failure.
     pub fn finish(mut self, success: bool) -> Tally {
         self.lost();
         if !success && self.tally.good() {
@@ -71,7 +72,7 @@ impl Reader {
     }
 }
 
-/// The number before `word`.
+/// Returns the number before `word`.
 fn count(text: &str, word: &str) -> u64 {
     let before = text.split(word).next().unwrap_or_default();
     before.rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0)

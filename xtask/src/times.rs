@@ -1,4 +1,4 @@
-//! Report of the times of a test run.
+//! Reports the times of a test run.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::suites::Ran;
 /// Number of tests that are shown.
 const SHOWN_TESTS: usize = 10;
 
-/// Prints the slowest tests, the failed ones with their reasons, and each suite with its counts: the most important
+/// Prints the slowest tests, the failed tests with their reasons, and each suite with its counts. The most important
 /// part comes last.
 pub fn print(suites: &[Ran]) {
     let mut taken: Vec<&Taken> = suites.iter().flat_map(|suite| &suite.outcome.taken).collect();

@@ -1,4 +1,4 @@
-//! Time limits: a test that hangs fails, its threads are listed, and the other tests run on.
+//! Time limits: a test that hangs fails, its threads are listed, and the other tests continue.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,15 +13,15 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 /// Maximum number of processes and threads that are read, because a test may fork endlessly.
 const MAX_PROCESSES: usize = 4096;
 
-/// Returns a limit multiplied by the factor in the environment, for slow hosts: the variable that the crate `tests`
-/// reads, which this program does not build.
+/// Returns a limit multiplied by a factor for slow hosts. The factor is in the environment variable that the crate
+/// `tests` reads; this program does not build that crate.
 pub fn scaled(limit: Duration) -> Duration {
     let scale = std::env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|text| text.parse::<f64>().ok());
     let scale = scale.filter(|scale| scale.is_finite() && *scale > 0.0).unwrap_or(1.0);
     Duration::try_from_secs_f64(limit.as_secs_f64() * scale).unwrap_or(limit)
 }
 
-/// Waits for the end of `child`, at most for `limit`. Returns true if it has ended.
+/// Waits for the end of `child`, for at most `limit`. Returns true if it has ended.
 pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     let fd = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).context("watching a test")?;
     let began = Instant::now();
@@ -38,7 +38,7 @@ pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     }
 }
 
-/// Ends a process and all its descendants. Returns a line for each thread with the function that it waited in.
+/// Ends a process and all its descendants. Returns a line for each thread with the function in which it waited.
 pub fn end(process: u32) -> String {
     let processes = family(process);
     let mut text = String::new();
@@ -46,13 +46,13 @@ pub fn end(process: u32) -> String {
         threads(process, &mut text);
     }
     for process in processes.into_iter().filter_map(|process| Pid::from_raw(process.try_into().ok()?)) {
-        // A process that has ended already is fine.
+        // The process may have ended already.
         let _ = kill_process(process, Signal::KILL);
     }
     text
 }
 
-/// A process, its children, their children, and so on.
+/// Returns a process and all its descendants.
 fn family(first: u32) -> Vec<u32> {
     let parents = || fs::read_dir("/proc").into_iter().flatten().flatten();
     let all: Vec<(u32, u32)> = parents()
@@ -70,11 +70,11 @@ fn family(first: u32) -> Vec<u32> {
 
 fn parent(process: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // After the program's name, which may contain anything, come its state and its parent.
+    // The program's name, which may contain any characters, is followed by the process's state and its parent.
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
-/// Writes the positions of a process's threads.
+/// Appends the functions in which a process's threads wait.
 fn threads(process: u32, text: &mut String) {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     for task in tasks.take(MAX_PROCESSES) {

@@ -1,4 +1,4 @@
-//! Reason that a card cannot be taken over, or stopped answering.
+//! Reasons that a card cannot be taken over, or has stopped answering.
 
 use card::DmaError;
 use nvspec::falcon::Falcon;
@@ -6,16 +6,16 @@ use nvspec::falcon::Falcon;
 /// Reason that the mediator cannot use the card.
 #[derive(Debug, thiserror::Error)]
 pub enum CardError {
-    /// The card does not behave as the hardware must.
+    /// The card does not behave as the hardware should.
     #[error("the card does not respond: {0}; reset it or the host")]
     Unresponsive(&'static str),
     /// This version does not support the chip.
     #[error("the card's identity register reads {boot0:#010x}, which is not a chip that this version knows")]
     UnknownChip {
-        /// PMC_BOOT_0.
+        /// Value of PMC_BOOT_0.
         boot0: u32,
     },
-    /// Its VBIOS has not run: its memory is disabled.
+    /// The card's VBIOS has not run: its memory is disabled.
     #[error(
         "the card has not been initialised by its VBIOS: register {register:#08x} reads {value:#x}, without bit 1; let the \
          host's firmware run the VBIOS (restart the host), and choose no reset that loses what it has set up"
@@ -23,21 +23,21 @@ pub enum CardError {
     NotPosted {
         /// The register.
         register: u32,
-        /// Its value.
+        /// Value of the register.
         value: u32,
     },
     /// The card's memory is too small for the mediator's own structures.
     #[error("the card has {available:#x} bytes for the mediator, which needs {needed:#x}")]
     TooSmall {
-        /// Bytes needed.
+        /// Required number of bytes.
         needed: u64,
-        /// Available bytes.
+        /// Number of available bytes.
         available: u64,
     },
     /// PGRAPH's contexts are too large for the mediator's part of an address space.
     #[error("the card's PGRAPH contexts have {bytes} bytes, more than the {most} that the mediator has room for")]
     Contexts {
-        /// Bytes that its firmware reports.
+        /// Size of a context in bytes, as its firmware reports it.
         bytes: u64,
         /// Maximum number of bytes.
         most: u64,
@@ -49,9 +49,9 @@ pub enum CardError {
     Firmware {
         /// The falcon.
         falcon: Falcon,
-        /// Bytes of code.
+        /// Size of the code in bytes.
         bytes: u32,
-        /// Bytes of its code memory.
+        /// Size of the falcon's code memory in bytes.
         room: u32,
     },
     /// Host memory for barriers could not be mapped for the card.

@@ -1,8 +1,8 @@
 //! The golden context: the image that PGRAPH's firmware saves of an unused context.
 //!
-//! Every channel's image starts as a copy of it ([`channels::Channels`]). It is created once, when the card is taken
-//! over, before channels exist: through commands to FECS, with the first channel's instance block and image, and page
-//! tables in the work areas. All of these are freed again.
+//! Every channel's image starts as a copy of the golden context ([`channels::Channels`]). The golden context is created
+//! once, when the card is taken over, before channels exist: through commands to FECS, with the first channel's
+//! instance block and image, and page tables in the work areas. All of these structures are freed again.
 
 use super::CardError;
 use super::layout::Layout;
@@ -13,11 +13,12 @@ use nvspec::instance::{INSTANCE_BYTES, context, vm};
 use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, Pde, Pte, Rights, SPT_BYTES, TableTarget};
 use nvspec::regs::{fecs, fecs_command};
 
-/// Polls for an answer of FECS: saving a context takes tens of microseconds, and each poll is a bus read of about one.
+/// Number of polls for an answer of FECS: saving a context takes tens of microseconds, and each poll is a bus read of
+/// about a microsecond.
 const ANSWER_POLLS: u32 = 2_000_000;
 /// The first small page of the image's mapping: address 0 is left unmapped.
 const FIRST_PAGE: u64 = 16;
-/// The size code of the table: an eighth, which is the minimum.
+/// The size code of the table: an eighth, which is the minimum size.
 const SIZE_CODE: u8 = 3;
 
 /// Makes PGRAPH create and save a context. Returns its image.

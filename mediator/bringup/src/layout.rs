@@ -11,7 +11,7 @@ use nvspec::mmu::{LPT_BYTES, PD_BYTES};
 /// Addresses of the fixed structures, consecutive from `base` on.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Start, a multiple of 128 KiB.
+    /// Start of the structures, a multiple of 128 KiB.
     pub base: VramAddr,
     /// BAR1's instance block.
     pub bar1_instance: VramAddr,
@@ -25,23 +25,23 @@ pub struct Layout {
     pub bar1_table: VramAddr,
     /// BAR3's large-page table.
     pub bar3_table: VramAddr,
-    /// Two pages for runlists, used alternately.
+    /// Addresses of two pages for runlists, which are used alternately.
     pub runlists: [VramAddr; 2],
-    /// Instance blocks of all physical channels.
+    /// Address of the instance blocks of all physical channels.
     pub instances: VramAddr,
-    /// USERD of all physical channels; a multiple of 128 KiB.
+    /// Address of the USERD pages of all physical channels; a multiple of 128 KiB.
     pub userd: VramAddr,
-    /// Rings and completion records of all physical channels.
+    /// Address of the rings and completion records of all physical channels.
     pub work: VramAddr,
-    /// Context images of all physical channels.
+    /// Address of the context images of all physical channels.
     pub images: VramAddr,
-    /// Bytes of PGRAPH's image.
+    /// Size of PGRAPH's image in bytes.
     pub graph_image: u64,
     end: VramAddr,
 }
 
 impl Layout {
-    /// Returns the bytes of the structures on a card with PGRAPH contexts of `graph_image` bytes, for any start
+    /// Returns the size in bytes of the structures on a card with PGRAPH contexts of `graph_image` bytes, for any start
     /// address.
     ///
     /// # Errors
@@ -50,10 +50,10 @@ impl Layout {
         Ok(Self::new(VramAddr(0), u64::MAX, graph_image)?.bytes())
     }
 
-    /// Lays the structures out from `base` on, within `bytes`. PGRAPH's contexts have `graph_image` bytes.
+    /// Lays out the structures from `base` on, within `bytes`. PGRAPH's contexts have `graph_image` bytes.
     ///
     /// # Errors
-    /// If they do not fit, or such contexts are too large.
+    /// If the structures do not fit, or such contexts are too large.
     pub fn new(base: VramAddr, bytes: u64, graph_image: u64) -> Result<Self, CardError> {
         if graph_image > GRAPH_IMAGE_MAX {
             return Err(CardError::Contexts { bytes: graph_image, most: GRAPH_IMAGE_MAX });
@@ -110,13 +110,13 @@ impl Layout {
         self.end.0 - self.base.0
     }
 
-    /// Returns the bytes that must be zero before BAR3 works: everything before USERD.
+    /// Returns the number of bytes that must be zero before BAR3 works: everything before USERD.
     #[must_use]
     pub fn bootstrap_bytes(&self) -> u64 {
         self.userd.0 - self.base.0
     }
 
-    /// Returns the bytes of USERD of all channels.
+    /// Returns the size in bytes of USERD of all channels.
     #[must_use]
     pub(crate) fn userd_bytes(&self) -> u64 {
         u64::from(CHANNELS) * userd::BYTES

@@ -1,10 +1,10 @@
-//! Takes a card over: from power-on to the point where channels can be bound.
+//! Takes over a card: from power-on to the point where channels can be bound.
 //!
-//! Parts: [`start`] (units, in the order of a driver's probe), `load` (firmware), [`layout`] (the mediator's fixed
-//! structures in VRAM), [`memory`] (windows into VRAM, and barriers), [`golden`] (initial content of a context),
-//! [`CardError`].
+//! Parts: [`start`] (starts units, in the order of a driver's probe), `load` (loads firmware), [`layout`] (the
+//! mediator's fixed structures in VRAM), [`memory`] (windows into VRAM, and barriers), [`golden`] (initial content of a
+//! context), [`CardError`].
 //!
-//! The crate does not know VMs, channels in use, or the owners of resources; `owner` does.
+//! The crate does not know VMs, channels in use, or the owners of resources; `card-manager` does.
 
 mod error;
 pub mod golden;

@@ -1,9 +1,9 @@
-//! Access to the card's VRAM for the mediator: windows in BAR1 that are moved over VRAM on demand.
+//! The mediator's access to the card's VRAM: windows in BAR1 that are moved over VRAM on demand.
 //!
-//! BAR1 is smaller than VRAM, so it is divided into windows of 2 MiB. The first always maps USERD; each other one maps
-//! a naturally aligned 2 MiB of VRAM with sixteen large pages. A miss takes the least recently used window (with the
-//! clock algorithm), rewrites its sixteen entries through BAR3 and invalidates the card's BAR TLBs. BAR3 maps the
-//! mediator's own [`Layout`] linearly, so the page tables themselves are always accessible.
+//! BAR1 is smaller than VRAM, so it is divided into windows of 2 MiB. The first window always maps USERD; each other
+//! window maps a naturally aligned 2 MiB of VRAM with sixteen large pages. A miss takes the least recently used window
+//! (with the clock algorithm), rewrites its sixteen entries through BAR3 and invalidates the card's BAR TLBs. BAR3 maps
+//! the mediator's own [`Layout`] linearly, so the page tables themselves are always accessible.
 
 use super::CardError;
 use super::layout::Layout;
@@ -19,8 +19,8 @@ use std::sync::Arc;
 pub const WINDOW_BYTES: u64 = 2 << 20;
 const ENTRIES_PER_WINDOW: u64 = WINDOW_BYTES / LARGE_PAGE;
 const NO_WINDOW: u16 = u16::MAX;
-/// Maximum number of polls for the end of a flush, before it and its caller fail. A flush takes microseconds, and each
-/// poll is a bus read of about a microsecond. A card that does not answer delays other callers by 2 ms.
+/// Maximum number of polls for the end of a flush, before the flush and its caller fail. A flush takes microseconds,
+/// and each poll is a bus read of about a microsecond. A card that does not answer delays other callers by 2 ms.
 const FLUSH_LOOKS: u32 = 2_000;
 
 /// The mediator's access to VRAM.
@@ -30,10 +30,10 @@ pub struct CardMemory {
     vram_bytes: u64,
     /// The window that maps each 2 MiB of VRAM.
     window_of: Vec<u16>,
-    /// The block that each window maps, and whether it was used since the clock hand passed.
+    /// The block that each window maps, and whether the window was used since the clock hand passed.
     windows: Vec<Window>,
     hand: usize,
-    /// Windows moved since start.
+    /// Number of windows moved since the start.
     pub moves: u64,
 }
 
@@ -78,7 +78,7 @@ impl CardMemory {
         Self::unmapped(card, layout, vram_bytes)
     }
 
-    /// Creates it with no window mapped.
+    /// Creates the value with no window mapped.
     fn unmapped(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
         let bar1_size = card.identity().bar1_size;
         let slots = bar1_size.min(nvspec::mmu::PDE_SPAN) / WINDOW_BYTES;
@@ -93,7 +93,7 @@ impl CardMemory {
         }
     }
 
-    /// Returns the bytes of VRAM.
+    /// Returns the size of VRAM in bytes.
     #[must_use]
     pub fn vram_bytes(&self) -> u64 {
         self.vram_bytes
@@ -105,7 +105,7 @@ impl CardMemory {
         &self.card
     }
 
-    /// Reads VRAM. The range is within it: callers translate and check first.
+    /// Reads VRAM. The range must be within VRAM: callers translate and check first.
     ///
     /// # Errors
     /// If the card does not answer a TLB invalidation.
@@ -119,7 +119,7 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Writes VRAM. The range is within it.
+    /// Writes VRAM. The range must be within VRAM.
     ///
     /// # Errors
     /// If the card does not answer a TLB invalidation.
@@ -148,7 +148,7 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Returns a reason if the card's state from bring-up is lost: the register for BAR1's instance block keeps its
+    /// Returns a reason if the card's state from bring-up is lost. The register for BAR1's instance block keeps its
     /// value until another program resets the card.
     #[must_use]
     pub fn undone(&self) -> Option<&'static str> {
@@ -191,15 +191,15 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Gives barriers their page of system memory. Without this page, barriers do not cover engines' writes to system
+    /// Sets the page of system memory for barriers. Without this page, barriers do not cover engines' writes to system
     /// memory.
     pub fn set_barrier_page(&self, page: Iova) {
         self.card.write32(pfb::NISO_ADDRESS::OFFSET, (page.0 >> BARRIER_SHIFT) as u32);
     }
 
     /// Waits for the completion of all earlier writes: of the CPU to the card's memory, and of engines to system
-    /// memory. An engine that has switched away, or has lost its translations, may have written just before; only after
-    /// this may the memory be reused.
+    /// memory. An engine that has switched away, or has lost its translations, may have written just before; the memory
+    /// may be reused only after the barrier.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -227,7 +227,7 @@ impl CardMemory {
     fn move_window(&mut self, block: u64) -> Result<u16, CardError> {
         let slot = loop {
             let slot = self.hand;
-            // Slot 0 belongs to USERD.
+            // Window 0 belongs to USERD.
             self.hand = if slot + 1 < self.windows.len() { slot + 1 } else { 1 };
             if !std::mem::take(&mut self.windows[slot].used) {
                 break slot;
@@ -251,7 +251,7 @@ impl CardMemory {
         Ok(slot as u16)
     }
 
-    /// Writes into the mediator's layout through BAR3.
+    /// Writes to the mediator's layout through BAR3.
     fn write_own(&self, addr: VramAddr, data: &[u8]) {
         self.card.aperture_write(Aperture::Bar3, addr.0 - self.layout.base.0, data);
     }

@@ -1,7 +1,7 @@
-//! Initialises a card, like its driver on the host: identity, memory size, units, scheduler, context switching.
+//! Initialises a card in the way of its driver: identity, memory size, units, scheduler, context switching.
 //!
-//! The order follows nouveau's probe, reduced to the steps that the mediator needs. A card whose falcons do not report
-//! ready with the approved firmware is refused here.
+//! The order follows nouveau's probe, reduced to the steps that the mediator needs. This module refuses a card whose
+//! falcons do not report ready with the approved firmware.
 
 use crate::CardError;
 use crate::load::load;
@@ -14,7 +14,8 @@ use nvspec::regs::windows::prom;
 use nvspec::regs::{ce0, ce1, fecs, pbdma, pbfb, pfb, pfifo, pgraph, pmc, ppci, ptop};
 use std::sync::Arc;
 
-/// Polls for a falcon to report ready. Start-up takes milliseconds; each poll is a bus read of about a microsecond.
+/// Number of polls for a falcon to report ready. Start-up takes milliseconds; each poll is a bus read of about a
+/// microsecond.
 const READY_POLLS: u32 = 2_000_000;
 
 /// The bit of each non-stall nibble that channels' work sets.
@@ -23,15 +24,15 @@ const NON_STALL_NORMAL: u32 = 1;
 /// Properties of a card that bring-up reads.
 #[derive(Clone, Debug)]
 pub struct CardInfo {
-    /// Its chip.
+    /// Chip of the card.
     pub chip: &'static Chip,
     /// Size of VRAM in bytes.
     pub vram_bytes: u64,
     /// Size of a PGRAPH context in bytes.
     pub context_bytes: u32,
-    /// PBDMA units.
+    /// Number of PBDMA units.
     pub pbdmas: u32,
-    /// The card's VBIOS image, which guests see as the image of their vGPU.
+    /// The card's VBIOS image, which guests see as the VBIOS of their vGPU.
     pub vbios: Arc<[u8]>,
 }
 
@@ -61,7 +62,7 @@ pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> 
 }
 
 /// Reads the properties of a card that another process has initialized with [`bring_up`], and changes nothing.
-/// `context_bytes` is the size of its PGRAPH's contexts, which only bring-up can read.
+/// `context_bytes` is the size of PGRAPH's contexts, which only bring-up can read.
 ///
 /// # Errors
 /// If the chip is unknown, or does not answer as expected.
@@ -73,7 +74,7 @@ pub fn look_at(card: &dyn Card, context_bytes: u32) -> Result<CardInfo, CardErro
     Ok(CardInfo { chip, vram_bytes, context_bytes, pbdmas, vbios: vbios(card) })
 }
 
-/// Reads the image in PROM with the length in its header (in units of 512 bytes); empty without a valid header.
+/// Reads the image in PROM, whose length is in its header in units of 512 bytes; empty without a valid header.
 #[must_use]
 pub fn read_vbios(card: &dyn Card) -> Arc<[u8]> {
     card.write32(ppci::ROM_CONTROL::OFFSET, 0);
@@ -137,8 +138,8 @@ fn start_fifo(card: &dyn Card) -> u32 {
     pbdmas
 }
 
-/// Resets and restarts one engine: it loses its work and its context, but other engines and memory keep theirs. Engines
-/// that the mediator does not start are left alone.
+/// Resets and restarts one engine. The engine loses its work and its context; other engines and memory are not
+/// affected. Engines that the mediator does not start are left alone.
 ///
 /// # Errors
 /// If the engine does not start.
@@ -151,7 +152,7 @@ pub fn restart_engine(card: &dyn Card, firmware: &Set, engine: u32) -> Result<()
     };
     let enabled = card.read32(pmc::ENABLE::OFFSET);
     card.write32(pmc::ENABLE::OFFSET, enabled & !unit);
-    // A read of the register flushes the write, and gives the unit the time that its reset takes.
+    // A read of the register flushes the write, and gives the unit enough time for its reset.
     card.read32(pmc::ENABLE::OFFSET);
     card.write32(pmc::ENABLE::OFFSET, enabled | unit);
     card.read32(pmc::ENABLE::OFFSET);

@@ -1,4 +1,4 @@
-//! One falcon's image, and the set of a card.
+//! The image of one falcon, and the set of images for a card.
 
 use nvspec::falcon::{CODE_PAGE_WORDS, CODE_WORDS_MAX, DATA_WORDS_MAX, Falcon};
 use sha2::{Digest as _, Sha256};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 const MAGIC: [u8; 8] = *b"GMFALC01";
 /// Size of a file before code and data in bytes: magic, falcon, words of code, words of data.
 const HEADER_BYTES: usize = 20;
-/// Maximum number of bytes of a file.
+/// Maximum size of a file in bytes.
 pub(crate) const FILE_BYTES_MAX: u64 = (HEADER_BYTES + 4 * (CODE_WORDS_MAX + DATA_WORDS_MAX)) as u64;
 
 /// Reason that bytes are not an image.
@@ -17,7 +17,7 @@ pub enum ImageError {
     /// It does not start as an image does.
     #[error("this is not an image of falcon firmware: it does not begin with {:?}", String::from_utf8_lossy(&MAGIC))]
     Form,
-    /// It names an unknown falcon.
+    /// The image names an unknown falcon.
     #[error("the image is for falcon {0}, and there are falcons 0 to 3")]
     Falcon(u32),
     /// A part is too long, or the code is missing.
@@ -25,17 +25,17 @@ pub enum ImageError {
         "the image has {code} words of code and {data} of data; at least 1 and at most {CODE_WORDS_MAX}, and at most {DATA_WORDS_MAX}"
     )]
     Size {
-        /// Words of code.
+        /// Number of words of code.
         code: usize,
-        /// Words of data.
+        /// Number of words of data.
         data: usize,
     },
     /// The file's length differs from the length in its header.
     #[error("the image has {found} bytes, where its header says {wanted}")]
     Length {
-        /// Actual bytes.
+        /// Actual size in bytes.
         found: usize,
-        /// Expected bytes.
+        /// Expected size in bytes.
         wanted: usize,
     },
 }
@@ -85,19 +85,19 @@ impl Image {
         Self { falcon, code: (0..CODE_PAGE_WORDS).map(word).collect(), data: (0..16).map(word).collect() }
     }
 
-    /// Returns its falcon.
+    /// Returns the image's falcon.
     #[must_use]
     pub fn falcon(&self) -> Falcon {
         self.falcon
     }
 
-    /// Returns its code.
+    /// Returns the code.
     #[must_use]
     pub fn code(&self) -> &[u32] {
         &self.code
     }
 
-    /// Returns its data.
+    /// Returns the data.
     #[must_use]
     pub fn data(&self) -> &[u32] {
         &self.data
@@ -111,7 +111,7 @@ impl Image {
         MAGIC.into_iter().chain(words).collect()
     }
 
-    /// Reads a file.
+    /// Parses a file.
     ///
     /// # Errors
     /// [`ImageError`].
@@ -135,7 +135,7 @@ impl Image {
         Ok(Self { falcon, code, data: words.collect() })
     }
 
-    /// Returns the digest for its approval.
+    /// Returns the digest with which the image is approved.
     #[must_use]
     pub fn digest(&self) -> Digest {
         Digest(Sha256::digest(self.to_bytes()).into())
@@ -147,7 +147,7 @@ impl Image {
 pub struct Set([Arc<Image>; 4]);
 
 impl Set {
-    /// Creates the set of these images, if they include one for each falcon.
+    /// Creates a set of these images, if they include an image for each falcon.
     #[must_use]
     pub fn new(mut images: Vec<Image>) -> Option<Self> {
         images.sort_by_key(Image::falcon);

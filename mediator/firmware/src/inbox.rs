@@ -1,4 +1,4 @@
-//! A queue of guests' images for a store: no virtual CPU waits for a disk.
+//! A queue of guests' images for a store, so that no virtual CPU waits for a disk.
 
 use crate::image::Image;
 use crate::store::{Store, StoreError};
@@ -7,19 +7,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Maximum number of images that wait for the disk; more are dropped; they are offered again at their falcon's next
-/// start.
+/// Maximum number of images that wait for the disk. Further images are dropped; they are offered again when their
+/// falcon next starts.
 const WAITING_MAX: usize = 8;
-/// Maximum number of new candidates from one guest while the daemon runs.
+/// Maximum number of new candidates accepted from one guest while the daemon runs.
 const NEW_MAX: u32 = 8;
 
-/// Accepts images of guests.
+/// Queue that accepts images of guests.
 #[derive(Clone, Debug)]
 pub struct Inbox(Arc<SyncSender<(u32, Image)>>);
 
 impl Inbox {
-    /// Creates an inbox whose images are added to `store` by a separate thread, which ends with the last copy of the
-    /// inbox.
+    /// Creates an inbox. A separate thread adds the images to `store`, and ends with the last copy of the inbox.
     ///
     /// # Errors
     /// If the thread cannot be created.

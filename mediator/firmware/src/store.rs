@@ -1,8 +1,8 @@
 //! A folder with candidate images and images that the operator approved.
 //!
 //! Each image is a file named after its digest; `approved` has a line for each falcon with the digest of its image.
-//! Both are written to a temporary file and renamed. The daemon reads, and adds candidates; `mediatorctl` does the
-//! rest, even without a daemon.
+//! Both kinds of files are written to a temporary file and then renamed. The daemon reads the folder and adds
+//! candidates; `mediatorctl` does everything else, even without a daemon.
 
 use crate::image::{Digest, FILE_BYTES_MAX, Image, ImageError, Set};
 use nvspec::falcon::Falcon;
@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Maximum number of images that are not approved. Guests decide on their contents.
+/// Maximum number of images that are not approved, because guests determine their contents.
 const CANDIDATES_MAX: usize = 32;
 /// Suffix of images' names.
 const SUFFIX: &str = ".falcon";
 /// The file with the approved digests.
 const APPROVED: &str = "approved";
-/// Maximum number of bytes of that file.
+/// Maximum size of that file in bytes.
 const APPROVED_BYTES_MAX: u64 = 4096;
 
 /// Reason that an operation of a store failed.
@@ -25,7 +25,7 @@ pub enum StoreError {
     /// Access to a file or the folder failed.
     #[error("{}: {error}; is it there, and may this user have it?", path.display())]
     File {
-        /// The path.
+        /// Path of the file or folder.
         path: PathBuf,
         /// Error of the host.
         error: std::io::Error,
@@ -33,20 +33,20 @@ pub enum StoreError {
     /// A file is not an image.
     #[error("{}: {error}", path.display())]
     Image {
-        /// The path.
+        /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// Reason that the file is not an image.
         error: ImageError,
     },
     /// A file's name differs from its digest.
     #[error("{}: its contents have the digest {digest}; it was changed: remove it", path.display())]
     Changed {
-        /// The path.
+        /// Path of the file.
         path: PathBuf,
-        /// Its digest.
+        /// Digest of the file's contents.
         digest: Digest,
     },
-    /// The prefix of a digest matches no image, or several.
+    /// The prefix of a digest matches no image, or several images.
     #[error("{found} images have a digest that begins with `{prefix}`; `mediatorctl card firmware list` shows all")]
     Which {
         /// The requested prefix.
@@ -75,13 +75,13 @@ pub struct Missing(pub Vec<Falcon>);
 pub struct Entry {
     /// Digest for its approval.
     pub digest: Digest,
-    /// Its falcon.
+    /// Falcon of the image.
     pub falcon: Falcon,
-    /// Words of its code.
+    /// Number of words of code.
     pub code_words: usize,
-    /// Words of its data.
+    /// Number of words of data.
     pub data_words: usize,
-    /// It is approved for its falcon.
+    /// True if the image is approved for its falcon.
     pub approved: bool,
 }
 
@@ -90,7 +90,7 @@ pub struct Entry {
 pub struct Store(PathBuf);
 
 impl Store {
-    /// Returns the store of a daemon with its state in `state_dir`. The folder is created with the first write.
+    /// Returns the store of a daemon whose state is in `state_dir`. The folder is created with the first write.
     #[must_use]
     pub fn within(state_dir: &Path) -> Self {
         Self(state_dir.join("firmware"))
@@ -173,7 +173,7 @@ impl Store {
     /// Reads the approved images.
     ///
     /// # Errors
-    /// [`StoreError`]; [`Missing`] within, when a falcon has none.
+    /// [`StoreError`]; the inner [`Missing`] if a falcon has no approved image.
     pub fn approved(&self) -> Result<Result<Set, Missing>, StoreError> {
         let approved = self.approvals()?;
         let mut images = Vec::new();
@@ -263,7 +263,7 @@ fn load(path: &Path) -> Result<Image, StoreError> {
     Image::from_bytes(&bytes).map_err(|error| StoreError::Image { path: path.to_owned(), error })
 }
 
-/// Reads a file, up to one byte more than `most`.
+/// Reads a file, but at most one byte more than `most`.
 fn read_bounded(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
@@ -295,7 +295,7 @@ mod tests {
         }
         let set = store.approved().unwrap().unwrap();
         assert_eq!(set.image(Falcon::Gpccs), &Image::stand_in(Falcon::Gpccs));
-        // A new approval replaces the previous one; after a removal there is none.
+        // A new approval replaces the previous one; after a removal no image is approved.
         store.add(&numbered(7)).unwrap();
         store.approve(&numbered(7).digest().to_string()).unwrap();
         assert_eq!(store.approved().unwrap().unwrap().image(Falcon::Fecs), &numbered(7));

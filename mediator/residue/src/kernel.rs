@@ -8,19 +8,19 @@ use nvspec::fifo::{HeaderOp, MethodHeader, host_method};
 
 /// The kernel's text.
 const SOURCE: &str = include_str!("scrub.sm20");
-/// Threads of a block; with their registers they fill a multiprocessor's register file.
+/// Number of threads of a block; with their registers they fill a multiprocessor's register file.
 const THREADS: u32 = 1024;
-/// Registers of a thread.
+/// Number of registers of a thread.
 const REGISTERS: u32 = 32;
-/// Maximum number of bytes of a multiprocessor's shared memory.
+/// Maximum size of a multiprocessor's shared memory in bytes.
 const SHARED_BYTES: u32 = 48 << 10;
 /// The subchannel that drivers bind compute to.
 const SUBCHANNEL: u8 = 1;
 
-/// The kernel, assembled.
+/// The assembled kernel.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Its code.
+    /// Code of the kernel.
     pub code: Vec<u8>,
     entry: u32,
 }
@@ -29,14 +29,15 @@ impl Kernel {
     /// Assembles the kernel.
     ///
     /// # Errors
-    /// The assembler's error; the text is part of this program, so errors do not occur.
+    /// The assembler's error. Errors do not occur, because the text is part of this program.
     pub fn assemble() -> Result<Self, String> {
         let program = sm20::assemble(SOURCE).map_err(|errors| format!("{errors:?}"))?;
         let kernel = program.kernels.first().ok_or("the text has no kernel")?;
         Ok(Self { code: program.bytes(), entry: kernel.entry_offset })
     }
 
-    /// Returns the words of a push buffer that run it on all multiprocessors of a card, with its code at `code`.
+    /// Returns the words of a push buffer that run the kernel on all multiprocessors of a card, with its code at
+    /// address `code`.
     #[must_use]
     pub fn launch(&self, chip: &Chip, code: GpuVa) -> Vec<u32> {
         let blocks = chip.gpcs * chip.tpcs_per_gpc;
@@ -58,7 +59,7 @@ impl Kernel {
     }
 }
 
-/// Returns consecutive methods.
+/// Returns the words for consecutive methods.
 fn to(method: u32, data: &[u32]) -> Vec<u32> {
     let header = MethodHeader::to(HeaderOp::Increasing, SUBCHANNEL, method, data.len() as u16);
     std::iter::once(header.into()).chain(data.iter().copied()).collect()

@@ -1,25 +1,25 @@
-//! Tenancy of PGRAPH.
+//! State machine of PGRAPH's tenant.
 
 use std::collections::VecDeque;
 use tenant::TenantId;
 
 /// Minimum time for which a working tenant keeps PGRAPH while another waits, in ns.
-// TIMEOUT: a hundred times the time to clear. A scheduler that gives engines to one VM at a time hands them over
+// TIMEOUT: a hundred times the duration of clearing. A scheduler that gives engines to one VM at a time hands them over
 // earlier.
 const TERM_NS: u64 = 4_000_000;
 /// Delay before clearing is retried after a failure, in ns.
 // TIMEOUT: the mediator's own channel has hung or faulted, which takes seconds.
 const AGAIN_NS: u64 = 100_000_000;
 
-/// Time in ns that a tenant waits for PGRAPH if it left for a copy engine and returns in the middle of its work while
-/// other tenants use PGRAPH.
-// TIMEOUT: twenty-five terms. PGRAPH is cleared twice each time, for work that may be over at once.
+/// Time in ns that a tenant waits for PGRAPH if it switched to a copy engine and needs PGRAPH again in the middle of
+/// its work, while other tenants use PGRAPH.
+// TIMEOUT: twenty-five terms. Each time, PGRAPH is cleared twice for work that may end immediately.
 const RETURN_NS: u64 = 100_000_000;
 
 /// Next step of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing, until an event or the passage of time.
+    /// Wait for an event or the passage of time.
     Wait,
     /// Admit no tenant; remove this tenant's work from PGRAPH.
     Close(TenantId),
@@ -29,14 +29,14 @@ pub enum Step {
     Admit(TenantId),
 }
 
-/// Counts of PGRAPH's changes of tenants, and their durations.
+/// Number of PGRAPH's changes of tenants, and their durations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Times that it was cleared.
+    /// Number of times that PGRAPH was cleared.
     pub cleared: u64,
-    /// Time that this took, in ns, including the wait for the tenant to leave.
+    /// Total time for clearing in ns, including the wait for the tenant to leave.
     pub ns: u64,
-    /// Times that clearing failed.
+    /// Number of times that clearing failed.
     pub failed: u64,
 }
 
@@ -44,9 +44,9 @@ pub struct Counts {
 enum Phase {
     /// The tenant has PGRAPH, or PGRAPH has no tenant.
     Settled,
-    /// The tenant must leave it.
+    /// The tenant must leave PGRAPH.
     Leaving,
-    /// It is being cleared.
+    /// PGRAPH is being cleared.
     Clearing,
     /// Clearing has failed.
     Failed { at: u64 },
@@ -56,15 +56,15 @@ enum Phase {
 #[derive(Debug)]
 pub struct Tenancy {
     tenant: Option<TenantId>,
-    /// It may have residue of other tenants.
+    /// True if PGRAPH may have residue of other tenants.
     dirty: bool,
     wanted: VecDeque<TenantId>,
-    /// Tenants that need PGRAPH again for work in progress, with the start of the wait.
+    /// Tenants that need PGRAPH again for work in progress, with the start of their wait.
     returning: VecDeque<(TenantId, u64)>,
     phase: Phase,
     /// Time at which the tenant was admitted.
     since: u64,
-    /// Time at which a tenant was last seen to work there while another waited.
+    /// Time at which a tenant was last seen to use PGRAPH while another tenant waited.
     worked: u64,
     /// Start of the change that is in progress.
     began: u64,
@@ -72,7 +72,7 @@ pub struct Tenancy {
 }
 
 impl Default for Tenancy {
-    /// Creates it without a tenant, with unknown residue.
+    /// Creates a state without a tenant, with unknown residue.
     fn default() -> Self {
         let (wanted, returning, counts) = Default::default();
         Self {
@@ -99,7 +99,7 @@ impl Tenancy {
         self.returning.retain(|(other, _)| *other != tenant);
     }
 
-    /// Records that since `now` (in ns) a tenant has unfinished work that left PGRAPH and may need it again.
+    /// Records that a tenant has unfinished work since `now` (in ns) that left PGRAPH and may need it again.
     pub fn want_again(&mut self, tenant: TenantId, now: u64) {
         if !self.is_wanted_by(tenant) {
             self.returning.push_back((tenant, now));
@@ -136,20 +136,20 @@ impl Tenancy {
         self.counts
     }
 
-    /// Returns the tenant, and whether it must leave.
+    /// Returns the tenant, and true if it must leave.
     #[must_use]
     pub fn tenant(&self) -> Option<(TenantId, bool)> {
         self.tenant.map(|tenant| (tenant, self.phase == Phase::Leaving))
     }
 
-    /// Returns the time since which the tenant must leave, if it must and has not.
+    /// Returns the time since which the tenant must leave, if it must leave and has not left.
     #[must_use]
     pub fn leaves_since(&self) -> Option<u64> {
         (self.phase == Phase::Leaving).then_some(self.began)
     }
 
-    /// Returns the next step, at `now` in ns. `works` is true if the tenant has started work there; `left` is true if
-    /// none of its work is there. Call it again until it returns [`Step::Wait`].
+    /// Returns the next step, at `now` in ns. `works` is true if the tenant has started work on PGRAPH; `left` is true
+    /// if PGRAPH has none of its work. Call this again until it returns [`Step::Wait`].
     pub fn next(&mut self, now: u64, works: bool, left: bool) -> Step {
         match self.phase {
             Phase::Settled => self.begin(now, works),
@@ -165,7 +165,7 @@ impl Tenancy {
         if works {
             self.worked = now;
         }
-        // A tenant that is between two submissions has not ended its work.
+        // A tenant between two submissions has not ended its work.
         let unused = |since: u64| self.wanted.is_empty() && now.saturating_sub(self.worked.max(since)) >= TERM_NS;
         let due = |(_, since): &mut (TenantId, u64)| unused(*since) || now.saturating_sub(*since) >= RETURN_NS;
         if let Some((tenant, _)) = self.returning.pop_front_if(due) {
@@ -195,7 +195,7 @@ impl Tenancy {
         Step::Clear
     }
 
-    /// Handles the end of [`Step::Clear`], successful or not. Returns the next step.
+    /// Handles the end of [`Step::Clear`]; `done` is true if it succeeded. Returns the next step.
     pub fn cleared(&mut self, now: u64, done: bool) -> Step {
         if self.phase != Phase::Clearing {
             return Step::Wait;
@@ -211,7 +211,7 @@ impl Tenancy {
         self.admit(now)
     }
 
-    /// Admits the next tenant: no residue is left.
+    /// Admits the next tenant. PGRAPH has no residue left.
     fn admit(&mut self, now: u64) -> Step {
         let Some(next) = self.wanted.pop_front() else { return Step::Wait };
         (self.tenant, self.since, self.dirty) = (Some(next), now, true);
@@ -226,7 +226,7 @@ mod tests {
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
 
-    /// Makes one step for a tenant, with flags whether it works and whether it has left.
+    /// Executes one step for a tenant. The flags state whether the tenant works and whether it has left.
     fn step(tenancy: &mut Tenancy, now: u64, works: bool, left: bool) -> Step {
         tenancy.next(now, works, left)
     }
@@ -274,14 +274,14 @@ mod tests {
         assert!(tenancy.is_changing() && tenancy.is_wanted_by(B));
         assert_eq!(step(&mut tenancy, RETURN_NS, true, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 10 + RETURN_NS, true, true), Step::Close(A));
-        // Soon if the tenant does nothing.
+        // The change happens soon if the tenant does nothing.
         let mut tenancy = with(A, 0);
         tenancy.want_again(B, 10);
         assert_eq!(step(&mut tenancy, 9 + TERM_NS, false, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 10 + TERM_NS, true, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 9 + 2 * TERM_NS, false, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 10 + 2 * TERM_NS, false, true), Step::Close(A));
-        // After the other waiting tenants, and only once.
+        // The change happens after the other waiting tenants, and only once.
         let mut tenancy = with(A, 0);
         let c = TenantId(3);
         tenancy.want_again(B, 10);
@@ -316,7 +316,7 @@ mod tests {
         assert!(!tenancy.is_changing());
         tenancy.want(A);
         assert_eq!(step(&mut tenancy, 1, false, true), Step::Clear);
-        // It leaves the card during the change, and so does the next tenant.
+        // The tenant leaves the card during the change, and so does the next tenant.
         tenancy.want(B);
         tenancy.forget(A);
         tenancy.forget(B);

@@ -1,7 +1,7 @@
-//! Initializes a vGPU behind a socket of `mediatord`, without a VMM, and copies data within its VRAM and to RAM. Every
-//! byte is checked. It boots no guest.
+//! Initializes a vGPU behind a socket of `mediatord`, without a VMM and without a guest, and copies data within its
+//! VRAM and to RAM. Verifies every byte.
 //!
-//! `copies SOCKET VRAM_MIB ROUNDS`
+//! Usage: `copies SOCKET VRAM_MIB ROUNDS`
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use std::time::Instant;
 use rig::driver::{At, Driver, M2MF, PAGE, m2mf_copy, object};
 use rig::{Machine as _, RemoteGuest};
 
-/// Pages of a round.
+/// Number of pages in a round.
 const PAGES: u64 = 64;
 /// Addresses of the source, the copy and RAM in the channel's address space.
 const FROM: u64 = 0x100_0000;

@@ -1,10 +1,10 @@
 //! Measures the cost of a virtual machine's exits without a guest kernel: a guest of five instructions reads or writes
-//! a device's register, answered by this process alone, or by the server behind a socket of `mediatord`. It also
-//! measures the cost of lending RAM to such a server.
+//! a device's register. The access is answered by this process, or by the server behind a socket of `mediatord`. The
+//! program also measures the cost of lending RAM to such a server.
 //!
-//! `exits SOCKET ROUNDS COUNT` needs a working KVM. `exits lend SOCKET MIB PAGES ROUNDS` needs none; PAGES is `small`
-//! or `huge` (2 MiB, of which the host must have reserved enough). Each round prints a line of `name=value`, in
-//! nanoseconds.
+//! `exits SOCKET ROUNDS COUNT` needs a working KVM. `exits lend SOCKET MIB PAGES ROUNDS` needs no KVM; PAGES is `small`
+//! or `huge` (pages of 2 MiB, of which the host must have reserved enough). Each round prints a line of `name=value`,
+//! in nanoseconds.
 //!
 //! Sources: AMD64 manual volume 3 (encodings), the kernel's `Documentation/virt/kvm/api.rst`.
 #![expect(unsafe_code, reason = "gives a guest its memory")]
@@ -24,13 +24,13 @@ use vmm_glue::client::Client;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Size of the guest's memory in bytes, and the offset of its code.
+/// Size of the guest's memory in bytes, and offset of its code.
 const MEMORY: usize = 0x4000;
 const CODE: usize = 0x1000;
 const TSS: usize = 0xfffb_d000;
-/// Guest-physical address of the device's registers: PCs have no memory there.
+/// Guest-physical address of the device's registers, where PCs have no memory.
 const DEVICE: u64 = 0xd_0000;
-/// A register that a vGPU emulates without an access to the card.
+/// A register that a vGPU emulates without accessing the card.
 const REGISTER: u64 = 0x1100;
 /// Address of the lent RAM.
 const LENT_AT: u64 = 1 << 30;
@@ -49,7 +49,7 @@ enum Access {
 enum Answer<'a> {
     /// This process, directly.
     Alone,
-    /// A server.
+    /// A server behind a socket.
     Server(&'a mut Client),
 }
 
@@ -90,8 +90,7 @@ struct Guest {
 impl Guest {
     fn new(kvm: &Kvm) -> Result<Self> {
         let vm = kvm.create_vm()?;
-        // Three pages that some processors need for this mode; below the firmware of a PC, where this guest has no
-        // memory.
+        // Three pages that some processors need for this mode, below a PC's firmware, where this guest has no memory.
         vm.set_tss_address(TSS)?;
         let memory = MmapRegion::new(MEMORY)?;
         let region = kvm_userspace_memory_region {
@@ -101,7 +100,7 @@ impl Guest {
             userspace_addr: memory.as_ptr().addr() as u64,
             flags: 0,
         };
-        // SAFETY: the mapping has as many bytes, and is dropped after the guest.
+        // SAFETY: the mapping has at least this size, and is dropped after the guest.
         unsafe { vm.set_user_memory_region(region)? };
         let cpu = vm.create_vcpu(0)?;
         let mut sregs = cpu.get_sregs()?;
@@ -111,7 +110,7 @@ impl Guest {
         Ok(Self { cpu, _vm: vm, memory })
     }
 
-    /// Runs `count` accesses. Returns nanoseconds per access.
+    /// Runs `count` accesses. Returns the nanoseconds per access.
     fn run(&mut self, access: Access, count: u32, answer: &mut Answer<'_>) -> Result<f64> {
         self.memory.as_volatile_slice().subslice(CODE, 8)?.copy_from(&program(access));
         let mut regs = self.cpu.get_regs()?;
@@ -131,7 +130,7 @@ impl Guest {
     }
 }
 
-/// Measures exits, alternating with and without the server at `socket`.
+/// Measures exits, alternating between this process and the server at `socket`.
 fn exits(socket: &Path, rounds: u32, count: u32) -> Result<()> {
     let kvm = Kvm::new().map_err(|error| format!("/dev/kvm: {error}; load the modules kvm-amd or kvm-intel"))?;
     let mut guest = Guest::new(&kvm)?;
@@ -149,7 +148,7 @@ fn exits(socket: &Path, rounds: u32, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// Returns guest RAM that was touched completely.
+/// Returns guest RAM of which every page was touched.
 fn ram(bytes: u64, huge: bool) -> Result<OwnedFd> {
     let kind = if huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
     let file = memfd_create("ram", MemfdFlags::CLOEXEC | kind)?;
@@ -162,12 +161,12 @@ fn ram(bytes: u64, huge: bool) -> Result<OwnedFd> {
     Ok(file)
 }
 
-/// Measures the time from a client's request to lend RAM to the server's answer, and the same for taking it back.
+/// Measures the time from a client's request to lend RAM to the server's answer, and the time for taking the RAM back.
 fn lend(socket: &Path, mib: u64, huge: bool, rounds: u32) -> Result<()> {
     let file = ram(mib * MIB, huge)?;
     let mut client = Client::connect(socket)?;
     client.set_timeout(Some(ANSWER_TIMEOUT))?;
-    // Memory space and bus mastering: without them a card accesses no memory.
+    // Enables memory space and bus mastering, without which a card accesses no memory.
     client.write(7, 4, &6_u16.to_le_bytes())?;
     for _ in 0..rounds {
         let began = Instant::now();

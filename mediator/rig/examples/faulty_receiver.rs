@@ -1,4 +1,4 @@
-//! A next daemon that fails at a step, which the file next to it names (`PROGRAM.step`). Used by tests of the sending
+//! A next daemon that fails at the step named in the file next to it (`PROGRAM.step`). Used by tests of the sending
 //! daemon.
 
 use std::fs;

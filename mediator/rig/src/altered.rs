@@ -5,7 +5,7 @@ use simgpu::SimGpu;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Changes the behaviour of a card; each method acts like the card unless it is overridden.
+/// Changes the behaviour of a card. Each method acts like the card unless it is overridden.
 pub trait Alter: Send + Sync + 'static {
     /// Reads a register of BAR0.
     fn read32(&self, card: &SimGpu, offset: u32) -> u32 {
@@ -17,7 +17,7 @@ pub trait Alter: Send + Sync + 'static {
         card.write32(offset, value);
     }
 
-    /// Returns why the host takes the card away, if it does.
+    /// Returns the reason that the host takes the card away, if it does.
     fn lost(&self) -> Option<&'static str> {
         None
     }

@@ -18,17 +18,17 @@ pub const FENCE_VA: u64 = 0x30_0000;
 pub const IMAGE_VA: u64 = 0x40_0000;
 const RING_LOG2: u32 = 6;
 const PUSH_BYTES: u64 = 0x4000;
-/// Entries of a ring.
+/// Number of entries of a ring.
 pub const RING_ENTRIES: u32 = 1 << RING_LOG2;
-/// Entries that a ring holds: one stays free, so that full differs from empty.
+/// Maximum number of used entries of a ring: one stays free, so that a full ring differs from an empty ring.
 const RING_ROOM: u32 = RING_ENTRIES - 1;
-/// Time for which a ring may stay full: after that, its channel is dead, and its entries do not matter.
+/// Maximum time for which a ring may stay full. Afterwards its channel counts as dead, and its entries do not matter.
 const FULL_RING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a full ring is checked.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
-/// Maximum number of a unit's faults that are handled at once.
+/// Maximum number of a unit's faults that are handled in one call.
 const FAULTS_AT_ONCE: u32 = 64;
-/// Pages of a context image.
+/// Number of pages of a context image.
 const IMAGE_PAGES: u64 = 16;
 /// First guest VRAM address that the driver uses.
 const FIRST_VRAM_ADDR: u64 = 0x10_0000;
@@ -60,15 +60,15 @@ pub struct Space {
 /// A channel.
 #[derive(Clone, Copy, Debug)]
 pub struct Channel {
-    /// Its number.
+    /// Number of the channel.
     pub id: u8,
     /// Guest VRAM address of the instance block.
     pub instance: u64,
-    /// Its address space.
+    /// Address space of the channel.
     pub space: Space,
     /// Guest VRAM address of USERD.
     pub userd: u64,
-    /// Address of its GPFIFO ring in guest VRAM.
+    /// Guest VRAM address of the GPFIFO ring.
     pub ring: u64,
     push: u64,
     /// Guest VRAM address of the fence that each submission ends with.
@@ -77,10 +77,10 @@ pub struct Channel {
     put: u32,
     /// Known number of free entries in the ring.
     free: u32,
-    /// The half of the push buffer for new segments, and for each half the fence after its last segment.
+    /// Half of the push buffer that new segments use, and for each half the fence after its last segment.
     half: u64,
     halves: [u32; 2],
-    /// Submissions so far: the value of the fence when all have ended.
+    /// Number of submissions so far, which is the value of the fence when all of them have ended.
     pub fences: u32,
 }
 
@@ -97,7 +97,7 @@ impl Channel {
 pub struct Fault {
     /// Fault unit.
     pub unit: u32,
-    /// Instance block, a guest address.
+    /// Guest address of the instance block.
     pub instance: u64,
     /// GPU virtual address.
     pub va: u64,
@@ -115,7 +115,7 @@ pub struct Driver<M = Guest> {
     pub apertures: [Space; 2],
     list: u64,
     listed: Vec<u8>,
-    /// Faults that were handled.
+    /// Faults that were handled, in order.
     pub faults: Vec<Fault>,
 }
 
@@ -128,7 +128,7 @@ impl<M: Machine> Driver<M> {
         driver
     }
 
-    /// Creates an unused driver.
+    /// Creates a driver that has not initialized its vGPU.
     #[must_use]
     pub fn unborn(guest: M) -> Self {
         let apertures = [Space { directory: 0, table: 0 }; 2];
@@ -150,7 +150,7 @@ impl<M: Machine> Driver<M> {
         self.userd != 0
     }
 
-    /// Resets the driver's state about the vGPU.
+    /// Resets the driver's knowledge about the vGPU.
     pub fn forget(&mut self) {
         (self.next, self.first, self.userd) = (FIRST_VRAM_ADDR, FIRST_VRAM_ADDR, 0);
         self.listed.clear();
@@ -169,7 +169,7 @@ impl<M: Machine> Driver<M> {
             let (space, instance, userd) = (driver.space(), driver.vram(1), driver.userd);
             driver.apertures[index] = space;
             driver.join(instance, space);
-            // Both map USERD, one page for each channel.
+            // Both BARs map USERD, with one page for each channel.
             driver.entries(space, 0, At::Vram(userd), 128);
             driver.guest.wr(register, 0x8000_0000 | (instance >> 12) as u32);
         }
@@ -192,7 +192,7 @@ impl<M: Machine> Driver<M> {
         driver.first = driver.next;
     }
 
-    /// Frees all VRAM of channels for reuse: no channel is bound. It is zeroed.
+    /// Frees and zeroes all VRAM of channels for reuse. No channel may be bound.
     pub fn rewind(&mut self) {
         let zeros = vec![0; PAGE as usize];
         for at in (self.first..self.next).step_by(PAGE as usize) {
@@ -201,7 +201,7 @@ impl<M: Machine> Driver<M> {
         self.next = self.first;
     }
 
-    /// Initializes the vGPU again after a reset, which preserves VRAM: all memory of the driver is zeroed first.
+    /// Initializes the vGPU again after a reset, which preserves VRAM: first zeroes all memory of the driver.
     pub fn start_over(&mut self) {
         self.first = FIRST_VRAM_ADDR;
         self.rewind();
@@ -216,7 +216,7 @@ impl<M: Machine> Driver<M> {
         at
     }
 
-    /// Returns the bytes of guest VRAM that are left for [`Self::vram`].
+    /// Returns the number of bytes of guest VRAM that are left for [`Self::vram`].
     #[must_use]
     pub fn room(&self) -> u64 {
         self.guest.vram_bytes() - self.next
@@ -229,14 +229,14 @@ impl<M: Machine> Driver<M> {
         space
     }
 
-    /// Sets the address space of an instance block.
+    /// Assigns an address space to an instance block.
     pub fn join(&mut self, instance: u64, space: Space) {
         for (offset, value) in [(0x200, space.directory as u32), (0x204, 0), (0x208, 0xffff_ffff), (0x20c, 0xff)] {
             self.guest.poke(instance + offset, value);
         }
     }
 
-    /// Maps pages, valid and writable, and flushes.
+    /// Maps pages as valid and writable, and flushes translations.
     pub fn map(&mut self, space: Space, va: u64, at: At, pages: u64) {
         self.entries(space, va, at, pages);
         self.flush();
@@ -266,7 +266,7 @@ impl<M: Machine> Driver<M> {
         self.guest.wr(pfb::MMU_INVALIDATE::OFFSET, 0x8000_0003);
     }
 
-    /// Creates a channel in its own address space: bound, enabled, on the runlist.
+    /// Creates a channel in its own address space. The channel is bound, enabled, and on the runlist.
     pub fn channel(&mut self, id: u8) -> Channel {
         let channel = self.prepare(id);
         self.bind(&channel);
@@ -342,14 +342,14 @@ impl<M: Machine> Driver<M> {
         self.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | self.listed.len() as u32);
     }
 
-    /// Makes these channels the runlist.
+    /// Submits a runlist of these channels.
     pub fn list(&mut self, ids: &[u8]) {
         self.listed = ids.to_vec();
         self.submit_runlist();
     }
 
-    /// Waits until a channel's ring has room for an entry, and reserves it. Interrupts are handled meanwhile: an error
-    /// that stops the channel may be among them.
+    /// Waits until a channel's ring has a free entry, and reserves it. Meanwhile handles interrupts, which may include
+    /// an error that stops the channel.
     fn take_room(&mut self, channel: &mut Channel) {
         let began = Instant::now();
         while channel.free == 0 {
@@ -370,8 +370,8 @@ impl<M: Machine> Driver<M> {
         channel.free -= 1;
     }
 
-    /// Switches to a half of the push buffer, once its previous content has been executed: a fetch from the guest's
-    /// ring does not imply that.
+    /// Switches to a half of the push buffer once its previous content has been executed, which a fetch from the
+    /// guest's ring does not imply.
     fn take_half(&mut self, channel: &mut Channel, half: u64) {
         let index = half as usize % 2;
         let fence = channel.halves[index];
@@ -434,14 +434,14 @@ impl<M: Machine> Driver<M> {
         self.guest.write(RegionIndex::Bar1, at, &put.to_le_bytes());
     }
 
-    /// Like [`Self::queue`], with a fence and an interrupt at the end.
+    /// Same as [`Self::queue`], with a fence and an interrupt at the end.
     pub fn queue_fenced(&mut self, channel: &mut Channel, words: &[u32]) -> u32 {
         channel.fences += 1;
         let end = [release(FENCE_VA, channel.fences), methods(0, 0x20, &[0])].concat();
         self.queue(channel, &[words, &end].concat())
     }
 
-    /// Returns true if the fence of all submissions has been reached.
+    /// Returns true if the fence of the last submission was reached.
     pub fn is_done(&mut self, channel: &Channel) -> bool {
         self.guest.peek(channel.fence) == channel.fences
     }
@@ -451,7 +451,7 @@ impl<M: Machine> Driver<M> {
         assert_eq!(self.wait_or_fault(channel), None, "the channel's work will never end");
     }
 
-    /// Waits like [`Self::wait`], or until the channel faults. Returns the fault.
+    /// Same as [`Self::wait`], but also ends when the channel faults. Returns the fault.
     pub fn wait_or_fault(&mut self, channel: &Channel) -> Option<Fault> {
         let before = self.faults.len();
         while !self.is_done(channel) && self.guest.wait_msi() {
@@ -473,11 +473,11 @@ impl<M: Machine> Driver<M> {
         self.faults.remove(0)
     }
 
-    /// Handles pending interrupts, and enables the next.
+    /// Handles pending interrupts, and enables the next interrupt.
     pub fn service(&mut self) {
         let guest = &mut self.guest;
         let intr = guest.rd(pfifo::INTR::OFFSET);
-        // A unit has room for one fault; the next appears when that one is acknowledged.
+        // A unit can show one fault; the next fault appears when the first is acknowledged.
         for _ in 0..FAULTS_AT_ONCE {
             if !pfifo::INTR::MMU_FAULT.is_set(guest.rd(pfifo::INTR::OFFSET)) {
                 break;
@@ -549,7 +549,7 @@ pub fn pattern(seed: u32, page: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Returns push buffer words: data to increasing methods.
+/// Returns push buffer words that write data to consecutive methods.
 #[must_use]
 pub fn methods(subchannel: u32, method: u32, data: &[u32]) -> Vec<u32> {
     let header = 1 << 29 | (data.len() as u32) << 16 | subchannel << 13 | method >> 2;
@@ -563,7 +563,7 @@ pub fn object(binding: (u32, u32)) -> Vec<u32> {
     methods(subchannel, 0, &[object])
 }
 
-/// Returns the words of an M2MF copy of `bytes` bytes (one line).
+/// Returns the words of an M2MF copy of `bytes` bytes in one line.
 #[must_use]
 pub fn m2mf_copy(from: u64, to: u64, bytes: u32) -> Vec<u32> {
     let mut words = methods(2, 0x238, &[(to >> 32) as u32, to as u32]);
@@ -582,7 +582,7 @@ pub fn ce_copy(from: u64, to: u64, pages: u32) -> Vec<u32> {
     words
 }
 
-/// Returns the words of a release of 16 bytes.
+/// Returns the words of a semaphore release of 16 bytes.
 #[must_use]
 pub fn release(va: u64, payload: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, 2])

@@ -1,8 +1,8 @@
-//! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not notice: the body of the
-//! fuzz target, and of a test of its seeds.
+//! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not be affected: the body of
+//! the fuzz target, and of a test of its seeds.
 //!
-//! Nothing may panic. At the end of each input, after the hostile client has disconnected, checks that the other VM's
-//! VRAM and RAM are unchanged, that it saw no interrupt and no fault, and that the card's accounts have their former
+//! No code may panic. At the end of each input, after the hostile client has disconnected, checks that the other VM's
+//! VRAM and RAM are unchanged, that it saw no interrupt and no fault, and that the card's accounts have their initial
 //! values.
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
@@ -27,7 +27,7 @@ const MAX_BRING_UPS: u32 = 4;
 const MIB: u64 = 1 << 20;
 const CARD_MIB: u32 = 64;
 const VM_MIB: u64 = 16;
-/// Pattern of the other VM's memory: `fill` of the byte, different in each 64 bytes.
+/// Pattern of the other VM's memory: the byte for `fill`, changed for each 64 bytes.
 const CANARY: u8 = 0xc9;
 /// Size of the other VM's RAM in bytes.
 const CANARY_RAM: u64 = 0x1_0000;
@@ -35,23 +35,23 @@ const CANARY_RAM: u64 = 0x1_0000;
 const SLOT: u64 = 0x20_0000;
 /// Number of inputs after which all of the other VM's memory is checked, instead of a part.
 const FULL_CHECK: u64 = 32;
-/// Time to wait until an input's resources are free, and the interval of the checks.
+/// Maximum time until an input's resources are free, and interval of the checks.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// One action of the hostile side. Sizes are logarithms, modulo 4.
+/// An action of the hostile side. Sizes are logarithms, modulo 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Step {
-    /// Writes a register by its number in the list of all, and its index.
+    /// Writes a register, given by its number in the list of all registers and its index.
     Register { number: u16, index: u8, value: u32 },
     /// Reads a register.
     Look { number: u16, index: u8 },
-    /// Writes a region: 0 BAR0, 1 BAR1, 2 BAR3, 3 configuration space, 4 a missing one.
+    /// Writes a region: 0 for BAR0, 1 for BAR1, 2 for BAR3, 3 for configuration space, 4 for a nonexistent region.
     Write { region: u8, offset: u32, size: u8, value: u64 },
     /// Reads a region.
     Read { region: u8, offset: u32, size: u8 },
-    /// Writes the guest's VRAM, or beyond it, through PRAMIN.
+    /// Writes through PRAMIN to the guest's VRAM, or beyond it.
     Poke { at: u32, value: u32 },
     /// The guest's CPU writes its RAM.
     Ram { slot: u8, at: u16, value: u64 },
@@ -67,7 +67,7 @@ pub enum Step {
     Entry { page: u16, low: u32, high: u8 },
     /// The driver maps a page of lent RAM.
     MapRam { page: u16, slot: u8 },
-    /// The driver submits a copy to its last channel: 0 M2MF, 1 and 2 the copy engines.
+    /// The driver submits a copy to its last channel: 0 for M2MF, 1 and 2 for the copy engines.
     Copy { engine: u8, from: u16, to: u16, pages: u8 },
     /// The driver submits two raw words.
     Raw { words: u64 },
@@ -75,7 +75,7 @@ pub enum Step {
     Unbind,
     /// The driver handles interrupts.
     Service,
-    /// The driver sets up its paravirtual interface, in lent RAM.
+    /// The driver sets up its paravirtual interface in lent RAM.
     Paravirtual { slot: u8 },
     /// Makes a batch of one operation available and rings the doorbell.
     Operation { code: u8, handle: u8, a: u32, b: u32, c: u64 },
@@ -83,7 +83,7 @@ pub enum Step {
     Chain { head: u16, at: u64, bytes: u32, flags: u8 },
     /// The VMM resets the device.
     Reset,
-    /// The VMM disconnects and another connects.
+    /// The VMM disconnects, and another VMM connects.
     Reconnect,
 }
 
@@ -235,7 +235,7 @@ pub fn encode(steps: &[Step]) -> Vec<u8> {
     out
 }
 
-/// The card's resources: free chunks, the mediator's chunks, each VM's chunks; channels; I/O address ranges.
+/// The card's resources in use: free chunks, the mediator's chunks, each VM's chunks, channels, I/O address ranges.
 type Taken = (u32, u32, Vec<(TenantId, u32)>, u32, usize);
 
 fn taken(rig: &Rig) -> Taken {
@@ -244,7 +244,7 @@ fn taken(rig: &Rig) -> Taken {
     (chunks.free + chunks.to_scrub, chunks.mediator, placed, channels, ranges)
 }
 
-/// A card and both VMs; reused for all inputs.
+/// A card and both VMs, reused for all inputs.
 struct World {
     rig: Rig,
     evil: Driver,
@@ -293,7 +293,7 @@ impl World {
                 if let Some((region, offset, size)) = place(region, offset, size) {
                     let data = &value.to_le_bytes()[..size];
                     guest.write(region, offset, data);
-                    // Write mapped memory directly, wherever a client can map it.
+                    // Mapped memory is written directly wherever a client can map it.
                     if let Some(file) = guest.mapped(region).filter(|_| guest.maps(region, offset, size as u64)) {
                         assert_eq!(rustix::io::pwrite(&file, data, offset), Ok(size));
                     }
@@ -464,7 +464,7 @@ fn canary(bytes: u64) -> Vec<u8> {
     (0..bytes).map(|at| CANARY ^ (at >> 6) as u8).collect()
 }
 
-/// Returns an aligned access inside of the region, as the server passes accesses to a device.
+/// Returns an aligned access inside the region, in the form in which the server passes accesses to a device.
 fn place(region: u8, offset: u32, size: u8) -> Option<(RegionIndex, u64, usize)> {
     let (region, bytes) = match region % 5 {
         0 => (RegionIndex::Bar0, 16 * MIB),
@@ -493,7 +493,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// Returns initial inputs by name: typical actions of a driver, and some mistakes.
+/// Returns initial inputs by name, with typical actions of a driver and some mistakes.
 #[must_use]
 pub fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let up = [Step::Map { slot: 0, pages: 15, writable: true }, Step::BringUp, Step::Channel { id: 1 }];

@@ -1,5 +1,5 @@
-//! Hands a card and its VMs to another owner, as between processes: through a file, the memory of the card and of the
-//! host as descriptors, and the links to the VMs' clients.
+//! Hands over a card and its VMs to another owner, as between processes: through a file, the memory of the card and of
+//! the host as descriptors, and the links to the VMs' clients.
 
 use super::{Guest, Rig, WAIT_TIMEOUT};
 use card::Card;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use vgpu::{MediatedDevice, MediatedVm, SavedSide};
 use vram::TenantId;
 
-/// Owner of the card's parts in the file.
+/// Number that owns the card's parts in the file.
 const CARD: u32 = 0;
 /// Retry interval for parts that are not quiescent.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
@@ -28,16 +28,16 @@ const VRAM: &str = "vram";
 const HOST_MEMORY: &str = "host-memory";
 const APERTURES: &str = "apertures-";
 
-/// Settings with which the card was created, for its handover.
+/// Settings with which the card was created, needed to hand it over.
 #[derive(Clone, Debug)]
 pub struct Handover {
     /// Settings of the card, which is [shared](Config::shared).
     pub config: Config,
-    /// Settings of its owner, whose host memory is [shared](Sharing::shared).
+    /// Settings of the card's owner, whose host memory is [shared](Sharing::shared).
     pub sharing: Sharing,
 }
 
-/// A card and its VMs in the next owner, before it takes over.
+/// A card and its VMs in the next owner, before the takeover.
 struct Next {
     card: Arc<SimGpu>,
     reopened: Reopened,
@@ -47,7 +47,7 @@ struct Next {
 type Refusal = Box<dyn Error>;
 
 impl Handover {
-    /// Returns the parts that the next owner reads.
+    /// Returns the parts that the next owner can read.
     fn reads(&self) -> Vec<Known> {
         let mut known = SavedHost::known();
         known.extend(SavedSide::known());
@@ -61,10 +61,10 @@ impl Handover {
         Rig::made(&self.config, &self.sharing, |card| card)
     }
 
-    /// Hands the rig's card, with all of its `guests`, to another owner. Guests see that time has passed.
+    /// Hands over the rig's card, with all of its `guests`, to another owner. Guests only notice that time has passed.
     ///
     /// # Panics
-    /// If a part cannot be handed over, or the previous owner accesses the card after the next one owns it.
+    /// If a part cannot be handed over, or the previous owner accesses the card after the next owner has it.
     pub fn hand_over(&self, rig: &mut Rig, guests: &mut [&mut Guest]) {
         guests.sort_by_key(|guest| guest.backend.id());
         let (Next { card, reopened, vms }, receiver) = {
@@ -85,16 +85,16 @@ impl Handover {
             (guest.device, guest.backend) = (device, backend);
             guest.backend.go_on();
         }
-        // The previous owner has no references left: it was dropped. Hardware would be the same card.
+        // The previous owner was dropped, so it has no references left. On hardware, both would use the same card.
         assert_eq!(before.read32(pbus::BAR1_BLOCK::OFFSET), apertures, "a card that was given away is left alone");
         assert!(pbus::BAR1_BLOCK::VALID.is_set(apertures));
     }
 
-    /// Offers the card to another owner and drops the owner before it takes over; the rig continues. `edit` changes the
-    /// file on its way.
+    /// Offers the card to another owner, and drops that owner before it takes over; the rig continues. `edit` changes
+    /// the file in transit.
     ///
     /// # Errors
-    /// If the other owner refuses it.
+    /// If the other owner refuses the card.
     pub fn offer(&self, rig: &Rig, guests: &mut [&mut Guest], edit: impl FnOnce(&mut Vec<u8>)) -> Result<(), Refusal> {
         guests.sort_by_key(|guest| guest.backend.id());
         let still = rig.host.stand_still(WAIT_TIMEOUT)?;
@@ -106,7 +106,7 @@ impl Handover {
         offered
     }
 
-    /// Sends everything to another owner, which opens it as in another process. It still belongs to the rig.
+    /// Sends everything to another owner, which opens it as in another process. The card still belongs to the rig.
     fn offered(&self, rig: &Rig, guests: &[&mut Guest], written: Package) -> Result<(Sender, Receiver, Next), Refusal> {
         let (sender, receiver) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let receiver = Receiver::connect(receiver, &Introduction { program: "the next".into(), reads: self.reads() })?;
@@ -151,7 +151,7 @@ impl Handover {
     }
 }
 
-/// Serializes everything, with the files of memory of the apertures. The card is then quiescent.
+/// Serializes everything, including the files of memory under the apertures. The card must be quiescent.
 fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest], reads: Vec<Known>) -> Package {
     let began = Instant::now();
     let (host, sides) = loop {

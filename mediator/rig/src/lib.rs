@@ -1,13 +1,13 @@
-//! Mediated VMs without a VMM: a software card, its owner, and devices that are called as the server would.
+//! Mediated VMs without a VMM: a software card, its owner, and devices that are called in the way of the server.
 //!
 //! Parts: [`Rig`] (the card), [`altered`] (a card with changed behaviour), [`Guest`] (one VM: registers, apertures,
-//! RAM, interrupts), [`driver`] (a driver in the guest that uses them), [`paravirtual`] (a driver that knows the
-//! mediator), [`fuzz`] (arbitrary sequences of accesses against it), [`Handover`] (hands all of this to another owner);
-//! [`RemoteGuest`] (the same behind the socket of a daemon), [`xen`] (a Xen domain without Xen) and [`Machine`] (the
-//! interface that a driver needs from any of them); [`service_manager`] (starts a daemon, and keeps its sockets).
-//! Mistakes of the caller panic.
+//! RAM, interrupts), [`driver`] (a driver in the guest), [`paravirtual`] (a driver that knows the mediator), [`fuzz`]
+//! (arbitrary sequences of accesses), [`Handover`] (hands over everything to another owner); [`RemoteGuest`] (a VM
+//! behind the socket of a daemon), [`xen`] (a Xen domain without Xen) and [`Machine`] (the interface that a driver
+//! needs from any kind of VM); [`service_manager`] (starts a daemon, and keeps its sockets). Mistakes of the caller
+//! panic.
 //!
-//! The crate does not boot a guest, or run a VMM; the crate `tests` does.
+//! The crate does not boot guests or run VMMs; the crate `tests` does.
 
 pub mod altered;
 pub mod driver;
@@ -38,20 +38,20 @@ use machine::Ram;
 pub use machine::{Machine, read_file};
 pub use remote::RemoteGuest;
 
-/// No operation takes this long: a wait that reaches the limit has failed.
+/// Maximum time of a wait. No operation takes this long, so a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Size of a chunk in bytes.
 pub const CHUNK: u64 = 2 << 20;
-/// Bytes of a saved VM per read.
+/// Number of bytes of a saved VM per read.
 const PART: usize = 100_000;
-/// Bytes that the mediator reserves on a card.
+/// Number of bytes that the mediator reserves on a card.
 const RESERVED_BYTES: u64 = 16 << 20;
 
 /// A card and its owner.
 pub struct Rig {
     /// The card.
     pub card: Arc<SimGpu>,
-    /// Its owner.
+    /// Owner of the card.
     pub host: Arc<ManagedCard>,
 }
 
@@ -62,7 +62,7 @@ impl Rig {
         Self::wrapped(vram_mib, |card| card)
     }
 
-    /// Same, but its owner accesses the card through the result of `wrap`.
+    /// Same as [`Self::new`], but the owner accesses the card through the result of `wrap`.
     #[must_use]
     pub fn wrapped(vram_mib: u32, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         Self::made(&Config { vram_mib, ..Config::default() }, &sharing(), wrap)
@@ -75,7 +75,7 @@ impl Rig {
         Self::made(&Config { vram_mib, time: Some(time), ..Config::default() }, &sharing, |card| card)
     }
 
-    /// Creates a card with the settings `sharing`; its owner accesses it through the result of `wrap`.
+    /// Creates a card with the settings `sharing`. Its owner accesses it through the result of `wrap`.
     #[must_use]
     pub fn made(config: &Config, sharing: &Sharing, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         let card = Arc::new(SimGpu::new(config).expect("a card"));
@@ -83,13 +83,13 @@ impl Rig {
         Self { card, host: host.expect("a card that comes up") }
     }
 
-    /// Creates a VM with `vram_mib` MiB of VRAM and no RAM.
+    /// Creates a VM with `vram_mib` MiB of VRAM and without RAM.
     #[must_use]
     pub fn guest(&self, vm: u32, vram_mib: u64, channels: u32) -> Guest {
         self.guest_with(vm, &settings(vram_mib, channels))
     }
 
-    /// Creates a VM of any kind, with no RAM.
+    /// Creates a VM of any kind, without RAM.
     #[must_use]
     pub fn guest_with(&self, vm: u32, settings: &Settings) -> Guest {
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
@@ -131,7 +131,7 @@ pub fn sharing() -> Sharing {
     }
 }
 
-/// Returns the settings of a VM with `vram_mib` MiB of guaranteed VRAM, and defaults otherwise.
+/// Returns the settings of a VM with `vram_mib` MiB of guaranteed VRAM, and defaults for the rest.
 #[must_use]
 pub fn settings(vram_mib: u64, channels: u32) -> Settings {
     let share = Share {
@@ -159,7 +159,7 @@ pub struct Guest {
     settings: Settings,
     msi: OwnedFd,
     ram: Ram,
-    /// Size of its VRAM in bytes.
+    /// Size of the VM's VRAM in bytes.
     pub vram_bytes: u64,
 }
 
@@ -178,7 +178,8 @@ impl Guest {
         }
     }
 
-    /// Like [`Self::write`], but only until the client has its answer. Returns the deferred part of the write.
+    /// Same as [`Self::write`], but returns when the client has its answer. The result is the deferred part of the
+    /// write.
     pub fn write_until_answered(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Option<Deferred> {
         match self.device.region_write(region, offset, data) {
             Ok(Ack::Deferred(deferred)) => Some(deferred),
@@ -186,7 +187,7 @@ impl Guest {
         }
     }
 
-    /// Does the deferred part of a write. The guest makes no other call of its device before.
+    /// Executes the deferred part of a write. The guest must not use its device before this call.
     pub fn complete(&mut self, deferred: Deferred) {
         self.device.complete(deferred);
     }
@@ -220,12 +221,12 @@ impl Guest {
         self.backend.vram_peek(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
 
-    /// Writes the guest's VRAM as its CPU does, but in one access.
+    /// Writes the guest's VRAM in the way of its CPU, but in one access.
     pub fn vram_write(&self, at: u64, data: &[u8]) {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
 
-    /// Like [`Self::vram_write`]. Returns true if the memory was present.
+    /// Same as [`Self::vram_write`]. Returns true if the memory was present.
     pub fn vram_try_write(&self, at: u64, data: &[u8]) -> bool {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).is_ok()
     }
@@ -244,7 +245,7 @@ impl Guest {
         areas.iter().any(|area| offset >= area.offset && offset + len <= area.offset + area.size)
     }
 
-    /// Lends RAM to the device, from a new file. Returns false if the device refuses.
+    /// Lends RAM from a new file to the device. Returns false if the device refuses.
     pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
         let (file, given) = Ram::file(size).expect("a memory file");
         let Ok(region) = self.link.lend(gpa, size, writable, Some(given)) else { return false };
@@ -256,24 +257,24 @@ impl Guest {
         true
     }
 
-    /// Takes RAM back. Returns its file, through which it can still be read.
+    /// Takes back RAM. Returns its file, through which the RAM can still be read.
     pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
         let region = self.link.take_back(gpa)?;
         self.device.dma_unmap(gpa, region.size);
         self.ram.remove(gpa).map(|(_, file)| file)
     }
 
-    /// Reads the guest's RAM as its CPU does.
+    /// Reads the guest's RAM in the way of its CPU.
     pub fn ram_read(&self, gpa: u64, data: &mut [u8]) {
         self.ram.read(gpa, data);
     }
 
-    /// Writes the guest's RAM as its CPU does.
+    /// Writes the guest's RAM in the way of its CPU.
     pub fn ram_write(&self, gpa: u64, data: &[u8]) {
         self.ram.write(gpa, data);
     }
 
-    /// Returns the file of the RAM region that contains `gpa`, for writing to it like another CPU of the guest.
+    /// Returns the file of the RAM region that contains `gpa`, for writes like those of another CPU of the guest.
     pub fn ram_file(&self, gpa: u64) -> OwnedFd {
         self.ram.file_of(gpa)
     }
@@ -297,13 +298,13 @@ impl Guest {
         wait_event(self.msi.as_fd(), WAIT_TIMEOUT).expect("an interrupt");
     }
 
-    /// Takes the MSI messages that have arrived, without waiting. Returns false if none had.
+    /// Takes the MSI messages that have arrived, without waiting. Returns false if no message has arrived.
     #[must_use]
     pub fn take_msi(&self) -> bool {
         wait_event(self.msi.as_fd(), Duration::ZERO).is_ok()
     }
 
-    /// Returns the VM, for threads that inspect it while it is served.
+    /// Returns the VM, for threads that inspect the VM while it is served.
     #[must_use]
     pub fn vm(&self) -> Arc<MediatedVm> {
         Arc::clone(&self.backend)
@@ -337,18 +338,18 @@ impl Guest {
         change(&mut self.settings);
     }
 
-    /// Returns the last published status of the VM, without reading it from the VM.
+    /// Returns the last published status of the VM, without querying the VM.
     #[must_use]
     pub fn published(&self) -> DeviceStatus {
         self.backend.published()
     }
 
-    /// The client resets the device.
+    /// Resets the device, as its client does.
     pub fn reset(&mut self) {
         self.device.reset();
     }
 
-    /// The client disconnects, and the next one connects.
+    /// Disconnects the client, and connects the next one.
     pub fn reconnect(&mut self) {
         while let Some(gpa) = self.ram.first() {
             self.unmap_ram(gpa);
@@ -358,17 +359,18 @@ impl Guest {
         self.msi = self.link.attach_msi().expect("an event");
     }
 
-    /// Moves the VM to another card like an operator, with the number `vm` there. With `emptied`, its memory is evicted
-    /// from its current card first. Returns the bytes that were copied while it was stopped.
+    /// Moves the VM to another card as an operator does, with the number `vm` on that card. With `emptied`, its memory
+    /// is first evicted from its current card. Returns the number of bytes that were copied while the VM was stopped.
     ///
     /// # Errors
-    /// The obstacle. The VM then continues where it was.
+    /// The obstacle. The VM then continues on its current card.
     pub fn move_to(&mut self, to: &Rig, vm: u32, emptied: bool) -> Result<u64, DeviceError> {
         self.move_beside(to, vm, emptied, |_| (), |_, left| drop(left))
     }
 
-    /// Like [`Self::move_to`]. Calls `meanwhile` before the stop, after the other card has received all that it can get
-    /// while the guest works. Calls `behind` when the VM has resumed, before its remains on this card are released.
+    /// Same as [`Self::move_to`]. Calls `meanwhile` before the stop, after the other card has received everything that
+    /// it can get while the guest works. Calls `behind` when the VM has resumed, before its remains on this card are
+    /// released.
     ///
     /// # Errors
     /// Same as for [`Self::move_to`].
@@ -412,7 +414,7 @@ impl Guest {
         }
     }
 
-    /// The operator saves the VM, which continues.
+    /// Saves the VM as an operator does. The VM continues.
     ///
     /// # Errors
     /// The operator's error.
@@ -425,7 +427,7 @@ impl Guest {
         Ok(all)
     }
 
-    /// The operator restores the VM from `saved`, as `vm` on a card.
+    /// Restores the VM from `saved` as an operator does, as `vm` on a card.
     ///
     /// # Errors
     /// The obstacle. The VM then continues unchanged.
@@ -456,7 +458,7 @@ impl Guest {
         self.device.migration().expect("a device whose state can be taken elsewhere")
     }
 
-    /// Checks that an operator could move the VM, or hand it to another process.
+    /// Checks that an operator could move the VM, or hand it over to another process.
     ///
     /// # Errors
     /// The obstacle.
@@ -464,7 +466,7 @@ impl Guest {
         self.backend.check_movable()
     }
 
-    /// The operator removes the VM.
+    /// Removes the VM as an operator does.
     ///
     /// # Errors
     /// The operator's error.

@@ -9,7 +9,7 @@ use vmm_glue::RegionIndex;
 use vmm_glue::client::memory_file;
 
 /// A guest's CPU and RAM, as far as a driver uses them. As on hardware, a driver sees no errors: refused reads return
-/// ones, and so do all reads after the device is gone.
+/// ones, and so do all reads once the device is gone.
 pub trait Machine {
     /// Reads a region.
     fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]);
@@ -17,13 +17,13 @@ pub trait Machine {
     /// Writes a region.
     fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]);
 
-    /// Returns the bytes of the guest's VRAM.
+    /// Returns the size of the guest's VRAM in bytes.
     fn vram_bytes(&self) -> u64;
 
     /// Reads the guest's VRAM.
     fn vram_read(&self, at: u64, data: &mut [u8]);
 
-    /// Writes the guest's VRAM as its CPU does.
+    /// Writes the guest's VRAM in the way of its CPU.
     fn vram_write(&self, at: u64, data: &[u8]);
 
     /// Reads the guest's RAM.
@@ -95,7 +95,7 @@ impl Machine for Guest {
     }
 }
 
-/// A region of RAM: a memory file like a VMM's.
+/// A region of RAM, which is a memory file as in a VMM.
 struct Region {
     size: u64,
     file: OwnedFd,
@@ -132,7 +132,7 @@ impl Ram {
         self.0.iter().map(|(&gpa, Region { size, file })| (gpa, *size, file))
     }
 
-    /// Returns start and size of the region that holds `gpa`.
+    /// Returns the start and size of the region that contains `gpa`.
     pub(super) fn at(&self, gpa: u64) -> Option<(u64, u64)> {
         let (&start, region) = self.0.range(..=gpa).next_back()?;
         (gpa - start < region.size).then_some((start, region.size))
@@ -148,7 +148,7 @@ impl Ram {
         assert_eq!(rustix::io::pwrite(file, data, at), Ok(data.len()));
     }
 
-    /// Returns the file of the region that holds `gpa`, for writers other than the guest.
+    /// Returns the file of the region that contains `gpa`, for writers other than the guest.
     pub(super) fn file_of(&self, gpa: u64) -> OwnedFd {
         self.place(gpa).0.try_clone().expect("another descriptor")
     }

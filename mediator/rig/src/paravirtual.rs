@@ -1,4 +1,4 @@
-//! The guest's side of the paravirtual interface, reduced to a minimum: a queue in RAM.
+//! The guest's side of the paravirtual interface in a minimal form: a queue in RAM.
 
 use super::Machine;
 use pv::abi::register;
@@ -6,9 +6,9 @@ pub use pv::abi::{kind, status};
 pub use pv::guest::{Ops, Reply};
 use vgpu::pv::OFFSET;
 
-/// Entries of the queue.
+/// Number of entries of the queue.
 pub const ENTRIES: u16 = 64;
-/// Bytes of RAM that an interface uses.
+/// Number of bytes of RAM that an interface uses.
 pub const RAM_BYTES: u64 = 0x2_0000;
 const AVAILABLE: u64 = 0x800;
 const USED_RING_AT: u64 = 0x1000;
@@ -19,25 +19,25 @@ const REPLY_BYTES: u32 = 0x8000;
 /// An interface that is set up, with its queue in RAM.
 #[derive(Clone, Copy, Debug)]
 pub struct Interface {
-    /// First guest-physical address of its RAM.
+    /// First guest-physical address of the interface's RAM.
     pub base: u64,
     next: u16,
 }
 
 impl Interface {
-    /// Sets up an interface in the [`RAM_BYTES`] bytes of RAM at `base`. All offered features are accepted.
+    /// Sets up an interface in the [`RAM_BYTES`] bytes of RAM at `base`, and accepts all offered features.
     pub fn open(machine: &mut impl Machine, base: u64) -> Self {
         Self::open_with(machine, base, u32::MAX)
     }
 
-    /// Like [`Self::open`], with a subset of the features.
+    /// Same as [`Self::open`], with a subset of the features.
     pub fn open_with(machine: &mut impl Machine, base: u64, features: u32) -> Self {
         machine.ram_write(base, &vec![0; RAM_BYTES as usize]);
         Self::set_up(machine, base, features);
         Self { base, next: 0 }
     }
 
-    /// Makes the device use a queue at `base`, regardless of the contents. Returns true if it does.
+    /// Makes the device use a queue at `base`, whatever the contents of the memory. Returns true if the device uses it.
     pub fn set_up(machine: &mut impl Machine, base: u64, features: u32) -> bool {
         machine.wr(OFFSET + register::STATUS, status::RESET);
         Self::describe(machine, base, features);
@@ -70,7 +70,7 @@ impl Interface {
         self.send(machine, &ops.bytes())
     }
 
-    /// Like [`Self::call`], with arbitrary bytes.
+    /// Same as [`Self::call`], with arbitrary bytes.
     pub fn send(&mut self, machine: &mut impl Machine, batch: &[u8]) -> Reply {
         self.post(machine, batch);
         let ended = machine.rd(OFFSET + register::ENDED);
@@ -88,7 +88,8 @@ impl Interface {
         self.publish(machine, head);
     }
 
-    /// Writes a descriptor: address, number of bytes, flags (1 chained, 2 device-writable), the next one.
+    /// Writes a descriptor: address, number of bytes, flags (1 for chained, 2 for device-writable), index of the next
+    /// descriptor.
     pub fn descriptor(&self, machine: &impl Machine, index: u16, at: u64, bytes: u32, flags: u16, next: u16) {
         let mut raw = at.to_le_bytes().to_vec();
         raw.extend(bytes.to_le_bytes());

@@ -1,4 +1,4 @@
-//! A VM at the other end of a daemon's socket: like [`Guest`](super::Guest), but through vfio-user messages.
+//! A VM behind a daemon's socket: like [`Guest`](super::Guest), but accessed through vfio-user messages.
 
 use super::machine::{Machine, Ram};
 use nvspec::regs::{pbus, windows::pramin};
@@ -13,19 +13,20 @@ use vmm_glue::RegionIndex;
 use vmm_glue::client::{Client, ClientError};
 use vmm_glue::protocol::{STATE_RESUMING, STATE_RUNNING, STATE_STOP_COPY};
 
-/// No operation takes this long, even on a loaded host: a wait that reaches the limit has failed.
+/// Maximum time of a wait. No operation takes this long, even on a loaded host, so a wait that reaches the limit has
+/// failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Wire number of MSI.
 const MSI: u32 = 1;
 const BAR0: u32 = RegionIndex::Bar0 as u32;
-/// Bytes of a device's state that are read at once.
+/// Number of bytes of a device's state per read.
 const STATE_PART: u32 = 32 << 10;
 /// Size of one message to or from VRAM in bytes.
 const MESSAGE_BYTES: u64 = 4096;
 
-/// One VM. Writes are posted, as QEMU's are.
+/// One VM. Writes are posted, as by QEMU.
 ///
-/// The device may disappear at any time, when the operator removes the VM: then [`Self::is_there`] is false. A server
+/// The device may disappear at any time, when the operator removes the VM; [`Self::is_there`] is then false. A server
 /// that does not answer, or violates the protocol, causes a panic.
 pub struct RemoteGuest {
     /// `None` once the device is gone.
@@ -39,7 +40,7 @@ impl RemoteGuest {
     /// Connects as a VMM does, and enables MSI. The VM has `vram_bytes` of VRAM.
     ///
     /// # Errors
-    /// If no server listens, or it refuses.
+    /// If no server listens, or the server refuses.
     pub fn connect(socket: &Path, vram_bytes: u64) -> Result<Self, ClientError> {
         let mut client = Client::connect(socket)?;
         client.set_timeout(Some(WAIT_TIMEOUT))?;
@@ -53,13 +54,13 @@ impl RemoteGuest {
         self.client.borrow().is_some()
     }
 
-    /// Waits until the server has carried out all posted writes. Returns false if the device is gone.
+    /// Waits until the server has executed all posted writes. Returns false if the device is gone.
     pub fn settle(&mut self) -> bool {
         self.ask(|client| client.device_info().map(drop));
         self.is_there()
     }
 
-    /// Calls the server; `None` if it refuses, or is gone.
+    /// Calls the server. Returns `None` if the server refuses or is gone.
     fn ask<T>(&self, call: impl FnOnce(&mut Client) -> Result<T, ClientError>) -> Option<T> {
         let mut place = self.client.borrow_mut();
         match call(place.as_mut()?) {
@@ -77,7 +78,7 @@ impl RemoteGuest {
         }
     }
 
-    /// Lends RAM to the device, from a new file. Returns false if the device refuses.
+    /// Lends RAM from a new file to the device. Returns false if the device refuses.
     pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
         let (file, lent) = Ram::file(size).expect("a memory file");
         let mapped = self.ask(|client| client.dma_map(gpa, size, writable, Some((lent.as_fd(), 0)))).is_some();
@@ -86,14 +87,14 @@ impl RemoteGuest {
         mapped
     }
 
-    /// Takes RAM back. Returns its file, through which it can still be read.
+    /// Takes back RAM. Returns its file, through which the RAM can still be read.
     pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
         let (size, file) = self.ram.remove(gpa)?;
         self.ask(|client| client.dma_unmap(gpa, size).map(drop));
         Some(file)
     }
 
-    /// The client resets the device.
+    /// Resets the device, as its client does.
     pub fn reset(&mut self) {
         self.ask(Client::reset);
     }
@@ -105,11 +106,11 @@ impl RemoteGuest {
     }
 
     /// Migrates to another device, which is served at `socket` and was never used: the client stops this device, reads
-    /// its state, and loads the state into the other. All of its RAM is lent there, readable and writable. Returns the
-    /// bytes of the state.
+    /// its state, and loads the state into the other device. All of the VM's RAM is lent to that device, readable and
+    /// writable. Returns the size of the state in bytes.
     ///
     /// # Errors
-    /// If either server refuses. This device is then stopped, and the other one reset.
+    /// If either server refuses. This device is then stopped, and the other device is reset.
     pub fn migrate_to(&mut self, socket: &Path) -> Result<usize, ClientError> {
         let mut there = Client::connect(socket)?;
         there.set_timeout(Some(WAIT_TIMEOUT))?;
@@ -126,18 +127,18 @@ impl RemoteGuest {
         there.set_device_state(STATE_RESUMING)?;
         state.chunks(STATE_PART as usize).try_for_each(|part| there.migration_write(part))?;
         there.set_device_state(STATE_RUNNING)?;
-        // The previous client has no state that this one lacks.
+        // The previous client has no state that this client lacks.
         *self.client.borrow_mut() = Some(there);
         self.msi = msi;
         Ok(state.len())
     }
 
-    /// Sets the state of the device, as for a client that stops it and then resumes it here.
+    /// Sets the state of the device, for a client that stops the device and then resumes it at the same server.
     pub fn set_device_state(&mut self, state: u32) -> Result<(), ClientError> {
         self.client.borrow_mut().as_mut().ok_or(ClientError::Closed)?.set_device_state(state)
     }
 
-    /// The client disconnects without a message, as when it is killed. Returns the files of its RAM.
+    /// Disconnects without a message, as a client that is killed. Returns the files of its RAM.
     #[must_use]
     pub fn vanish(mut self) -> Vec<OwnedFd> {
         std::iter::from_fn(|| self.ram.remove(self.ram.first()?)).map(|(_, file)| file).collect()
@@ -210,12 +211,12 @@ impl Machine for RemoteGuest {
             assert_eq!(rustix::io::read(&self.msi, &mut count), Ok(count.len()));
             return true;
         }
-        // No request is outstanding, so this is the end of the connection.
+        // No request is outstanding, so the connection has ended.
         *place = None;
         false
     }
 
-    /// Writes in one message, like a VMM that gathers posted writes.
+    /// Writes with one message, like a VMM that gathers posted writes.
     fn poke(&mut self, at: u64, value: u32) {
         let (window, offset) = window(at);
         let (window, value) = (window.to_le_bytes(), value.to_le_bytes());
@@ -225,8 +226,8 @@ impl Machine for RemoteGuest {
     }
 }
 
-/// Returns the PRAMIN base for a VRAM address, and the resulting address in BAR0. Its window is far larger than a
-/// piece.
+/// Returns the PRAMIN base for a VRAM address, and the resulting address in BAR0. The window is far larger than a
+/// message.
 fn window(at: u64) -> (u32, u64) {
     ((at >> 16) as u32, u64::from(pramin::BASE) + (at & 0xffff))
 }

@@ -1,5 +1,5 @@
-//! The service manager's role, for tests: it receives notifications of daemons (`sd_notify`), keeps the file
-//! descriptors that they store, and passes these to the next daemon.
+//! A service manager for tests: it receives notifications of daemons (`sd_notify`), keeps the file descriptors that
+//! they store, and passes these to the next daemon.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,11 +15,11 @@ use command_fds::{CommandFdExt, FdMapping};
 use parking_lot::{Condvar, Mutex};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// Maximum number of descriptors that it keeps.
+/// Maximum number of descriptors that the service manager keeps.
 const MAX_DESCRIPTORS: u32 = 1026;
 /// The first descriptor that is passed on.
 const FIRST_PASSED_FD: i32 = 3;
-/// Sent to itself to end the listening thread.
+/// Message that the service manager sends to itself to end the listening thread.
 const STOP_MESSAGE: &[u8] = b"X_LAST=1";
 
 /// Messages that were received.
@@ -27,14 +27,14 @@ const STOP_MESSAGE: &[u8] = b"X_LAST=1";
 pub struct Heard {
     /// Unread notification lines of daemons, except those about stored descriptors.
     pub said: Vec<String>,
-    /// Descriptors that are kept, with their names, in order. Two may have the same name.
+    /// Descriptors that are kept, with their names, in order. Two descriptors may have the same name.
     pub kept: Vec<(String, OwnedFd)>,
-    /// Messages about descriptors.
+    /// Number of messages about descriptors.
     pub stored: u64,
 }
 
 impl Heard {
-    /// Removes all lines up to the first `line`, if that was received.
+    /// Removes all lines up to the first occurrence of `line`. Returns `None` if the line was not received.
     pub fn take(&mut self, line: &str) -> Option<()> {
         let place = self.said.iter().position(|said| said == line)?;
         self.said.drain(..=place);
@@ -61,7 +61,7 @@ impl Heard {
     }
 }
 
-/// A service manager; it listens until it is dropped.
+/// A service manager, which listens until it is dropped.
 #[derive(Debug)]
 pub struct ServiceManager {
     path: PathBuf,
@@ -73,7 +73,7 @@ impl ServiceManager {
     /// Listens on `path`.
     ///
     /// # Errors
-    /// If it cannot listen.
+    /// If the path cannot be used for listening.
     pub fn new(path: &Path) -> io::Result<Self> {
         let socket = UnixDatagram::bind(path)?;
         let heard = Arc::new((Mutex::default(), Condvar::new()));
@@ -108,11 +108,11 @@ impl ServiceManager {
         Ok(command)
     }
 
-    /// Calls `look` with the received messages, now and whenever more arrive, until it returns a value. Fails after
-    /// `limit`.
+    /// Calls `look` with the received messages, now and whenever further messages arrive, until it returns a value.
+    /// Fails after `limit`.
     ///
     /// # Errors
-    /// If the time is over.
+    /// If the time limit is reached.
     pub fn wait<T>(&self, limit: Duration, mut look: impl FnMut(&mut Heard) -> Option<T>) -> io::Result<T> {
         let (heard, more) = &*self.heard;
         let mut found = None;

@@ -1,4 +1,4 @@
-//! A VM that is a domain of a fake hypervisor: like [`Guest`](super::Guest), but through requests of Xen.
+//! A VM that is a domain of a fake hypervisor: like [`Guest`](super::Guest), but accessed through Xen's requests.
 
 use super::{Machine, Rig};
 use nvspec::regs::{pbus, windows::pramin};
@@ -14,11 +14,12 @@ use vram::TenantId;
 use xen_device::fake::{FakeDomain, FakeSpec, FakeXen};
 use xen_device::{XenOptions, XenServer};
 
-/// No operation takes this long, even on a loaded host: a wait that reaches the limit has failed.
+/// Maximum time of a wait. No operation takes this long, even on a loaded host, so a wait that reaches the limit has
+/// failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Addresses of the guest's BARs: BAR0, BAR1 and BAR3. Like firmware, it places the larger ones above 4 GiB.
+/// Addresses of the guest's BARs: BAR0, BAR1 and BAR3. The larger BARs are above 4 GiB, as firmware would place them.
 const PLACES: [(u64, u64); 3] = [(0x10, 0xe000_0000), (0x14, 0x10_0000_0000), (0x1c, 0x20_0000_0000)];
-/// The capability of message-signalled interrupts of the vGPU.
+/// Offset of the vGPU's capability for message-signalled interrupts.
 const MSI: u64 = 0x68;
 
 /// A VM of a card, and the thread that serves its domain.
@@ -30,7 +31,7 @@ pub struct XenVm {
     thread: Option<JoinHandle<()>>,
     name: String,
     vram_bytes: u64,
-    /// Pages that the host has for one of its domains, in addition to its RAM.
+    /// Number of pages that the host has for one of its domains, in addition to the domain's RAM.
     pub spare: u64,
 }
 
@@ -38,7 +39,7 @@ impl XenVm {
     /// Creates a VM numbered `vm`, for a domain named `name`.
     ///
     /// # Panics
-    /// If the card has no room for it.
+    /// If the card has no memory for the VM.
     #[must_use]
     pub fn new(rig: &Rig, vm: u32, settings: &Settings, name: &str) -> Self {
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
@@ -55,8 +56,8 @@ impl XenVm {
         Self { xen, backend, stop, thread: Some(thread), name: name.to_owned(), vram_bytes, spare }
     }
 
-    /// Creates a domain of the VM with `kib` of RAM and two processors, of which a driver uses the first. It is served,
-    /// its BARs are placed and its messages are enabled.
+    /// Creates a domain of the VM with `kib` of RAM and two processors, of which a driver uses the first. The domain is
+    /// served, its BARs are placed, and its interrupt messages are enabled.
     #[must_use]
     pub fn domain(&self, id: u16, kib: u64) -> XenGuest {
         let domain = self.xen.create(FakeSpec { kib, cpus: 2, spare: self.spare, ..FakeSpec::new(id, &self.name) });
@@ -100,13 +101,13 @@ impl Drop for XenVm {
 pub struct XenGuest {
     /// The domain.
     pub domain: FakeDomain,
-    /// Number of messages that were waited for.
+    /// Number of messages that were already waited for.
     taken: Cell<usize>,
     vram_bytes: u64,
 }
 
 impl XenGuest {
-    /// Accesses up to 8 bytes of a region: writes `data`, or reads.
+    /// Accesses up to 8 bytes of a region: writes `data`, or reads without `data`.
     fn access(&self, region: RegionIndex, offset: u64, size: u32, data: Option<u64>) -> u64 {
         match (region, data) {
             (RegionIndex::Config, data) => self.domain.config(offset, size, data),

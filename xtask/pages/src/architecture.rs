@@ -1,11 +1,11 @@
-//! The picture of the architecture: boxes with the crates that they consist of, and arrows.
+//! Draws the picture of the architecture: boxes with their crates, and arrows.
 
 use std::fmt::Write;
 
 /// Width and height of the picture, in pixels.
 const SIZE: (i32, i32) = (900, 580);
 
-/// A box: its left upper corner, width and height, fill, title, and crates or, without crates, a note.
+/// A box: its upper left corner, width and height, fill colour, title, and crates or, without crates, a note.
 struct Part {
     at: (i32, i32),
     size: (i32, i32),
@@ -15,18 +15,18 @@ struct Part {
     note: &'static str,
 }
 
-/// An arrow from one point to another, with a text on the right side of its middle.
+/// An arrow from one point to another, with a text to the right of its middle.
 struct Arrow {
     from: (i32, i32),
     to: (i32, i32),
     text: &'static str,
 }
 
-/// Fill of tenants and operators.
+/// Fill colour of tenants and operators.
 const OUTSIDE: &str = "#fdf3dc";
-/// Fill of the mediator's parts.
+/// Fill colour of the mediator's parts.
 const OURS: &str = "#ddeaf6";
-/// Fill of cards.
+/// Fill colour of cards.
 const CARD: &str = "#e2f1e3";
 
 const PARTS: [Part; 13] = [
@@ -127,7 +127,7 @@ const ARROWS: [Arrow; 9] = [
     Arrow { from: (520, 404), to: (520, 490), text: "" },
 ];
 
-/// The daemon's control of the CUDA owner, and names of the protocols at the border of the daemon.
+/// The daemon's control of the CUDA owner, and the names of the protocols at the boundary of the daemon.
 const CONTROL: Arrow = Arrow { from: (310, 376), to: (290, 376), text: "" };
 const NOTES: [((i32, i32), &str); 4] =
     [((452, 98), "vfio-user"), ((677, 98), "ioctl"), ((812, 98), "HTTP"), ((527, 458), "PCI function (crate card)")];
@@ -225,7 +225,7 @@ mod tests {
         };
         for (number, part) in PARTS.iter().enumerate() {
             let (left, top, right, bottom) = edges(part);
-            // Half pixels of usual letters of the three fonts.
+            // Average widths of a character in the three fonts, in half pixels.
             let widest = [part.title.len() * 16, part.crates.join(", ").len() * 15, part.note.len() * 14];
             let width = usize::try_from(part.size.0).unwrap();
             assert!(widest.iter().all(|halves| halves / 2 < width), "{}: its text is too long", part.title);

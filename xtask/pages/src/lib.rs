@@ -1,6 +1,6 @@
-//! Parts of the documentation that are made from code: whole files, and parts of pages between two marks.
+//! Parts of the documentation that are generated from code: whole files, and parts of pages between two marks.
 //!
-//! A crate has a test, with a name that begins with `generated_`, which makes the text and passes it to [`file()`] or
+//! A crate has a test whose name begins with `generated_`. The test generates the text and passes it to [`file()`] or
 //! [`part`]. The test fails if the committed text differs. With the variable [`WRITE`], which `cargo xtask docs` sets,
 //! the test writes the text instead. [`architecture`] draws the picture of README.md.
 //!
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 pub mod architecture;
 
-/// Variable that makes the tests write their texts.
+/// Environment variable that makes the tests write their texts.
 pub const WRITE: &str = "GPU_MEDIATOR_WRITE_PAGES";
 
 /// Returns a path in the project's root folder.
@@ -32,7 +32,7 @@ pub fn file(path: &str, text: &str) {
     assert_same(path, &there, text);
 }
 
-/// Fails if a file has another text than the one that the code makes.
+/// Fails if a file has a text other than the generated one.
 fn assert_same(path: &str, there: &str, text: &str) {
     assert!(there == text, "{path} is not what the code makes: run `cargo xtask docs`");
 }
@@ -48,7 +48,7 @@ pub fn part(path: &str, name: &str, text: &str) {
     file(path, &page);
 }
 
-/// Returns a page with another text in one of its parts; `None` if it has no such part.
+/// Returns a page with one of its parts replaced; `None` if the page has no such part.
 fn replaced(page: &str, name: &str, text: &str) -> Option<String> {
     let mark = format!("<!-- generated: {name} -->\n");
     let (before, rest) = page.split_once(&mark)?;

@@ -1,4 +1,4 @@
-//! A copy of the sources, in which mistakes are made.
+//! A copy of the sources in which mistakes are made.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,7 +26,7 @@ pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     for name in listed.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let name = Path::new(std::str::from_utf8(name).context("a file name that is not UTF-8")?);
         let (from, to) = (root().join(name), copy.join(name));
-        // Deleted files that are not committed yet are listed as well.
+        // The list also contains deleted files whose deletion is not committed yet.
         if from.is_file() {
             let changed = changed.iter().find(|(file, _)| file == name);
             let text = || changed.map_or_else(|| fs::read(&from), |(_, text)| Ok(text.clone().into_bytes()));
@@ -40,7 +40,7 @@ pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// Writes a file with the permissions of `like`, unless it is equal already.
+/// Writes a file with the permissions of `like`, unless the file already has this text.
 fn bring(text: &[u8], like: &Path, to: &Path) -> std::io::Result<()> {
     if fs::read(to).is_ok_and(|copied| copied == text) {
         return Ok(());
@@ -50,7 +50,7 @@ fn bring(text: &[u8], like: &Path, to: &Path) -> std::io::Result<()> {
     fs::set_permissions(to, fs::metadata(like)?.permissions())
 }
 
-/// Removes the files of a folder of the copy that are not among `names`.
+/// Removes files from a folder of the copy if they are not in `names`.
 fn remove_others(copy: &Path, folder: &Path, names: &BTreeSet<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
         let path = entry?.path();

@@ -1,4 +1,4 @@
-//! The lists of mistakes: `mutations.toml` in the folder of the crate that they change.
+//! The lists of mistakes: each crate's folder contains `mutations.toml` with the mistakes in this crate.
 
 use std::fs;
 use std::path::Path;
@@ -9,13 +9,13 @@ use serde::Deserialize;
 
 use super::Mutation;
 
-/// Name of a crate's list.
+/// File name of a crate's list.
 const LIST: &str = "mutations.toml";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct List {
-    /// Parsed separately, so that an error can name its entry.
+    /// Each entry is parsed separately, so that an error can name it.
     mutation: Vec<toml::Table>,
 }
 

@@ -4,16 +4,16 @@ use std::ops::Range;
 
 /// A function with a body.
 struct Function {
-    /// Range from the start of its line to the body.
+    /// Range from the start of the function's line to the body.
     head: Range<usize>,
     /// Range between the body's braces.
     body: Range<usize>,
 }
 
-/// Returns the body of the innermost function around a place, without its braces.
+/// Returns the body of the innermost function around a location, without its braces.
 ///
-/// Returns `None` outside functions, and if two bodies cannot be branches of an `if`: in a constant function, and in
-/// one whose return type has no name, because there would be two types.
+/// Returns `None` outside functions, and if two bodies cannot be branches of an `if`: in a constant function, and in a
+/// function whose return type has no name, because the branches would have two types.
 pub fn body_around(text: &str, place: &Range<usize>) -> Option<Range<usize>> {
     let around = |function: &Function| function.body.start <= place.start && place.end <= function.body.end;
     let function = functions(text).into_iter().filter(around).max_by_key(|function| function.body.start)?;
@@ -51,7 +51,7 @@ fn functions(text: &str) -> Vec<Function> {
                     found.push(Function { head: line..start, body: start + 1..at });
                 }
             }
-            // A function without a body.
+            // The function has no body.
             b';' => head = head.filter(|(_, depth)| *depth != open.len()),
             _ => {}
         }
@@ -60,7 +60,7 @@ fn functions(text: &str) -> Vec<Function> {
     found
 }
 
-/// Returns the word that begins at an offset; empty if there is none.
+/// Returns the word that begins at an offset; an empty text without a word.
 fn word_at(bytes: &[u8], at: usize) -> &[u8] {
     let rest = bytes.get(at..).unwrap_or_default();
     let length = rest.iter().take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_').count();

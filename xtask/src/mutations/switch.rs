@@ -8,17 +8,17 @@ use anyhow::{Result, ensure};
 use super::Mutation;
 use super::place::body_around;
 
-/// Names the mistake that a program makes.
+/// Environment variable that names the mistake that a program makes.
 pub const VARIABLE: &str = "GPU_MEDIATOR_MUTATION";
 
-/// A source with switches.
+/// A source text with switches.
 pub struct Switched<'m> {
     pub text: String,
-    /// Its lines, counted from 1, with the mistakes that have a switch there.
+    /// Ranges of lines, counted from 1, with the mistakes whose switch is in the range.
     pub switches: Vec<(Range<usize>, Vec<&'m str>)>,
 }
 
-/// Returns the only place of a mistake in a source.
+/// Returns the only occurrence of a mistake's text in a source.
 pub fn place(text: &str, mutation: &Mutation) -> Result<Range<usize>> {
     let Mutation { file, from, .. } = mutation;
     let count = text.matches(from.as_str()).count();
@@ -27,9 +27,10 @@ pub fn place(text: &str, mutation: &Mutation) -> Result<Range<usize>> {
     Ok(start..start + from.len())
 }
 
-/// Puts mistakes into a source, each with a switch. Mistakes for which this is impossible are not among its switches.
+/// Inserts mistakes into a source, each with a switch. Mistakes for which this is impossible are not among the
+/// switches.
 pub fn switched<'m>(text: &str, mutations: &[&'m Mutation]) -> Result<Switched<'m>> {
-    // Grouped by the starts of bodies.
+    // Mistakes are grouped by the starts of bodies.
     let mut bodies: BTreeMap<usize, (Range<usize>, Vec<&'m Mutation>)> = BTreeMap::new();
     for mutation in mutations {
         let Some(body) = body_around(text, &place(text, mutation)?).filter(|_| mutation.file.ends_with(".rs")) else {

@@ -1,4 +1,4 @@
-//! The copy's test programs: builds and runs them for a mistake.
+//! The copy's test programs: builds them, and runs them for a mistake.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,8 +20,8 @@ use crate::runner::written;
 use crate::tally::{Reader, Tally};
 use crate::watch;
 
-/// A program that exceeds this time has noticed the mistake. TIMEOUT: the limit of a test of the suite `unit`; the
-/// tests of one mistake take some seconds.
+/// A program that exceeds this time counts as having noticed the mistake. TIMEOUT: the limit of a test of the suite
+/// `unit`; the tests of one mistake take some seconds.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Packages with libraries and programs that `cuda-rig`'s programs load, which no dependency names.
@@ -30,7 +30,7 @@ const BESIDE_RIG: [&str; 5] = ["cuda-shim", "cuda-fake", "cuda-owner", "mediator
 /// A build of the copy.
 pub struct Build {
     copy: PathBuf,
-    /// The packages, as cargo's options.
+    /// The packages, as options for cargo.
     selection: Vec<String>,
     /// Folder of each package, in the copy.
     folders: BTreeMap<String, PathBuf>,
@@ -40,7 +40,7 @@ pub struct Build {
 pub enum Built {
     /// The test programs.
     Programs(Vec<Program>),
-    /// It does not compile: files and lines of the errors, and the compiler's messages.
+    /// The copy does not compile: files and lines of the errors, and the compiler's messages.
     Refused(BTreeSet<(String, usize)>, String),
 }
 
@@ -50,7 +50,7 @@ pub struct Verdict {
     pub tally: Tally,
     /// Names of the failed tests.
     failed: Vec<String>,
-    /// A test did not end.
+    /// True if a test did not end.
     stood: bool,
 }
 
@@ -73,8 +73,8 @@ impl fmt::Display for Verdict {
 }
 
 impl Build {
-    /// Prepares a build of `packages` of the copy, or of everything if they are `None`: with the features of `cargo
-    /// xtask test`, so that its compiled dependencies can be reused.
+    /// Prepares a build of `packages` of the copy, or of all packages if `None`, with the features of `cargo xtask
+    /// test`, so that its compiled dependencies can be reused.
     pub fn new(copy: PathBuf, packages: Option<&BTreeSet<&str>>) -> Result<Self> {
         let mut selection: Vec<String> = match packages {
             None => ["--workspace", "--features", FEATURES].map(str::to_owned).into(),
@@ -147,11 +147,11 @@ impl Build {
         Ok(if good { Built::Programs(programs) } else { Built::Refused(errors, said) })
     }
 
-    /// Returns the programs of `programs` with tests of a package whose names contain one of `filters`.
+    /// Returns those of `programs` that have tests of a package whose names contain one of `filters`.
     ///
     /// # Errors
     ///
-    /// A filter matches no test.
+    /// If a filter matches no test.
     pub fn concerned<'a>(&self, programs: &'a [Program], package: &str, filters: &[&str]) -> Result<Vec<&'a Program>> {
         let folder = self.folders.get(package).with_context(|| format!("there is no package {package}"))?;
         let mut concerned = Vec::new();
@@ -171,7 +171,7 @@ impl Build {
     }
 }
 
-/// Runs the tests of `programs` whose names contain one of `filters`, with a mistake, or without.
+/// Runs the tests of `programs` whose names contain one of `filters`, with or without a mistake.
 pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) -> Result<Verdict> {
     let mut verdict = Verdict::default();
     for program in programs {
@@ -204,7 +204,7 @@ fn one(command: &mut Command, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// The build folder of the copy.
+/// Returns the build folder of the copy.
 fn folder() -> PathBuf {
     target().join("mutations-build")
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::output;
 
-/// Files that must be in it, with their access rights.
+/// Files that must be in the package, with their access rights.
 pub(super) const EXPECTED: [(&str, &str); 17] = [
     ("etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator", "-rw-r--r--"),
     ("etc/gpu-mediator.toml", "-rw-r--r--"),
@@ -30,7 +30,7 @@ pub(super) const EXPECTED: [(&str, &str); 17] = [
     ("usr/share/zsh/vendor-completions/_mediatorctl", "-rw-r--r--"),
 ];
 
-/// All problems of a package; `again` is the result of a second build.
+/// Returns all problems of a package; `again` is the result of a second build.
 pub(super) fn problems(package: &Path, again: &Path) -> Result<Vec<String>> {
     let mut problems = problems_of_contents(package, again)?;
     let folder = tempfile::tempdir().context("a folder for the package's files")?;
@@ -49,7 +49,7 @@ pub(super) fn problems(package: &Path, again: &Path) -> Result<Vec<String>> {
     Ok(problems)
 }
 
-/// Finds problems in the list of its files, and differences between both builds.
+/// Returns problems in the list of the package's files, and differences between both builds.
 pub(super) fn problems_of_contents(package: &Path, again: &Path) -> Result<Vec<String>> {
     let listed = output(Command::new("dpkg-deb").arg("--contents").arg(package))?;
     let listed = String::from_utf8_lossy(&listed).into_owned();
@@ -83,12 +83,12 @@ fn unit_problems(tree: &Path) -> Result<Vec<String>> {
     let unit = unit.replace("ExecStart=/usr/bin/", &format!("ExecStart={}/usr/bin/", tree.display()));
     let path = tree.join("gpu-mediator.service");
     fs::write(&path, unit)?;
-    // The drop-in for CUDA cards is included, as an administrator installs it.
+    // The drop-in for CUDA cards is included, in the way an administrator installs it.
     let drop_ins = tree.join("gpu-mediator.service.d");
     fs::create_dir_all(&drop_ins)?;
     let drop_in = fs::read_to_string(tree.join("usr/share/doc/gpu-mediator/examples/cuda.conf"))?;
     fs::write(drop_ins.join("cuda.conf"), &drop_in)?;
-    // Without it the daemon cannot kill programs of other users.
+    // Without the capability, the daemon cannot kill programs of other users.
     let rights = ["CapabilityBoundingSet=CAP_KILL", "AmbientCapabilities=CAP_KILL"];
     let missing = rights.iter().filter(|right| !drop_in.lines().any(|line| line == **right));
     let missing: Vec<String> = missing.map(|right| format!("cuda.conf does not say {right}")).collect();

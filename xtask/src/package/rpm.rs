@@ -10,13 +10,13 @@ use super::tree::Tree;
 use super::{CONFFILES, NAME, Recipe};
 use crate::run::root;
 
-/// RPM's name of the architecture.
+/// Name of the architecture in RPM.
 const ARCHITECTURE: &str = "x86_64";
-/// Files that other distributions have in another place than Debian.
+/// Files that have a different location in other distributions than in Debian.
 const ELSEWHERE: [(&str, &str); 1] =
     [("usr/share/zsh/vendor-completions/_mediatorctl", "usr/share/zsh/site-functions/_mediatorctl")];
 
-/// Makes the package from a tree's files in `out`. Returns its path. `libc` is the newest version of glibc that a
+/// Creates the package from a tree's files in `out`. Returns its path. `libc` is the newest version of glibc that a
 /// program requires.
 pub(super) fn make(recipe: &Recipe, tree: &Tree, libc: Option<(u32, u32)>, out: &Path) -> Result<PathBuf> {
     let epoch = u32::try_from(recipe.epoch).context("the time is not one of RPM")?;
@@ -58,8 +58,8 @@ pub(super) fn make(recipe: &Recipe, tree: &Tree, libc: Option<(u32, u32)>, out: 
     Ok(package)
 }
 
-/// All problems of a package; `again` is the result of a second build. `expected` must be in it, with these access
-/// rights.
+/// Returns all problems of a package; `again` is the result of a second build. The package must contain the files in
+/// `expected` with these access rights.
 pub(super) fn problems(package: &Path, again: &Path, expected: &[(&str, &str)]) -> Result<Vec<String>> {
     let read = Package::open(package).with_context(|| format!("cannot read {}", package.display()))?;
     read.verify_digests().context("the RPM's own sums")?;
@@ -93,7 +93,7 @@ pub(super) fn problems(package: &Path, again: &Path, expected: &[(&str, &str)]) 
     Ok(problems)
 }
 
-/// Access rights in the format of `ls -l`.
+/// Returns access rights in the format of `ls -l`.
 fn shown(bits: u32) -> String {
     let letters = "rwxrwxrwx".chars().enumerate();
     let each = letters.map(|(at, letter)| if bits >> (8 - at) & 1 == 1 { letter } else { '-' });

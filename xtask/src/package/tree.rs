@@ -35,7 +35,7 @@ impl Tree {
     pub fn write(&self, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
         let at = self.path(path);
         let made = || -> std::io::Result<()> {
-            // Folders get their rights independent of the caller's mask.
+            // Folders get their rights independently of the caller's umask.
             for folder in Path::new(path).ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
                 let folder = self.0.join(folder);
                 if !folder.exists() {
@@ -61,7 +61,7 @@ impl Tree {
         symlink(target, &at).with_context(|| format!("cannot make the link {}", at.display()))
     }
 
-    /// All links of the package, by path, with their targets.
+    /// Returns all links of the package by path, with their targets.
     pub fn links(&self) -> Result<Vec<(String, String)>> {
         let mut links = Vec::new();
         for path in self.all()? {
@@ -79,7 +79,7 @@ impl Tree {
         self.write(path, &bytes, 0o644)
     }
 
-    /// All files of the package, by path, sorted, with their access rights.
+    /// Returns all files of the package, sorted by path, with their access rights.
     pub fn listed(&self) -> Result<Vec<(String, u32)>> {
         let listed = |path: PathBuf| {
             let mode = fs::metadata(self.0.join(&path))?.permissions().mode();
@@ -89,14 +89,14 @@ impl Tree {
         self.files()?.into_iter().map(listed).collect()
     }
 
-    /// All files of the package, by path, sorted.
+    /// Returns all files of the package, sorted by path.
     fn files(&self) -> Result<Vec<PathBuf>> {
         let mut files: Vec<_> = self.all()?.into_iter().filter(|path| is_file(&self.0.join(path))).collect();
         files.retain(|path| !path.starts_with(CONTROL));
         Ok(files)
     }
 
-    /// All entries of the tree, each folder after its contents.
+    /// Returns all entries of the tree; each folder follows its contents.
     fn all(&self) -> Result<Vec<PathBuf>> {
         fn collect(root: &Path, folder: &Path, all: &mut Vec<PathBuf>) -> Result<()> {
             for name in super::names(folder)? {
@@ -113,7 +113,7 @@ impl Tree {
         Ok(all)
     }
 
-    /// Returns its installed size, in KiB.
+    /// Returns the installed size in KiB.
     pub fn kib(&self) -> Result<u64> {
         let mut bytes = 0;
         for path in self.files()? {
@@ -122,14 +122,14 @@ impl Tree {
         Ok(bytes.div_ceil(1024))
     }
 
-    /// The checksums with which dpkg finds changed files.
+    /// Returns the checksums with which dpkg finds changed files.
     pub fn md5sums(&self) -> Result<Vec<u8>> {
         let mut command = Command::new("md5sum");
         command.current_dir(&self.0).args(self.files()?);
         output(&mut command)
     }
 
-    /// Sets one time on all entries.
+    /// Sets the same time on all entries.
     pub fn set_times(&self, epoch: u64) -> Result<()> {
         let time = UNIX_EPOCH + Duration::from_secs(epoch);
         for path in self.all()?.into_iter().chain([PathBuf::new()]) {
