@@ -392,7 +392,7 @@ impl ManagedCard {
         !self.shut_out.swap(true, Ordering::AcqRel)
     }
 
-    /// Wakes the card's threads, so that they check for their end.
+    /// Wakes the card's threads, so that they check whether to end.
     pub(crate) fn wake_threads(&self) {
         if let Err(error) = self.event.write(1) {
             tracing::error!(%error, "the card's interrupt thread cannot be woken");

@@ -519,7 +519,7 @@ fn card_mistakes(card: &CardSpec) -> Vec<String> {
     scheduler.into_iter().chain(memory).collect()
 }
 
-/// Returns true if a step drains a card, and false if it undrains one.
+/// Returns true if a step drains a card, false if it undrains one, and `None` if it does neither.
 fn drained_by(step: &Step) -> Option<bool> {
     step.changes.iter().find(|change| change.key == DRAINED)?.to.as_bool()
 }

@@ -1,8 +1,8 @@
 //! Moves a virtual machine to another card while its guest works.
 //!
-//! The virtual machine is created on the other card, and its memory is copied from the current card, while its guest
-//! works. Then its VMM waits: the guest's state on the card is copied (`vgpu`), and the connection continues with the
-//! device of the other card. Until then, the virtual machine resumes on its current card if anything fails.
+//! The virtual machine is created on the other card, and its memory leaves the current card, while its guest works.
+//! Then its VMM waits: the guest's state on the card is copied (`vgpu`), and the connection continues with the device
+//! of the other card. Until then, the virtual machine resumes on its current card if anything fails.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,8 +43,8 @@ impl Daemon {
         self.move_if(name, Some(card), expected)
     }
 
-    /// Moves a virtual machine that [`Self::may_move`] to another card. If the virtual machine or its card has failed,
-    /// it is created again on the other card: its VMM has lost its device already. Needs `changing`.
+    /// Moves a virtual machine to another card, after a successful [`Self::may_move`]. If the virtual machine or its
+    /// card has failed, it is created again on the other card: its VMM has lost its device already. Needs `changing`.
     ///
     /// # Errors
     /// Same as for [`Self::move_vm`].

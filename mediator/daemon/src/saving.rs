@@ -14,7 +14,7 @@ use super::backend::{Awaiting, Built};
 use super::moving::{MIB, Plan, REST_LIMIT, STILL_LIMIT};
 use super::{Daemon, DaemonError};
 
-/// Maximum overhead of a stream for its chunks, as a divisor of the VM's memory.
+/// Maximum overhead of a stream for its parts, as a divisor of the VM's memory.
 const SPOOL_PART: u64 = 64;
 /// Maximum size of a stream in addition to the memory, in bytes: kept page tables and all channels need less.
 const SPOOL_HEAD: u64 = 256 * MIB;
@@ -78,7 +78,7 @@ impl Daemon {
         Spool::new(self.spec.state_dir.as_deref(), most)
     }
 
-    /// Restores a virtual machine's vGPU from bytes that `next` returns in order, with an empty chunk at the end.
+    /// Restores a virtual machine's vGPU from bytes that `next` returns in order, with an empty part at the end.
     ///
     /// # Errors
     /// If the bytes are not a virtual machine that can resume on this card, or `next` fails. The virtual machine then

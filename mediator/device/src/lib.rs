@@ -1,7 +1,6 @@
-//! The common part of the devices of a VM, which are a virtual GPU or the card itself: its status ([`DeviceStatus`]),
-//! the errors of its creation ([`DeviceError`]), the client's memory in the form for a card ([`memory_of`]), memory
-//! that the client maps for a BAR ([`WindowMemory`]), and a rate limit for moves of pages in this memory ([`Pace`]).
-//!
+//! The common part of every device of a VM (a virtual GPU or the card itself): its status ([`DeviceStatus`]), the
+//! errors of its creation ([`DeviceError`]), the client's memory in the form for a card ([`memory_of`]), memory that
+//! the client maps for a BAR ([`WindowMemory`]), and a rate limit for moves of pages in this memory ([`Pace`]).
 //! The crate does not serve accesses; the crates `vgpu` and `passthrough` do.
 
 #![forbid(unsafe_code)]

@@ -7,8 +7,8 @@
 /// Number of pages that a VM may move in a burst: all of its apertures and about 60 times the window, enough for
 /// several starts of a driver.
 const BURST_PAGES: u64 = 1 << 16;
-/// Growth of the budget in pages per second: enough for 64 moves of the window per second, each with 256 pages in both
-/// directions.
+/// Growth of the budget in pages per second: enough for 64 moves of the window per second, each with 256 pages out and
+/// 256 pages in.
 const PAGES_PER_SECOND: u64 = 1 << 15;
 /// Maximum wait for one move, in ns. A move of all apertures costs less.
 // TIMEOUT: QEMU gives up on a request that is not answered within 5 s, and a daemon's upgrade waits for 4 s.

@@ -7,7 +7,7 @@ use devmodel::pci::{BadBar, BadRom};
 use std::collections::BTreeMap;
 use std::io;
 
-/// Interrupt mode that was selected by the guest's driver.
+/// Interrupt mode selected by the guest's driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InterruptKind {
     /// No interrupts.
@@ -45,7 +45,7 @@ pub struct DeviceStatus {
     pub pci_id: (u16, u16),
     /// Set if the guest allows the device to access its memory.
     pub bus_master: bool,
-    /// Interrupt mode that was selected by the guest's driver.
+    /// Interrupt mode selected by the guest's driver.
     pub interrupts: InterruptKind,
     /// Denied accesses, by place and reason.
     pub denied: Vec<DeniedAccess>,

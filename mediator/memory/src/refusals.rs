@@ -7,8 +7,8 @@ use vram::{Limit, TenantId};
 #[derive(Clone, Debug, Default)]
 pub struct Refusals {
     counts: BTreeMap<TenantId, BTreeMap<&'static str, u64>>,
-    /// Chunks that still have no place, because a waiting VM requests its chunk repeatedly. The size is at most the
-    /// number of guests' chunks.
+    /// Chunks that still have no place. They are recorded because a waiting VM requests its chunk repeatedly. The size
+    /// is at most the number of guests' chunks.
     open: BTreeSet<(TenantId, u64)>,
 }
 

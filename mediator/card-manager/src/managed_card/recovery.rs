@@ -216,9 +216,9 @@ impl CardState {
     }
 
     /// Takes a faulted channel (if its owner is known) off the card, and lets its engine continue with other channels.
-    /// The stopped engine is reset, as in nouveau (`gf100_fifo_recover_work`): after an acknowledgement of the error,
-    /// the scheduler would use the engine again, but the engine would not be repaired. An engine that already works for
-    /// another channel is not reset.
+    /// The stopped engine is reset, as in nouveau (`gf100_fifo_recover_work`): acknowledging the error would make the
+    /// scheduler use the engine again, but would not repair it. An engine that already works for another channel is not
+    /// reset.
     pub(crate) fn recover(&mut self, card: &dyn Card, channel: Option<(TenantId, VirtualChannelId)>, unit: u32) {
         let engine = match unit {
             fault::unit::GR => Some(engine::GR),

@@ -1,5 +1,5 @@
-//! Slots that use another card's memory: a VM that moves between cards uses this memory when it arrives, and the memory
-//! is copied only afterwards.
+//! Slots that use another card's memory: a VM that moves between cards keeps using this memory at first, and the memory
+//! is copied only after its arrival.
 
 use super::PinnedPool;
 use crate::ManagerError;

@@ -208,8 +208,8 @@ impl VmBackend {
         let Self { host, vm, memory, .. } = self;
         let address = |page: u32| GuestVramAddr(u64::from(page) * SMALL_PAGE);
         let mut data = [0; SMALL_PAGE as usize];
-        // An unplaced page is zero until it is placed in its chunk and written. Each word read from a card is a round
-        // trip, so the card's lock is yielded to waiting threads after each page.
+        // An unplaced page is zero until its chunk is placed and written. Each word read from a card is a round trip,
+        // so the card's lock is yielded to waiting threads after each page.
         let mut state = host.lock();
         let mut zeros = BTreeSet::new();
         for (page, _) in moves.outs.iter().chain(&moves.ins) {

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 const WORDS: usize = 4096;
 /// Maximum number of addresses looked up per submission, so that a guest cannot delay others with repeated addresses.
 const MAX_LOOKUPS: usize = 2048;
-/// Maximum size of a surface in bytes, so that an impossibly large size costs no time.
+/// Maximum number of a surface's bytes that count, so that an impossibly large size costs no time.
 const SURFACE_MAX: u64 = 1 << 30;
 /// Mask of the bits of a GPU virtual address.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;

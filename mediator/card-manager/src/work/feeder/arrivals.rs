@@ -111,10 +111,10 @@ impl<C: CardView> Feeder<'_, C> {
         schedule.waiting == 0 && schedule.scheduler.is_brief_and_alone(vm, engine, now, LOOK_NS)
     }
 
-    /// Returns the engine for whose slice a channel's next work waits. If [PGRAPH is closed](CardView::closes_graphics)
-    /// for the channel, other VMs may not use PGRAPH while the work is on the card, for any engine. The work then waits
-    /// for a slice on PGRAPH, and is charged for the engine on which the card reports it. Work that needs only copy
-    /// engines waits only for the first one that it uses.
+    /// Returns the engine on which a channel's next work waits for a slice. If [PGRAPH is
+    /// closed](CardView::closes_graphics) for the channel, other VMs may not use PGRAPH while the work is on the card,
+    /// for any engine. The work then waits for a slice on PGRAPH, and is charged for the engine on which the card
+    /// reports it. Work that needs only copy engines waits only for the first one that it uses.
     fn books_on(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT], needs: Needs) -> Engine {
         if self.card.closes_graphics(channel) {
             return Engine::Compute;
