@@ -1,7 +1,7 @@
 //! Operations with typed arguments.
 //!
-//! This module checks what the operation alone determines. Checks that depend on the virtual machine (its handles and
-//! channels, the end of its VRAM) are left to the executor.
+//! This module makes the checks that depend on the operation alone. The executor makes those that depend on the virtual
+//! machine: on its handles and channels, and the end of its VRAM.
 
 use crate::abi::{
     BufferPriority, DirectorySet, Entries, EntriesRun, Instance, MAX_MEMORY_BYTES, MemoryCopy, MemoryFill, Runlist,

@@ -36,8 +36,7 @@ pub struct Config {
     pub faults: Vec<Fault>,
     /// Set to count the accesses of engines and kernels by memory range ([`Card::access_counts`]).
     pub profile: bool,
-    /// Set if the VBIOS scripts have run (POST). Otherwise the memory controllers stay off: the scripts are not
-    /// executed.
+    /// Set if the VBIOS scripts have run (POST). Otherwise the memory controllers stay off: no script is executed.
     pub posted: bool,
     /// Set to allocate VRAM in an anonymous file, so that another process can take over the card.
     pub shared: bool,
@@ -182,8 +181,7 @@ impl SimGpu {
         Ok(Self { shared, memory, mmu, identity, _worker: None })
     }
 
-    /// Makes a card whose clock changes only when it is advanced, and that works, including on kernels, only on
-    /// request.
+    /// Makes a card whose clock changes only when it is advanced, and that works, also on kernels, only on request.
     #[cfg(test)]
     pub(crate) fn for_test(config: &Config) -> Self {
         let config = Config { compute_workers: Some(0), ..config.clone() };

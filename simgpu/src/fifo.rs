@@ -261,8 +261,7 @@ impl Fifo {
         progress
     }
 
-    /// Removes a channel from its PBDMA and its engines, if none of its work is in flight. Returns true if it was
-    /// removed.
+    /// Removes a channel from its PBDMA and engines, if none of its work is in flight. Returns true if it was removed.
     pub(crate) fn leave(&mut self, channel: u8, cx: &mut Cx) -> bool {
         let holds = |slot: &Slot| slot.resident.is_some_and(|resident| resident.channel == Some(channel));
         let now = cx.clock.now();

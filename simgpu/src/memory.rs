@@ -44,8 +44,7 @@ pub enum BusAddr {
 }
 
 impl BusAddr {
-    /// Returns the address named by an instance block, directory register or runlist register; `None` for the reserved
-    /// target.
+    /// Returns the address in an instance block, directory or runlist register; `None` for the reserved target.
     #[must_use]
     pub const fn from_target(target: Target, address: u64) -> Option<Self> {
         match target {

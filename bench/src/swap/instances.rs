@@ -12,8 +12,7 @@ use crate::report::{Metric, Target, order};
 
 /// Numbers of instances.
 const COUNTS: [usize; 3] = [1, 2, 5];
-/// Size of the card in MiB: more than one instance of most programs needs, and a fifth to a third of what five
-/// instances need.
+/// Size of the card in MiB: enough for one instance of most programs, and for a fifth to a third of five instances.
 const CARD_MIB: u64 = 20;
 /// Number of runs of each, alternating between all.
 const RUNS: usize = 5;

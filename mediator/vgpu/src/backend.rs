@@ -306,8 +306,7 @@ impl VmBackend {
         state.feeder().look_at_waits(Some(self.vm));
     }
 
-    /// Removes all state of the guest's driver from the card: channels, address spaces, apertures. The VM's memory
-    /// stays.
+    /// Removes all state of the guest's driver from the card: channels, address spaces, apertures. VM memory stays.
     pub(super) fn quiesce(&mut self) {
         devmodel::backend::Backend::reset_fifo(self);
         self.faults.clear();

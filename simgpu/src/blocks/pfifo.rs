@@ -100,8 +100,7 @@ pub(crate) fn write(reg: pfifo::Reg, index: u32, offset: u32, value: u32, fifo: 
     }
 }
 
-/// Returns true if a write only acknowledges an interrupt. PFIFO does not wait for it, although a driver does it after
-/// each submission.
+/// Returns true if a write only acknowledges an interrupt, as a driver does after each submission.
 pub(crate) fn acknowledges(offset: u32) -> bool {
     matches!(pfifo::decode(offset), Some((pfifo::Reg::INTR | pfifo::Reg::NON_STALL_INTR, _)))
 }

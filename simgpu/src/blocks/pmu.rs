@@ -1,5 +1,4 @@
-//! PMU: a falcon whose firmware is not executed. Once started it shows its two queues, accepts commands and sends no
-//! messages.
+//! PMU: a falcon whose firmware is not executed. Once started it shows two queues, accepts commands, and sends nothing.
 
 use crate::cx::Cx;
 use crate::falcon::{DataMemory, SavedMemory};

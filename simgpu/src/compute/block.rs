@@ -1,7 +1,7 @@
 //! One block of a grid: its warps execute in turn until they have ended.
 //!
-//! The order is deterministic: a warp executes until it waits, ends or has executed [`INSTRUCTIONS_PER_TURN`]
-//! instructions.
+//! The order is deterministic: a warp executes until it waits, ends or has executed
+//! [`INSTRUCTIONS_PER_TURN`] instructions.
 
 use super::code::Code;
 use super::constants::Constants;

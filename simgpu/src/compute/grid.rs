@@ -69,8 +69,7 @@ impl Grid {
         residue: Arc<Residue>,
     ) -> Self {
         let block_local = launch.warp_local_bytes() * u64::from(launch.threads().div_ceil(LANES as u32));
-        // Each running block needs its part of local memory. One block always runs, and fails if it uses missing
-        // memory.
+        // Each running block needs its part of local memory. One block always runs, and fails without its part.
         let slots =
             launch.local_bytes.checked_div(block_local).map_or(u32::MAX, |slots| slots.clamp(1, 1 << 16) as u32);
         Self {

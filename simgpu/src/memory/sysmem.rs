@@ -48,8 +48,7 @@ impl Sysmem {
         Ok(())
     }
 
-    /// Removes exactly one mapping. After the function returns, no access to the mapping is in flight, and none can
-    /// start.
+    /// Removes exactly one mapping. After the return, no access to the mapping is in flight, and none can start.
     ///
     /// # Errors
     /// [`DmaError::NotMapped`] when no mapping has exactly that range.

@@ -116,8 +116,7 @@ impl<'a> Session<'a> {
         Self { mmu, space, access, view, reads, writes, bus_bytes: 0, profiled, _gate: gate }
     }
 
-    /// Counts bytes as moved by the last access, a write or a read. An access that spans pages counts for the last
-    /// page.
+    /// Counts bytes as moved by the last access, a write or a read. An access to several pages counts for the last.
     pub fn count(&mut self, write: bool, bytes: u64) {
         let recent = if write { &mut self.writes } else { &mut self.reads };
         recent.moved += bytes;

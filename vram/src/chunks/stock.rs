@@ -110,8 +110,8 @@ impl Stock {
         Some(number)
     }
 
-    /// Takes a unit as the destination of a copy of a whole chunk, which overwrites it: a unit that waits to be scrubbed,
-    /// if there is one, because its scrub is saved. `None` if there is no room, or all others are being scrubbed.
+    /// Takes a unit as the destination of a copy of a whole chunk. Prefers a unit that waits to be scrubbed: the copy
+    /// overwrites it, and so its scrub is saved. `None` if there is no room, or all others are being scrubbed.
     pub(super) fn take_for_copy(&mut self, to: ChunkState) -> Option<u32> {
         if self.room() == 0 {
             return None;

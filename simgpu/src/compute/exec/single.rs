@@ -242,8 +242,7 @@ fn fused_slowly(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
     each(|lane| soft::fma(a[lane].into(), b[lane].into(), c[lane].into(), F32, Rounding::Nearest))
 }
 
-/// Returns the minimum or maximum of two numbers; given a number and a NaN, returns the number. Minus zero is less than
-/// zero.
+/// Returns the minimum or maximum of two numbers, or the number if the other is a NaN. Minus zero is below zero.
 fn least_or_greatest(a: u32, b: u32, least: bool) -> u32 {
     let is_nan = |value: u32| value & !SIGN > INFINITY;
     match (is_nan(a), is_nan(b)) {

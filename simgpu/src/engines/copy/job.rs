@@ -1,5 +1,4 @@
-//! A copy in flight: copies lines from one surface to another, unchanged or remapped by element, then runs the
-//! completion.
+//! A copy in flight: copies lines between surfaces, unchanged or remapped by element, then runs the completion.
 //!
 //! Lines, and addresses within a line, are copied in ascending order, so that overlapping copies are defined: they read
 //! bytes written before. GUESS: the hardware copies in bursts in this order; drivers do not overlap copies.
