@@ -1,7 +1,7 @@
 //! A small vfio-user client for tests, benches and hostile guests.
 //!
-//! It blocks, and it does not trust its server: lengths of replies are checked. [`Client::request`] and the calls built
-//! on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] do not have to.
+//! The client blocks, and does not trust its server: it checks the lengths of replies. [`Client::request`] and the
+//! calls built on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] do not have to.
 
 use std::collections::VecDeque;
 use std::io;
@@ -73,7 +73,7 @@ type Result<T> = std::result::Result<T, ClientError>;
 pub struct Message {
     /// Its header.
     pub header: Header,
-    /// Bytes after the header.
+    /// Bytes that follow the header.
     pub body: Vec<u8>,
     /// Attached descriptors.
     pub fds: Vec<OwnedFd>,
@@ -141,7 +141,7 @@ impl Client {
         &self.stream
     }
 
-    /// Sets the time limit of a reply; `None`, the default, for no limit.
+    /// Sets the time limit of a reply; `None`, the default, means no limit.
     pub fn set_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         Ok(self.stream.set_read_timeout(timeout)?)
     }
@@ -200,7 +200,7 @@ impl Client {
         }
     }
 
-    /// Waits for one message of the server.
+    /// Waits for one message from the server.
     pub fn receive_message(&mut self) -> Result<Message> {
         let mut bytes = [0; HEADER_SIZE];
         let mut fds = Vec::new();
@@ -294,12 +294,13 @@ impl Client {
         self.write(region, offset, &value.to_le_bytes())
     }
 
-    /// Writes to a region without a reply.
+    /// Writes to a region without requesting a reply.
     pub fn post(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<()> {
         self.send(Command::REGION_WRITE, FLAG_NO_REPLY, &write_body(region, offset, data), &[]).map(drop)
     }
 
-    /// Sends writes of up to 8 bytes each in one message, without a reply: (region, offset, data).
+    /// Sends writes of up to 8 bytes each in one message, without requesting a reply. Each write is (region, offset,
+    /// data).
     pub fn post_many(&mut self, writes: &[(u32, u64, &[u8])]) -> Result<()> {
         self.send(Command::REGION_WRITE_MULTI, FLAG_NO_REPLY, &multi_body(writes), &[]).map(drop)
     }
@@ -334,7 +335,7 @@ impl Client {
         self.irq_request(IrqSet { argsz: 20, flags, index, start, count: length(fds.len()) }, &[], fds)
     }
 
-    /// Creates `count` eventfds and attaches them to interrupts from 0 on of a type.
+    /// Creates `count` eventfds and attaches them to interrupts of a type, starting at interrupt 0.
     pub fn attach_irqs(&mut self, index: u32, count: usize) -> Result<Vec<OwnedFd>> {
         let fds = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect::<std::result::Result<Vec<_>, _>>();
         let fds = fds.map_err(io::Error::from)?;
@@ -372,7 +373,7 @@ impl Client {
         Ok(parse(&reply.body)?.0)
     }
 
-    /// Queries a region, with space for `argsz` bytes of reply. Returns its description, capabilities, descriptors.
+    /// Queries a region, with space for `argsz` bytes of reply. Returns its description, capabilities and descriptors.
     pub fn region_info(&mut self, index: u32, argsz: u32) -> Result<(RegionInfoBody, Vec<u8>, Vec<OwnedFd>)> {
         let body = RegionInfoBody { argsz, index, ..Default::default() };
         let reply = self.request(Command::DEVICE_GET_REGION_INFO, body.as_bytes(), &[])?;
@@ -380,7 +381,7 @@ impl Client {
         Ok((info, caps.to_vec(), reply.fds))
     }
 
-    /// Queries a region as QEMU does: again if the first reply needs more space.
+    /// Queries a region as QEMU does: repeats the query if the first reply needs more space.
     pub fn region(&mut self, index: u32) -> Result<Region> {
         let fixed = length(size_of::<RegionInfoBody>());
         let (mut info, mut caps, mut fds) = self.region_info(index, fixed)?;
@@ -490,7 +491,7 @@ pub fn memory_file(size: u64, sealed: bool) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Waits until an eventfd is signalled and takes its count.
+/// Waits until an eventfd is signalled, then takes its count.
 pub fn wait_event(fd: impl AsFd, timeout: Duration) -> io::Result<u64> {
     let mut wait = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
     let timeout = rustix::event::Timespec::try_from(timeout).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -508,7 +509,7 @@ pub fn write_body(region: u32, offset: u64, data: &[u8]) -> Vec<u8> {
     [access.as_bytes(), data].concat()
 }
 
-/// Returns the body of a `REGION_WRITE_MULTI`: (region, offset, data), up to 8 bytes of data each.
+/// Returns the body of a `REGION_WRITE_MULTI`. Each write is (region, offset, data), with up to 8 bytes of data.
 pub fn multi_body(writes: &[(u32, u64, &[u8])]) -> Vec<u8> {
     let mut body = u64::try_from(writes.len()).unwrap_or(0).to_ne_bytes().to_vec();
     for &(region, offset, bytes) in writes {

@@ -80,9 +80,9 @@ pub struct Connection {
     receive: Receive,
     out: Outbox,
     session: Session,
-    /// State for the next process, in case this one is killed.
+    /// State for the next process, in case this process is killed.
     journal: Option<Journal>,
-    /// The client had another device, in a process that was killed.
+    /// Set if the client had another device, in a process that was killed.
     revival: Option<Revival>,
 }
 
@@ -99,12 +99,12 @@ impl Connection {
         }
     }
 
-    /// Starts a journal, if there is none.
+    /// Starts a journal, if the connection has none.
     pub(crate) fn keep_journal(&mut self, keeper: &Arc<dyn Keeper>, device: &mut dyn Device) {
         if self.journal.is_some() || !keeper.keeps_more() {
             return;
         }
-        // Drop the numbers of the previous process, which are unknown here.
+        // Drop the previous process's descriptor numbers, which are unknown here.
         keeper.give_up_more();
         if !device.is_renewable() {
             tracing::warn!("if this daemon is killed, the VMM has lost its device: another could not have it as it is");
@@ -127,7 +127,7 @@ impl Connection {
         self.revival = Some(revival);
     }
 
-    /// Commits changes, and marks messages as handled: the answers are about to be sent.
+    /// Commits changes, and marks messages as handled: called when the answers are about to be sent.
     fn commit_journal(&mut self, device: &mut dyn Device) {
         let Some(journal) = &mut self.journal else { return };
         if std::mem::take(&mut self.session.configured) && self.session.is_negotiated() {
@@ -189,8 +189,8 @@ impl Connection {
         self.receive.space()
     }
 
-    /// Records that the first `len` bytes of [`Self::space`] were received, with descriptors. `truncated`: some did not
-    /// fit.
+    /// Records that the first `len` bytes of [`Self::space`] were received, with descriptors. `truncated` is set if
+    /// some descriptors did not fit.
     pub fn received(&mut self, len: usize, fds: Vec<OwnedFd>, truncated: bool) {
         let descriptors = !fds.is_empty() || truncated;
         let stray = self.receive.commit(len, fds, truncated);
@@ -216,7 +216,7 @@ impl Connection {
         Ok(progress)
     }
 
-    /// Completes the write that the device has deferred until its answer was sent, if there is one. Call it each time
+    /// Completes the write that the device has deferred until its answer was sent, if any. Call it each time
     /// [`Self::output`] was sent. All other methods that call the device complete it first.
     pub fn complete_deferred(&mut self, device: &mut dyn Device) {
         self.session.complete_deferred(device);
@@ -279,7 +279,7 @@ impl Connection {
         let Some(revival) = self.revival.take() else { return Ok(()) };
         if self.is_negotiated() {
             revival.carry_out(device, &self.session.link)?;
-            // Use the files that the client has.
+            // Use the files that the client already has.
             self.session.regions = device.regions();
             let counters = self.session.link.counters();
             add(&counters.daemon_deaths_survived, u64::from(revival.deaths));
@@ -312,9 +312,9 @@ pub(crate) struct Message<'a> {
     /// Body without the header; empty if `oversized`.
     pub body: &'a [u8],
     pub fds: Vec<OwnedFd>,
-    /// Some descriptors were lost.
+    /// Set if some descriptors were lost.
     pub truncated: bool,
-    /// The body exceeds the limit and is skipped.
+    /// Set if the body exceeds the limit and is skipped.
     pub oversized: bool,
 }
 

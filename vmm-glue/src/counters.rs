@@ -42,7 +42,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Clients that negotiated.
+    /// Clients that have negotiated.
     clients,
     /// Connections refused because another client was connected.
     clients_refused,
@@ -54,7 +54,7 @@ counters! {
     posted,
     /// Region writes inside batches.
     batched_writes,
-    /// Region reads, counted separately for parts of batches and of odd sizes if the client sent them as such.
+    /// Region reads. Parts of batches and of odd sizes count separately if the client sent them separately.
     region_reads,
     /// Region writes, including those in batches.
     region_writes,
@@ -88,7 +88,7 @@ counters! {
     not_shared,
     /// Memory regions that were withdrawn under a mapping.
     withdrawn,
-    /// Number of checks for private memory.
+    /// Checks for private memory.
     share_checks,
     /// Daemons that were killed under the current or last client: its device was reset each time, and its connection
     /// continued.
@@ -127,8 +127,8 @@ pub(crate) fn add_len(count: &AtomicU64, n: usize) {
     count.fetch_add(u64::try_from(n).unwrap_or(u64::MAX), Relaxed);
 }
 
-/// Returns true if error number `count` of a client belongs in the log: the first ones do, and later ones decreasingly
-/// often.
+/// Returns true if error number `count` of a client belongs in the log: this applies to the first errors, and
+/// decreasingly often to later ones.
 pub fn worth_logging(count: u64) -> bool {
     count <= 16 || count.is_power_of_two()
 }

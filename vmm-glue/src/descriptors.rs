@@ -24,12 +24,12 @@ pub enum ParkError {
     Io(#[from] io::Error),
 }
 
-/// Destination of named descriptors.
+/// Destination of descriptors that are saved under a name.
 #[derive(Debug)]
 pub(crate) enum Giving<'a> {
-    /// A duplicate of each is handed over, named by its index.
+    /// Hands over a duplicate of each descriptor, named by its index.
     Over(Vec<OwnedFd>),
-    /// A keeper gets one duplicate of each, named by its slot.
+    /// Leaves one duplicate of each descriptor with a keeper, named by its slot.
     Slots(&'a mut Slots, &'a dyn Keeper),
 }
 
@@ -64,7 +64,7 @@ impl<'a> Giving<'a> {
 #[derive(Debug)]
 pub(crate) struct Given {
     fds: Vec<Option<OwnedFd>>,
-    /// Descriptors that were taken: name, and number in this process.
+    /// Descriptors that were taken: the name, and the number in this process.
     taken: RefCell<Vec<(u32, RawFd)>>,
 }
 

@@ -132,15 +132,15 @@ impl Ack {
 }
 
 /// The unfinished part of a write, for [`Device::complete`]. The device keeps its data, because other threads of the
-/// device may have to do this part earlier. It cannot be copied: each is completed once.
+/// device may have to do this part earlier. This value cannot be copied: each deferred write is completed once.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "pass it to `Device::complete`"]
 pub struct Deferred(());
 
 /// A virtual PCI function.
 ///
-/// All calls are made by the server's thread, one at a time, and should return soon: while it runs, a virtual CPU may
-/// wait. A handler must not wait for [`crate::dma::DmaClient`]; the client cannot answer before it has its reply.
+/// All calls are made by the server's thread, one at a time, and should return soon: while a call runs, a virtual CPU
+/// may wait. A handler must not wait for [`crate::dma::DmaClient`]; the client cannot answer before it has its reply.
 ///
 /// After a write returned [`Ack::Deferred`], the next call is [`Device::complete`].
 pub trait Device: Send {
@@ -161,10 +161,11 @@ pub trait Device: Send {
     /// Writes `data` at `offset` of `region`, in pieces as for [`Device::region_read`].
     ///
     /// May defer work for which the client need not wait. No later access of the client may see the difference, as with
-    /// a posted write on a PCI bus, also if it does not come through a call of this trait.
+    /// a posted write on a PCI bus, even if it does not come through a call of this trait.
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError>;
 
-    /// Completes a write that was deferred. Called after its answer was sent, or at once if it is not sent first.
+    /// Completes a write that was deferred. Called after the write's answer was sent, or immediately if no answer is
+    /// sent first.
     fn complete(&mut self, deferred: Deferred) {
         let Deferred(()) = deferred;
     }
@@ -181,13 +182,13 @@ pub trait Device: Send {
     /// Resets the device, like a function level reset. Pending interrupts were already dropped.
     fn reset(&mut self);
 
-    /// Records that the client has disconnected: its memory was unmapped (with [`Device::dma_unmap`] calls), its
+    /// Records that the client has disconnected: its memory was unmapped (with [`Device::dma_unmap`] calls), and its
     /// interrupts are detached. The next client must find a clean device.
     fn disconnected(&mut self);
 
     /// Maps memory of a client that cannot map files. The client has its own `pages` under a mappable area, and the
-    /// device must keep the area's data there instead of in the file. Called at most once for each area of a client,
-    /// before or during accesses through messages, which show the same memory. The device keeps it until
+    /// device must keep the area's data in these pages instead of the file. Called at most once for each area of a
+    /// client, before or during accesses through messages, which show the same memory. The device keeps it until
     /// [`Device::disconnected`].
     ///
     /// # Errors

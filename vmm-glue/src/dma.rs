@@ -1,8 +1,8 @@
 //! Access to client memory through `DMA_READ` and `DMA_WRITE` messages: for regions without a file.
 //!
 //! Any thread queues a request, and the server's thread sends it after answering the client's own messages. The client
-//! answers when it has time; QEMU does so in its main loop, which must not be waiting for this server. Therefore a
-//! handler of [`crate::Device`] must not wait for a request, and [`Pending::wait`] refuses to on that thread.
+//! answers when it has time; QEMU answers in its main loop, which must not be waiting for this server. Therefore a
+//! handler of [`crate::Device`] must not wait for a request, and [`Pending::wait`] refuses to wait on that thread.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use crate::wake::Wake;
 
 /// Maximum size of a request, in bytes.
 pub const MAX_REQUEST: usize = 16 << 20;
-/// Maximum number of requests that wait or run.
+/// Maximum number of requests that are waiting or running.
 pub const MAX_REQUESTS: usize = 256;
-/// Maximum sum of all requests that wait or run, in bytes.
+/// Maximum total size of all requests that are waiting or running, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;
 /// Clients that take less data per message than this get no requests.
 pub const MIN_TRANSFER: usize = 512;
@@ -60,7 +60,7 @@ struct Job {
 
 #[derive(Debug)]
 struct JobState {
-    /// The bytes that were read or will be written.
+    /// The bytes that were read or are to be written.
     data: Vec<u8>,
     /// Number of unanswered messages, sent or not.
     open: usize,
@@ -85,7 +85,7 @@ struct Waiting {
     write: bool,
     gpa: u64,
     len: usize,
-    /// Bytes that are already sent as messages.
+    /// Number of bytes that were already sent as messages.
     sent: usize,
 }
 
@@ -102,7 +102,7 @@ impl Waiting {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Maximum data in one message; 0 while no client accepts requests.
+    /// Maximum size of the data in one message in bytes; 0 while no client accepts requests.
     max_transfer: usize,
     connected: bool,
     server_thread: Option<ThreadId>,
@@ -111,7 +111,7 @@ struct Shared {
     /// Messages of an earlier process that the client has not answered.
     forgotten: HashSet<u16>,
     next_id: u16,
-    /// Requests that wait or run, and their bytes.
+    /// Number of requests that are waiting or running, and their total size in bytes.
     requests: usize,
     bytes: usize,
 }
@@ -152,7 +152,7 @@ impl Pending {
         state.result()
     }
 
-    /// Returns the result if the request has ended; the bytes are returned once.
+    /// Returns the result if the request has ended; the bytes are returned only once.
     pub fn poll(&self) -> Option<Result<Vec<u8>, DmaError>> {
         let mut state = self.job.state.lock();
         (state.open == 0).then(|| state.result())
@@ -234,7 +234,7 @@ impl DmaClient {
         self.shared.lock().next_id.into()
     }
 
-    /// Numbers messages from `next_id` on.
+    /// Numbers messages starting at `next_id`.
     pub(crate) fn go_on_from(&self, next_id: u64) {
         self.shared.lock().next_id = u16::try_from(next_id & 0xffff).unwrap_or(0);
     }

@@ -1,11 +1,11 @@
 //! A device that is plain memory: no policy, no side effects.
 //!
-//! The baseline for transport benchmarks, and a device for tests of the server.
+//! It serves as the baseline of transport benchmarks, and as a device for tests of the server.
 
 use crate::device::{AccessError, Ack, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::memory::DmaRegion;
 
-/// Bytes of configuration space.
+/// Size of configuration space in bytes.
 pub const CONFIG_SIZE: usize = 4096;
 
 /// The device: BAR0 and configuration space are memory.

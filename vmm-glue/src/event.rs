@@ -1,8 +1,8 @@
 //! A client's event descriptor, used so that the client cannot block any thread here.
 //!
 //! The client shares the open file: it can fill the counter and clear `O_NONBLOCK` at any moment, so a write can block
-//! in spite of earlier checks. The kernel therefore adds the 1 itself, as the completion event (`IOCB_FLAG_RESFD`) of
-//! an empty asynchronous read: that never waits, a full counter stays full, and the kernel refuses a descriptor of any
+//! in spite of earlier checks. Therefore the kernel itself adds the 1, as the completion event (`IOCB_FLAG_RESFD`) of
+//! an empty asynchronous read: this never waits, a full counter stays full, and the kernel refuses descriptors of any
 //! other kind at each signal. Reads pass `RWF_NOWAIT`, which applies to one read, for any flags of the file.
 //!
 //! Sources: `io_submit(2)`, `eventfd(2)`, `preadv2(2)`, `linux/aio_abi.h`.
@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// Maximum number of concurrent requests; the kernel reserves more. Each ends before its `io_submit` returns.
+/// Maximum number of concurrent requests; the kernel reserves more. Each request ends before its `io_submit` returns.
 const REQUESTS: libc::c_long = 64;
 /// Completions taken from the ring per call.
 const REAPED: usize = 16;
@@ -56,7 +56,7 @@ struct Completion {
 #[derive(Debug)]
 struct Context {
     id: libc::c_ulong,
-    /// A file that reads as empty.
+    /// An empty file.
     nothing: File,
 }
 
@@ -94,7 +94,7 @@ impl Context {
         Err(Errno::AGAIN)
     }
 
-    /// Takes completions from the ring, without waiting.
+    /// Removes completions from the ring, without waiting.
     fn reap(&self) {
         let mut completions = [Completion::default(); REAPED];
         let mut no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -1,8 +1,8 @@
 //! Drives a [`Connection`] with a list of steps that any bytes decode to: the body of the fuzz target, and of a test
 //! over its seeds.
 //!
-//! Checks: every framed request gets one reply unless it requests none; the device sees only aligned pieces inside its
-//! regions; a deferred write is completed before the device's next call; memory is mapped and unmapped in pairs; a
+//! Checks: every framed request gets one reply unless it asks for no reply; the device sees only aligned pieces inside
+//! its regions; a deferred write is completed before the device's next call; memory is mapped and unmapped in pairs; a
 //! descriptor is sent only with the reply that describes a region with its areas; the output stays bounded; no resource
 //! leaks.
 
@@ -46,7 +46,7 @@ pub enum Step {
     Message { command: u8, flags: u8, fds: u8, kind: u8, body: Vec<u8> },
     /// The device raises an interrupt, or sets its INTx level.
     Interrupt(u8),
-    /// Another thread reads client memory through messages: (address in pages, bytes).
+    /// Another thread reads client memory through messages: (address in pages, and size in bytes).
     Dma(u8, u16),
     /// The client answers the oldest request of the server with an error number, or with data.
     Answer(u8),
@@ -137,11 +137,11 @@ struct Checked {
     connected: bool,
     /// The region that clients may map.
     bar1: RegionInfo,
-    /// The last write was deferred.
+    /// Set if the last write was deferred.
     deferred: bool,
     /// Migration state, set by the calls.
     state: State,
-    /// Bytes of its state that are left to be read, or have been written.
+    /// Number of bytes of the state that are left to be read, or have been written.
     bytes: usize,
     logs: bool,
 }
@@ -150,7 +150,7 @@ struct Checked {
 const STATE_BYTES: usize = 100;
 
 impl Checked {
-    /// Goes from one state to another.
+    /// Changes from one state to another.
     fn goes(&mut self, from: State, to: State) {
         assert!(self.connected);
         assert_eq!(std::mem::replace(&mut self.state, to), from);
@@ -325,7 +325,7 @@ impl Device for Checked {
 /// Size of a region's description without areas in bytes, with its header.
 const PLAIN_REGION: usize = HEADER_SIZE.saturating_add(size_of::<RegionInfoBody>());
 
-/// Takes the output, which is whole messages; checks that descriptors and descriptions of areas come together.
+/// Takes the output, which consists of whole messages; checks that descriptors and descriptions of areas come together.
 fn take(out: &mut Outbox) -> Vec<u8> {
     let mut all = Vec::new();
     while !out.is_empty() {
@@ -349,7 +349,7 @@ struct Run {
     device: Checked,
     connection: Option<Connection>,
     options: ServerOptions,
-    /// The stream has kept its framing.
+    /// Set while the stream keeps its framing.
     framed: bool,
     next_id: u16,
     files: Vec<OwnedFd>,

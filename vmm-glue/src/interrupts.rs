@@ -1,8 +1,9 @@
 //! Interrupts of one device: the client's event file descriptors, and the pending interrupts.
 //!
-//! INTx is an auto-masked level: raising it signals once and masks it; when the client unmasks and the level is still
-//! high, it signals again. MSI and MSI-X are edges; an edge without a descriptor is kept until one is attached, so that
-//! none is lost while a client switches from INTx to MSI, and is dropped when the client turns the type off.
+//! INTx is an auto-masked level: raising the level signals once and masks INTx; if the level is still high when the
+//! client unmasks INTx, it signals again. MSI and MSI-X are edges; an edge without a descriptor is kept until one is
+//! attached, so that no edge is lost while a client switches from INTx to MSI, and is dropped when the client turns the
+//! type off.
 //!
 //! This module never waits for a client: `event` signals its descriptors.
 
@@ -34,7 +35,7 @@ const MSIX: usize = 2;
 const ERR: usize = 3;
 const REQ: usize = 4;
 
-/// Number of interrupts of each type that a device has; 0 means that it lacks the type.
+/// Number of interrupts of each type that a device has; 0 means that the device lacks the type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IrqCounts {
     /// INTx, 0 or 1.
@@ -116,7 +117,7 @@ struct State {
     lines: [Vec<Line>; NUM_IRQ_TYPES],
     intx_level: bool,
     intx_masked: bool,
-    /// The client signals this to unmask INTx (KVM's resampling).
+    /// Event that the client signals to unmask INTx (KVM's resampling).
     unmask: Option<Arc<ClientEvent>>,
 }
 
@@ -169,13 +170,13 @@ impl Interrupts {
         self.counts
     }
 
-    /// Raises an MSI vector. Returns true if the client was signalled; if not, the edge is kept until it attaches a
-    /// descriptor. A vector that the device does not have is ignored.
+    /// Raises an MSI vector. Returns true if the client was signalled; if not, the edge is kept until the client
+    /// attaches a descriptor. A vector that the device does not have is ignored.
     pub fn trigger_msi(&self, vector: u32) -> bool {
         self.trigger(MSI, vector)
     }
 
-    /// Raises an MSI-X vector, as [`Self::trigger_msi`].
+    /// Raises an MSI-X vector, like [`Self::trigger_msi`].
     pub fn trigger_msix(&self, vector: u32) -> bool {
         self.trigger(MSIX, vector)
     }
@@ -307,12 +308,12 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Delivers the first MSI vector with `deliver` from now on, including a pending one at once; or disables MSI.
+    /// From now on, delivers the first MSI vector with `deliver`, including a pending one immediately; or disables MSI.
     pub fn deliver_msi(&self, deliver: Option<Deliver>) {
         self.deliver(MSI, deliver);
     }
 
-    /// Delivers the rising edge of the INTx pin with `deliver` from now on, once until [`Self::unmask_intx`]; or
+    /// From now on, delivers the rising edge of the INTx pin with `deliver`, once until [`Self::unmask_intx`]; or
     /// disables INTx.
     pub fn deliver_intx(&self, deliver: Option<Deliver>) {
         self.deliver(INTX, deliver);
@@ -332,7 +333,7 @@ impl Interrupts {
         }
     }
 
-    /// Unmasks INTx; it signals at once if the level is still high.
+    /// Unmasks INTx; signals immediately if the level is still high.
     pub fn unmask_intx(&self) {
         let mut state = self.state.lock();
         state.intx_masked = false;
@@ -344,7 +345,7 @@ impl Interrupts {
         self.state.lock().unmask.clone()
     }
 
-    /// Takes the event of [`Self::unmask_source`], if there is one, and unmasks.
+    /// Takes the event of [`Self::unmask_source`], if any, and unmasks.
     pub(crate) fn unmask_event(&self) {
         let mut state = self.state.lock();
         if state.unmask.as_ref().is_some_and(|event| event.take()) {

@@ -1,15 +1,16 @@
 //! A client's journal: the state with which the next process continues the connection after this one was killed.
 //!
 //! A journal is a memory file whose descriptor the service manager keeps (`file`), together with the descriptors of the
-//! connection and of all that the client has lent: files of memory, event descriptors. The manager has them before the
-//! journal names them, and drops them after it no longer does. State that changes with every message, such as how far
-//! the connection was received and answered, is a few words in mapped memory, and the bytes themselves are received
-//! into the file. State that changes seldom (negotiation, memory, interrupts, PCI configuration) is committed whole:
-//! written next to the previous commit, with a checksum over all of it, before the client has its answer.
+//! connection and of everything that the client has lent: memory files and event descriptors. The manager gets them
+//! before the journal names them, and drops them after the journal no longer names them. State that changes with every
+//! message, such as how far the connection was received and answered, is a few words in mapped memory, and the bytes
+//! themselves are received into the file. State that changes seldom (negotiation, memory, interrupts, PCI
+//! configuration) is committed as a whole: written next to the previous commit, with a checksum over all of it, before
+//! the client has its answer.
 //!
 //! The next process reads it with the same checks as any saved state (`saved`), and handles unanswered messages again.
-//! Its device is a new one, in the state after reset. Decision 075 (`docs/decisions`) describes the effects that a
-//! client can see.
+//! Its device is new, in the state after reset. Decision 075 (`docs/decisions`) describes the effects that a client can
+//! see.
 
 mod file;
 mod saved;
@@ -29,7 +30,7 @@ use crate::descriptors::{Giving, ParkError};
 use crate::keeper::{Keeper, Slots};
 pub use crate::keeper::{Kept, SLOTS};
 
-/// Maximum number of descriptors of one client in the store: those, the journal, and the connection.
+/// Maximum number of descriptors of one client in the store: its slots, the journal, and the connection.
 pub const DESCRIPTORS: usize = SLOTS as usize + 2;
 /// Owner of the part, in its file.
 const CLIENT: u32 = 0;
@@ -51,20 +52,20 @@ pub(crate) struct Journal {
     slots: Slots,
     /// Number of the last commit.
     sequence: u64,
-    /// Processes with this client that were killed.
+    /// Number of processes that were killed while they served this client.
     pub deaths: u32,
-    /// PCI configuration space of the device, as far as the client writes it.
+    /// PCI configuration space of the device, to the extent that the client writes it.
     pub words: Words,
     /// Set while the last commit is out of date.
     changed: bool,
     /// Set once the keeper has the file.
     kept: bool,
-    /// The keeper cannot keep all descriptors of the client, so the journal has ended.
+    /// Set if the keeper cannot keep all descriptors of the client, so that the journal has ended.
     void: bool,
 }
 
 impl Journal {
-    /// Creates a journal for messages of `message` bytes and `extra` more, with its buffer.
+    /// Creates a journal for messages of `message` bytes and `extra` more bytes, with its buffer.
     pub fn new(keeper: Arc<dyn Keeper>, message: usize, extra: usize) -> io::Result<(Self, Room)> {
         let (file, room) = file::create(message, extra)?;
         Ok((Self::with(keeper, file, Slots::default()), room))
@@ -95,7 +96,7 @@ impl Journal {
         self.sequence
     }
 
-    /// Commits the state from `save`, with its descriptors. On failure, the journal ends, and the log has the reason.
+    /// Commits the state from `save`, with its descriptors. On failure, the journal ends, and the reason is logged.
     pub fn commit(&mut self, save: impl FnOnce(&mut Giving<'_>) -> Result<SavedJournal, ParkError>) {
         if !self.is_changed() {
             return;

@@ -18,10 +18,10 @@ pub enum Kept {
     Slot(u8),
 }
 
-/// Holds a second copy of the client's connection, so that the end of this process does not end it; and copies of more
-/// descriptors, so that another process can continue it, from its journal.
+/// Holds a second copy of the client's connection, so that the end of this process does not end the connection; and
+/// copies of further descriptors, so that another process can continue it from its journal.
 pub trait Keeper: std::fmt::Debug + Send + Sync {
-    /// Records that a connection has become the client's.
+    /// Records that a connection now belongs to the client.
     fn keep(&self, connection: BorrowedFd<'_>);
 
     /// Drops all copies, because the client was notified of the connection's end.
@@ -32,7 +32,8 @@ pub trait Keeper: std::fmt::Debug + Send + Sync {
         false
     }
 
-    /// Holds a copy of a descriptor, in place of the previous one with that name. Returns `false` if it cannot.
+    /// Holds a copy of a descriptor, in place of the previous descriptor with that name. Returns `false` if that is
+    /// impossible.
     fn keep_more(&self, what: Kept, fd: BorrowedFd<'_>) -> bool {
         let _none = (what, fd);
         false
@@ -43,7 +44,7 @@ pub trait Keeper: std::fmt::Debug + Send + Sync {
         let _none = what;
     }
 
-    /// Returns true after many changes: then an unused copy should be kept, as it may be used again.
+    /// Returns true after many changes: an unused copy should then be kept, because it may be used again.
     fn is_busy(&self) -> bool {
         false
     }
@@ -58,23 +59,23 @@ pub(crate) struct Slots([Option<Slot>; SLOTS as usize]);
 
 #[derive(Debug)]
 struct Slot {
-    /// Numbers in this process. Empty if only the keeper has the descriptor; several, of which one is open, after a
-    /// restart.
+    /// Numbers in this process: none if only the keeper has the descriptor; after a restart several, of which one is
+    /// open.
     fds: Vec<RawFd>,
     /// The file, if it has an identity.
     file: Option<FileId>,
-    /// Set if the current commit names it.
+    /// Set if the current commit names the descriptor.
     named: bool,
 }
 
 impl Slot {
-    /// Returns true if only the keeper has it, and no commit names it.
+    /// Returns true if only the keeper has the descriptor, and no commit names it.
     fn is_spare(&self) -> bool {
         !self.named && self.fds.is_empty()
     }
 }
 
-/// Identity of a file, and its access mode. While the keeper has it, no other file has this identity.
+/// Identity of a file, and its access mode. While the keeper has the file, no other file has this identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileId {
     device: u64,
@@ -83,8 +84,8 @@ struct FileId {
 }
 
 impl FileId {
-    /// Returns the identity of a memory file. Event descriptors have none here, because all of a host have the same
-    /// inode.
+    /// Returns the identity of a memory file. Event descriptors have no identity here, because all event descriptors of
+    /// a host have the same inode.
     fn from_fd(fd: BorrowedFd<'_>) -> Option<Self> {
         let stat = rustix::fs::fstat(fd).ok()?;
         let access = rustix::fs::fcntl_getfl(fd).ok()? & OFlags::ACCMODE;
@@ -100,7 +101,7 @@ impl Slots {
         let file = FileId::from_fd(fd);
         let find = |is: &dyn Fn(&Slot) -> bool| self.0.iter().position(|slot| slot.as_ref().is_some_and(is));
         let known = find(&|slot| slot.fds.contains(&number))
-            // A file that the client has taken back and that the keeper still has.
+            // Use the slot of a file that the client has taken back and that the keeper still has.
             .or_else(|| find(&|slot| slot.fds.is_empty() && file.is_some() && slot.file == file));
         let place = match known {
             Some(place) => place,
@@ -160,7 +161,7 @@ impl Slots {
         self.0.iter_mut().flatten().for_each(|slot| slot.named = false);
     }
 
-    /// Drops unnamed descriptors from the keeper. After many changes files stay for a while, so that a client that
+    /// Drops unnamed descriptors from the keeper. After many changes, files are kept for a while, so that a client that
     /// repeatedly maps and unmaps the same memory causes no more changes.
     pub(crate) fn sweep(&mut self, keeper: &dyn Keeper) {
         let stays = |slot: &Slot| slot.file.is_some() && keeper.is_busy();
@@ -168,7 +169,7 @@ impl Slots {
             if let Some(slot) = place.as_mut().filter(|slot| !slot.named)
                 && stays(slot)
             {
-                // The number may be reused for another file.
+                // The number may be reused for another file by now.
                 slot.fds.clear();
                 continue;
             }

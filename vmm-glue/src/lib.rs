@@ -4,15 +4,16 @@
 //! - [`protocol`]: only numbers and structures of the wire format.
 //! - [`socket`]: binding a path, access rights, passing file descriptors.
 //! - [`connection`]: one client's state machine, from bytes to replies; needs no socket, so tests and fuzzers drive it.
-//! - [`server`]: the event loop of one socket: clients one after the other, a busy poll, a bounded output queue.
+//! - [`server`]: the event loop of one socket: serves clients one after the other, with a busy poll and a bounded
+//!   output queue.
 //! - [`device`]: the trait that a device implements.
 //! - [`migration`]: the trait of a device that can be migrated.
 //! - [`mappable`]: parts of a region that a client maps instead of accessing them through messages.
 //! - [`link`]: the parts that a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
-//! - `options`: options of a server; `wake`: an event that ends the wait of its thread.
+//! - `options`: options of a server; `wake`: an event that ends the wait of a server's thread.
 //! - `suspended_client`: a server's suspended client, with which the server continues in this process or in another.
 //! - `descriptors`, `keeper`: descriptors for another process, and their keeper outside of this one.
-//! - [`journal`]: state of a client for the next process, in case this one is killed.
+//! - [`journal`]: state of a client for the next process, in case this process is killed.
 //! - `event`: a client's event descriptor, which cannot block any thread.
 //! - [`pieces`], [`spin`]: splitting of accesses, polling before sleeping; servers of other kinds use them too.
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
@@ -23,8 +24,8 @@
 //! transports other than UNIX sockets.
 //!
 //! All input from a client is untrusted: sizes, counts, offsets, flags and file descriptors are checked, buffers are
-//! bounded, and a client that does not read is disconnected. A wrong but framed message gets an error reply; a stream
-//! that cannot be framed ends the connection.
+//! bounded, and a client that does not read is disconnected. An invalid but framed message gets an error reply; a
+//! stream that cannot be framed ends the connection.
 //!
 //! Lock order: `Link` state, then [`interrupts`]; the other locks are leaves. No lock is held while a device is called.
 //!

@@ -17,7 +17,7 @@ use crate::dma::DmaClient;
 use crate::interrupts::{Interrupts, IrqCounts};
 use crate::memory::GuestMemory;
 
-/// Ends or suspends a running server, also from another thread; clones control the same one.
+/// Ends or suspends a running server, also from another thread; clones control the same servers.
 #[derive(Clone, Debug)]
 pub struct StopHandle(Arc<Stop>);
 
@@ -76,7 +76,7 @@ impl StopHandle {
 pub struct ClientInfo {
     /// Process that connected, in the server's PID namespace; 0 if it is not visible there.
     pub pid: i32,
-    /// Its user.
+    /// The process's user.
     pub uid: u32,
     /// The domain that is served, for a client that is not a process.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -95,14 +95,14 @@ struct Inner {
     client: Mutex<Option<ClientInfo>>,
 }
 
-/// The handle of one device to its server. Created first, given to the device and to the server; clones are the same
-/// link.
+/// The handle of one device to its server. It is created first and given to the device and the server; clones refer to
+/// the same link.
 #[derive(Clone, Debug)]
 pub struct Link(Arc<Inner>);
 
 impl Link {
     /// Creates a link for a device with these interrupts. Fails if the process has no file descriptor left, or the
-    /// kernel no asynchronous I/O.
+    /// kernel has no asynchronous I/O.
     pub fn new(irqs: IrqCounts) -> std::io::Result<Self> {
         crate::event::check()?;
         let wake = Arc::new(Wake::new()?);
@@ -151,7 +151,7 @@ impl Link {
         self.0.wake.wake();
     }
 
-    /// Ends the connection of the client, if there is one; the next may connect.
+    /// Ends the connection of the client, if any; the next client may then connect.
     pub fn disconnect(&self) {
         self.0.disconnect.store(true, Ordering::Release);
         self.0.wake.wake();
@@ -162,12 +162,12 @@ impl Link {
         &self.0.wake
     }
 
-    /// Returns true if [`Self::check_shared`] was called since the last call of this.
+    /// Returns true if [`Self::check_shared`] was called since the last call of this function.
     pub fn take_check_shared(&self) -> bool {
         self.0.check_shared.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns true if [`Self::disconnect`] was called since the last call of this.
+    /// Returns true if [`Self::disconnect`] was called since the last call of this function.
     pub fn take_disconnect(&self) -> bool {
         self.0.disconnect.swap(false, Ordering::AcqRel)
     }

@@ -1,22 +1,23 @@
 //! Parts of a region that a client maps instead of accessing them through messages.
 //!
-//! A [`Mappable`] is a file (a memfd) and the areas of a region that it backs; offsets in the file are offsets in the
-//! region. The reply to `DEVICE_GET_REGION_INFO` always names the areas in a sparse-mmap capability, even if one area
-//! is the whole region: QEMU up to 11.1 at least maps nothing without it. The file's descriptor is sent with the reply
-//! only together with the capability: if the client has room for it (`argsz`) and accepts descriptors. The kernel
-//! creates the client's copy of the descriptor when the reply is sent; this code duplicates no descriptor.
+//! A [`Mappable`] is a file (a memfd) and the areas of a region that it backs; an offset in the file is the same as in
+//! the region. The reply to `DEVICE_GET_REGION_INFO` always names the areas in a sparse-mmap capability, even if one
+//! area is the whole region: without the capability, QEMU, at least up to 11.1, maps nothing. The file's descriptor is
+//! sent with the reply only together with the capability: if the reply fits (`argsz`) and the client accepts
+//! descriptors. The kernel creates the client's copy of the descriptor when the reply is sent; this code duplicates no
+//! descriptor.
 //!
 //! Requirements for a device:
 //! - The areas only describe the mappable parts to an honest client. The descriptor opens the whole file, so the file
 //!   must hold nothing that this client may not read and, unless it is sealed against writing, write.
 //! - A mapping cannot be revoked, not even from a client that has disconnected. The next client needs another file;
 //!   [`crate::Device::regions`] is called once for each.
-//! - Data there changes at any time: copy out, check the copy, use the copy.
+//! - Data in these areas changes at any time: copy out, check the copy, use the copy.
 //! - Accesses through messages to a mapped area stay possible and go to the device, which handles them.
-//! - QEMU up to 11.1 at least stops posting writes to the whole device as soon as one region has a mappable area.
+//! - QEMU, at least up to 11.1, stops posting writes to the whole device as soon as one region has a mappable area.
 //!
 //! The file is sealed: the client could otherwise cut it short, which causes a `SIGBUS` at the device's next access,
-//! let it grow at the host's expense, or seal it against the device.
+//! let the file grow at the host's expense, or seal it against the device.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -39,7 +40,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 pub struct MmapArea {
     /// Offset in bytes in the region and in the file, a multiple of the file's page size.
     pub offset: u64,
-    /// Bytes, a multiple of the file's page size, not 0.
+    /// Size in bytes, a multiple of the file's page size, not 0.
     pub size: u64,
 }
 
@@ -75,7 +76,8 @@ pub struct Mappable {
 }
 
 impl Mappable {
-    /// Checks `areas` against `file` and a region of `region` bytes. `writable`: clients may write to the region.
+    /// Checks `areas` against `file` and a region of `region` bytes. `writable` is set if clients may write to the
+    /// region.
     pub(crate) fn new(
         file: Arc<OwnedFd>,
         areas: Vec<MmapArea>,

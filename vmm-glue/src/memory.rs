@@ -40,10 +40,10 @@ pub struct MemoryLimits {
     /// Maximum number of different files of regions at a time: each keeps a descriptor of this process open, and all
     /// its devices and its operator share one limit.
     pub files: usize,
-    /// Maximum number of bytes mapped at one time; all devices share the address space of the process.
+    /// Maximum number of bytes mapped at one time: all devices share the address space of the process.
     pub mapped_bytes: u64,
-    /// Accepts files of any file system. Otherwise only memory files (memfd, `/dev/shm`, hugetlbfs): a file on a
-    /// network or FUSE file system can block every thread that touches it as long as its owner likes.
+    /// Accepts files of any file system. Otherwise only memory files are accepted (memfd, `/dev/shm`, hugetlbfs): a
+    /// file on a network or FUSE file system can block every thread that touches it for as long as its owner wants.
     pub any_file_system: bool,
 }
 
@@ -58,11 +58,11 @@ impl Default for MemoryLimits {
 pub struct DmaRegion {
     /// First guest physical address.
     pub gpa: u64,
-    /// Bytes; a multiple of [`PAGE_SIZE`], never 0, and `gpa + size` does not overflow.
+    /// Size in bytes; a multiple of [`PAGE_SIZE`], never 0, and `gpa + size` does not overflow.
     pub size: u64,
-    /// The device may read.
+    /// Set if the device may read.
     pub readable: bool,
-    /// The device may write.
+    /// Set if the device may write.
     pub writable: bool,
     /// The memory, if the client passed a file; otherwise only [`crate::dma::DmaClient`] can access it.
     pub mapping: Option<Arc<Mapping>>,
@@ -180,7 +180,7 @@ impl MemoryTable {
 
     /// Copies `data` to guest memory at guest physical address `gpa`, also across adjacent regions.
     ///
-    /// An error can come after a part has been written.
+    /// If an error occurs, a part may already have been written.
     pub fn write(&self, gpa: u64, data: &[u8]) -> Result<(), MemoryError> {
         let mut at = gpa;
         let mut rest = data;
@@ -254,7 +254,7 @@ impl GuestMemory {
         self.snapshot().write(gpa, data)
     }
 
-    /// Checks and maps a region and adds it. Untrusted: all arguments.
+    /// Checks and maps a region and adds it. All arguments are untrusted.
     pub(crate) fn add(
         &self,
         request: AddRegion,
@@ -280,7 +280,7 @@ impl GuestMemory {
         self.place(RegionBounds { gpa, size, offset, readable, writable }, limits, map)
     }
 
-    /// Adds a region whose file can no longer be mapped, as a withdrawn one.
+    /// Adds a region whose file can no longer be mapped, as withdrawn memory.
     pub(crate) fn add_withdrawn(
         &self,
         request: AddRegion,
@@ -297,7 +297,7 @@ impl GuestMemory {
         self.place(RegionBounds { gpa, size, offset, readable, writable }, limits, map)
     }
 
-    /// Adds a region at `gpa` that is all of `mapping`, which the guest may read and write.
+    /// Adds a region at `gpa` that consists of all of `mapping`, which the guest may read and write.
     pub fn add_mapping(&self, gpa: u64, mapping: Arc<Mapping>, limits: &MemoryLimits) -> Result<DmaRegion, AddError> {
         let size = len64(mapping.len());
         let bounds = RegionBounds { gpa, size, offset: 0, readable: true, writable: true };
@@ -343,7 +343,7 @@ impl GuestMemory {
 }
 
 impl MemoryTable {
-    /// Returns the bytes of the regions that are mapped.
+    /// Returns the number of mapped bytes of all regions.
     pub fn mapped_bytes(&self) -> u64 {
         self.mapped_bytes
     }
@@ -376,7 +376,7 @@ impl MemoryTable {
     }
 }
 
-/// Addresses and rights of a region that is added, unchecked.
+/// Addresses and rights of a region to be added, unchecked.
 #[derive(Clone, Copy)]
 struct RegionBounds {
     gpa: u64,

@@ -2,7 +2,7 @@
 //!
 //! The client moves the device from state to state ([`State`]), reads the device's state, and loads it into another.
 //! The format is the device's own, and untrusted when loaded. In addition the client queries the memory that the device
-//! has written ([`crate::memory::WriteLog`] has this process's part).
+//! has written ([`crate::memory::WriteLog`] contains this process's writes).
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::protocol::{STATE_ERROR, STATE_RESUMING, STATE_RUNNING, STATE_STOP, STATE_STOP_COPY};
 
-/// State of a device in its client's view.
+/// State of a device as its client sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
     /// The device has failed; only a reset ends this state.
@@ -44,14 +44,14 @@ impl State {
         }
     }
 
-    /// Returns the next state on the way to `to`, a different state: the shortest way between any two is through
+    /// Returns the next state on the way to `to`, a different state: the shortest way between any two states is through
     /// [`Self::Stop`].
     pub(crate) fn toward(self, to: Self) -> Self {
         if self == Self::Stop { to } else { Self::Stop }
     }
 }
 
-/// Reason that a device refuses a request; the client sees the number.
+/// Reason that a device refuses a request; the client sees the error number.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{why}")]
 pub struct MigrationError {
@@ -67,14 +67,14 @@ impl MigrationError {
         Self { errno: Errno::INVAL, why: why.to_string() }
     }
 
-    /// Creates the error for a device that currently cannot do it.
+    /// Creates the error for a device that currently cannot fulfil the request.
     pub fn failed(why: impl std::fmt::Display) -> Self {
         Self { errno: Errno::IO, why: why.to_string() }
     }
 }
 
-/// A device that can be migrated. The server calls these in the order of the states only; a reset of the device, and
-/// the end of its client, end any operation in progress.
+/// A device that can be migrated. The server calls these functions only in the order of the states; a reset of the
+/// device, and the end of its client, end any operation in progress.
 pub trait Migration {
     /// Changes from running to stopped: after this returns the device does not change any state.
     ///
@@ -88,13 +88,13 @@ pub trait Migration {
     /// Begins to save the state of the stopped device.
     ///
     /// # Errors
-    /// If that is not possible; then it stays stopped.
+    /// If that is not possible; the device then stays stopped.
     fn begin_saving(&mut self) -> Result<(), MigrationError>;
 
-    /// Writes the next bytes of the state; fewer than fit only at the end.
+    /// Writes the next bytes of the state; writes fewer than fit only at the end.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If the state cannot be read.
     fn save(&mut self, data: &mut [u8]) -> Result<usize, MigrationError>;
 
     /// Ends saving; the device is stopped.
@@ -106,10 +106,10 @@ pub trait Migration {
     /// If loading is impossible; the device has then failed.
     fn begin_loading(&mut self) -> Result<(), MigrationError>;
 
-    /// Takes the next bytes of the new state. Untrusted.
+    /// Takes the next bytes of the new state, which are untrusted.
     ///
     /// # Errors
-    /// If they are not valid for this device.
+    /// If the bytes are not valid for this device.
     fn load(&mut self, data: &[u8]) -> Result<(), MigrationError>;
 
     /// Applies the complete state; the device is stopped.

@@ -9,10 +9,10 @@ use crate::memory::MemoryLimits;
 pub struct ServerOptions {
     /// Memory that a client may lend.
     pub memory: MemoryLimits,
-    /// Maximum data of one message in bytes, 4 KiB to 1 MiB.
+    /// Maximum size of the data in one message in bytes, 4 KiB to 1 MiB.
     pub max_transfer: usize,
-    /// Time to poll for the next message before sleeping; zero for never. Halves the latency of reads; costs nothing
-    /// while the client is idle, and stops while it does not help.
+    /// Time to poll for the next message before sleeping; zero disables polling. Polling halves the latency of reads,
+    /// costs nothing while the client is idle, and is suspended while it does not help.
     pub spin: Duration,
     /// Maximum size of replies that wait for a client that does not read, in bytes; beyond it the client is
     /// disconnected.

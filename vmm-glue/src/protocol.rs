@@ -117,7 +117,7 @@ pub struct Header {
 const _: () = assert!(size_of::<Header>() == 16);
 
 impl Header {
-    /// Creates the header of a request of `size` bytes, including the header.
+    /// Creates the header of a request of `size` bytes, which include the header.
     pub const fn request(id: u16, command: Command, size: u32, flags: u32) -> Self {
         Self { id, command: command.0, size, flags, error: 0 }
     }
@@ -165,7 +165,7 @@ pub struct DmaMap {
     pub offset: u64,
     /// First guest physical address.
     pub address: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 const _: () = assert!(size_of::<DmaMap>() == 32);
@@ -179,13 +179,13 @@ pub const DMA_MAP_WRITE: u32 = 2;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DmaUnmap {
-    /// Maximum reply body that the client accepts.
+    /// Maximum size of the reply body that the client accepts, in bytes.
     pub argsz: u32,
     /// `DMA_UNMAP_*` bits.
     pub flags: u32,
     /// First guest physical address.
     pub address: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 const _: () = assert!(size_of::<DmaUnmap>() == 24);
@@ -218,7 +218,7 @@ pub const DEVICE_PCI: u32 = 2;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RegionInfoBody {
-    /// Request: maximum reply body that the client accepts. Reply: size of the full body.
+    /// Request: maximum size of the reply body that the client accepts. Reply: size of the full body.
     pub argsz: u32,
     /// `REGION_*` bits.
     pub flags: u32,
@@ -248,13 +248,13 @@ pub const REGION_CAPS: u32 = 8;
 pub struct SparseMmapCap {
     /// Kind of the capability, `CAP_SPARSE_MMAP`.
     pub id: u16,
-    /// 1.
+    /// Always 1.
     pub version: u16,
-    /// Offset in the body of the next capability, 0 for the last.
+    /// Offset in the body of the next capability, 0 for the last capability.
     pub next: u32,
     /// Number of areas.
     pub nr_areas: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 
@@ -267,7 +267,7 @@ pub const CAP_SPARSE_MMAP: u16 = 1;
 pub struct SparseArea {
     /// Offset in the region.
     pub offset: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
@@ -332,12 +332,12 @@ pub struct RegionAccess {
     pub offset: u64,
     /// Number of the region.
     pub region: u32,
-    /// Bytes.
+    /// Number of bytes.
     pub count: u32,
 }
 const _: () = assert!(size_of::<RegionAccess>() == 16);
 
-/// One write of `REGION_WRITE_MULTI`; the message's body is a count (`u64`) and that many of these.
+/// One write of `REGION_WRITE_MULTI`; the message's body is a count (`u64`), followed by that many writes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MultiWrite {
@@ -345,7 +345,7 @@ pub struct MultiWrite {
     pub offset: u64,
     /// Number of the region.
     pub region: u32,
-    /// Valid bytes of `data`, 1 to 8.
+    /// Number of valid bytes of `data`, 1 to 8.
     pub count: u32,
     /// The bytes.
     pub data: [u8; 8],
@@ -358,7 +358,7 @@ const _: () = assert!(size_of::<MultiWrite>() == 24);
 pub struct DmaAccess {
     /// Guest physical address.
     pub address: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub count: u64,
 }
 const _: () = assert!(size_of::<DmaAccess>() == 16);
@@ -367,7 +367,7 @@ const _: () = assert!(size_of::<DmaAccess>() == 16);
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceFeature {
-    /// Request: maximum reply body that the client accepts. Reply: size of the full body.
+    /// Request: maximum size of the reply body that the client accepts. Reply: size of the full body.
     pub argsz: u32,
     /// Number of the feature, `FEATURE_*`, and `FEATURE_GET`, `FEATURE_SET` and `FEATURE_PROBE`.
     pub flags: u32,
@@ -424,9 +424,9 @@ pub const STATE_RESUMING: u32 = 4;
 pub struct LoggingStart {
     /// Request: requested page size in bytes. Reply: the actual page size.
     pub page_size: u64,
-    /// Number of ranges; 0 for all memory.
+    /// Number of ranges; 0 means all memory.
     pub num_ranges: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 const _: () = assert!(size_of::<LoggingStart>() == 16);
@@ -437,7 +437,7 @@ const _: () = assert!(size_of::<LoggingStart>() == 16);
 pub struct LoggingRange {
     /// First address.
     pub iova: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub length: u64,
 }
 
@@ -447,7 +447,7 @@ pub struct LoggingRange {
 pub struct LoggingReport {
     /// First address.
     pub iova: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub length: u64,
     /// Size of a page in bytes.
     pub page_size: u64,
@@ -458,9 +458,9 @@ const _: () = assert!(size_of::<LoggingReport>() == 24);
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MigData {
-    /// Request: maximum reply body that the client accepts. Reply: size of the body.
+    /// Request: maximum size of the reply body that the client accepts. Reply: size of the body.
     pub argsz: u32,
-    /// Bytes of data.
+    /// Size of the data in bytes.
     pub size: u32,
 }
 const _: () = assert!(size_of::<MigData>() == 8);

@@ -1,8 +1,9 @@
 //! The event loop of one socket.
 //!
-//! One client is served at a time. Connections wait, without any rights, until they send something: the first one that
-//! does so while no client is served becomes the client, the others are refused immediately. The server blocks only
-//! while it waits for events; a client that stops sending or reading delays only its own connection.
+//! One client is served at a time. Connections wait, without any rights, until they send something. The first
+//! connection that sends something while no client is served becomes the client; the others are refused immediately.
+//! The server blocks only while it waits for events; a client that stops sending or reading delays only its own
+//! connection.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,11 +31,11 @@ use crate::socket::{self, BindError, BoundPath, SocketOptions};
 use crate::spin::Spin;
 use crate::suspended_client::{SavedClients, SuspendedClient};
 
-/// Maximum number of connections that have sent nothing; the oldest is closed for the next.
+/// Maximum number of connections that have sent nothing; beyond it, the oldest is closed.
 const MAX_WAITING: usize = 4;
 /// Output that is collected before it is sent, in bytes.
 const FLUSH_AT: usize = 64 << 10;
-/// Receives after which other events are checked, even if the client keeps sending.
+/// Number of receives after which other events are checked, even if the client keeps sending.
 const MAX_ROUNDS: u32 = 64;
 /// TIMEOUT: the pause before a descriptor that the system did not take is sent again; clients request one when they
 /// start.
@@ -54,7 +55,7 @@ pub enum ServerError {
 #[derive(Debug)]
 pub struct Server {
     listener: UnixListener,
-    /// Removes the path when it is dropped.
+    /// The bound path, which is removed on drop.
     _bound: Option<BoundPath>,
     options: ServerOptions,
     keeper: Option<Arc<dyn Keeper>>,
@@ -73,7 +74,7 @@ impl Server {
         Ok(Self { listener, _bound: None, options, keeper: None })
     }
 
-    /// Sets a keeper of the client's connection, if there is one.
+    /// Sets a keeper of the client's connection, if any.
     #[must_use]
     pub fn kept_by(self, keeper: Option<Arc<dyn Keeper>>) -> Self {
         Self { keeper, ..self }
@@ -97,7 +98,7 @@ impl Server {
     /// of its link into `link`. Its device must be a new one.
     ///
     /// # Errors
-    /// If there is no such client, its journal is invalid, or its memory cannot be mapped.
+    /// If no such client exists, its journal is invalid, or its memory cannot be mapped.
     pub fn revived(&self, remains: Remains, link: &Link) -> Result<SuspendedClient, ParkError> {
         let Remains { connection, kept } = remains;
         let keeper = self.keeper.clone().ok_or(ParkError::Stays("connection"))?;
@@ -122,11 +123,11 @@ impl Server {
         self.serve(link, device, stop, None).map(drop)
     }
 
-    /// Does [`Self::run`], continuing with `parked` clients, if there are any. `device` must be in the state of their
-    /// device.
+    /// Does [`Self::run`], and first continues with the `parked` clients, if any. `device` must be in the state of
+    /// their device.
     ///
-    /// After [`StopHandle::park`], returns the clients and stops serving them; none of their requests is partly done
-    /// then.
+    /// After [`StopHandle::park`], returns the clients and stops serving them; at that time none of their requests is
+    /// partly done.
     pub fn serve(
         &self,
         link: &Link,
@@ -176,9 +177,9 @@ struct Ready {
 #[derive(Debug)]
 struct Accepted<'a> {
     stream: UnixStream,
-    /// Holds a copy.
+    /// Keeper that holds a copy.
     keeper: Option<&'a dyn Keeper>,
-    /// Another holder continues it, with another descriptor.
+    /// Set if another holder continues the connection, with another descriptor.
     left: bool,
 }
 
@@ -207,7 +208,7 @@ impl Drop for Accepted<'_> {
 struct Active<'a> {
     accepted: Accepted<'a>,
     connection: Connection,
-    /// The process that received some messages was killed before it handled them.
+    /// Set if the process that received some messages was killed before it handled them.
     unhandled: bool,
 }
 
@@ -322,7 +323,7 @@ impl Clients<'_> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
             Err(error) => {
                 tracing::error!(%error, "a VMM's connection cannot be accepted");
-                // Most likely out of descriptors: without a pause this would retry at full speed.
+                // The process is probably out of descriptors: without a pause this would retry at full speed.
                 std::thread::sleep(Duration::from_millis(10));
             }
         }
@@ -345,7 +346,7 @@ impl Clients<'_> {
                         connection.keep_journal(keeper, self.device);
                     }
                     self.active = Some(Active { accepted, connection, unhandled: false });
-                    // Both concerned the previous client.
+                    // Both requests concerned the previous client.
                     self.link.take_disconnect();
                     self.link.take_check_shared();
                 }
@@ -399,7 +400,7 @@ fn input(fd: BorrowedFd<'_>) -> PollFd<'_> {
 
 /// Result of serving.
 enum Served {
-    /// Nothing to do for now.
+    /// No work is left for now.
     Idle,
     /// Some work was done.
     Busy,
@@ -489,12 +490,12 @@ impl Active<'_> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
                 // Descriptors in flight to clients are limited for all of this process's user together; clients that do
-                // not read can use that up. The socket has space, so this would retry at full speed.
+                // not read can use up this limit. The socket has space, so this would retry at full speed.
                 Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
                     std::thread::sleep(FDS_PAUSE);
                     break;
                 }
-                // Full: the rest is sent when the socket has space. Broken: the next read reports it.
+                // If the socket is full, the rest is sent later. If it is broken, the next read reports that.
                 Err(_) => break,
             }
         }

@@ -19,7 +19,7 @@ use thiserror::Error;
 use crate::connection::MAX_FDS;
 use crate::link::ClientInfo;
 
-/// Connections that may wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 16;
 /// Maximum number of receives that empty a closed socket; it holds far less.
 const MAX_UNREAD: u32 = 1 << 16;
@@ -29,9 +29,9 @@ const MAX_UNREAD: u32 = 1 << 16;
 pub struct SocketOptions {
     /// Permission bits; `None` uses the process's mask.
     pub mode: Option<u32>,
-    /// Owner's user number; needs privilege.
+    /// Owner's user number; setting it needs privilege.
     pub uid: Option<u32>,
-    /// Group number; needs membership or privilege.
+    /// Group number; setting it needs membership or privilege.
     pub gid: Option<u32>,
 }
 
@@ -58,7 +58,7 @@ pub enum BindError {
     },
 }
 
-/// A listening socket on a path; the path is removed when this is dropped, if it is still the same file.
+/// A listening socket on a path; the path is removed on drop, if it is still the same file.
 #[derive(Debug)]
 pub struct BoundPath {
     path: PathBuf,
@@ -84,7 +84,7 @@ impl BoundPath {
     /// Sets the access rights of the path.
     ///
     /// # Errors
-    /// If that is not possible.
+    /// If the rights cannot be set.
     pub fn set_rights(&self, options: &SocketOptions) -> Result<(), BindError> {
         set_rights(&self.path, options)
     }
@@ -96,7 +96,8 @@ impl BoundPath {
     }
 }
 
-/// Takes over the path of a socket that is already listening, from an earlier process; `None` if it has none.
+/// Takes over the path of a socket that is already listening, from an earlier process; `None` if the socket has no
+/// path.
 #[must_use]
 pub fn adopt(listener: &UnixListener) -> Option<BoundPath> {
     let path = listener.local_addr().ok()?.as_pathname()?.to_owned();
@@ -109,7 +110,7 @@ fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
         let path = path.to_owned();
         move |source: io::Error| BindError::System { action, path, source }
     };
-    // Use one descriptor: if another user may write to the folder, another file may take the path in between.
+    // Use one descriptor: if another user may write to the folder, another file may replace it in the meantime.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| system("open")(errno.into()))?;
     let there = rustix::fs::fstat(&file).map_err(|errno| system("look at")(errno.into()))?;
@@ -157,7 +158,7 @@ pub fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, Bound
     let metadata = std::fs::symlink_metadata(&path).map_err(system("look at"))?;
     let bound = BoundPath { path: path.clone(), device: metadata.dev(), inode: metadata.ino() };
     set_rights(&path, options)?;
-    // Last step: until a socket listens, no client can connect.
+    // This is the last step: until a socket listens, no client can connect.
     rustix::net::listen(&socket, BACKLOG).map_err(|errno| system("listen on")(errno.into()))?;
     Ok((UnixListener::from(socket), bound))
 }
@@ -210,7 +211,7 @@ pub fn end(stream: &UnixStream) {
     if stream.shutdown(Shutdown::Both).is_err() {
         return;
     }
-    // Nothing more can arrive, and a socket holds a limited amount.
+    // No more data can arrive, and a socket holds a limited amount.
     let mut buffer = [0; 4096];
     (0..MAX_UNREAD).take_while(|_| receive(stream, &mut buffer).is_ok_and(|it| it.len != 0)).count();
 }
@@ -218,15 +219,15 @@ pub fn end(stream: &UnixStream) {
 /// Message that one call received.
 #[derive(Debug)]
 pub struct Received {
-    /// Bytes; 0 means that the other end has closed.
+    /// Number of bytes; 0 means that the other end has closed.
     pub len: usize,
-    /// File descriptors, at most [`MAX_FDS`] and a few.
+    /// File descriptors: [`MAX_FDS`], or a few more.
     pub fds: Vec<OwnedFd>,
-    /// More descriptors arrived than fit or than the process may have.
+    /// Set if more descriptors arrived than fit or than the process may have.
     pub truncated: bool,
 }
 
-/// Receives the available data, up to `buffer.len()` bytes; `WouldBlock` if there is none.
+/// Receives the available data, up to `buffer.len()` bytes; fails with `WouldBlock` if there is none.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -241,7 +242,7 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
     Ok(Received { len: result.bytes, fds, truncated: result.flags.contains(ReturnFlags::CTRUNC) })
 }
 
-/// Sends as much as fits, with descriptors; `WouldBlock` if no byte fits. Returns the number of bytes.
+/// Sends as much as fits, with descriptors; fails with `WouldBlock` if no byte fits. Returns the number of bytes.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);

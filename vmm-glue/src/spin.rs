@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Scale of the credit for spinning.
+/// Maximum credit for spinning.
 const MAX_CREDIT: u32 = 8;
 /// Bounds on the streak of short sleeps after which spinning is tried again; it starts at twice the lower bound.
 const MIN_STREAK: u32 = 16;
@@ -10,14 +10,14 @@ const MAX_STREAK: u32 = 1024;
 
 /// Decides whether to spin for messages before sleeping.
 ///
-/// Spinning that finds a message earns credit; spinning without one, or on a processor that other threads need, costs
-/// credit. Without credit, the thread sleeps immediately, until a streak of sleeps was as short as a spin; each time
-/// that spinning stops, the streak that restarts it gets longer.
+/// Spinning that finds a message earns credit; spinning that finds no message, or on a processor that other threads
+/// need, costs credit. Without credit, the thread sleeps immediately, until a streak of sleeps was as short as a spin;
+/// each time that spinning stops, the streak that restarts it gets longer.
 #[derive(Debug)]
 pub struct Spin {
     length: Duration,
     credit: u32,
-    /// Consecutive short sleeps, and the number needed to spin again.
+    /// Number of consecutive short sleeps, and the number needed to spin again.
     streak: u32,
     needed: u32,
     /// Start of the current sleep, if it was not after a spin that was refused only for this message.
@@ -25,13 +25,13 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Creates it, for spins of `length`, but at most a millisecond.
+    /// Creates a state for spins of `length`, but at most a millisecond.
     pub fn new(length: Duration) -> Self {
         let length = length.min(Duration::from_millis(1));
         Self { length, credit: MAX_CREDIT / 2, streak: 0, needed: MIN_STREAK, slept: None }
     }
 
-    /// Returns the deadline for spinning from `now`, if it should spin.
+    /// Returns the deadline for spinning from `now`, if the thread should spin.
     pub fn deadline(&mut self, now: Instant) -> Option<Instant> {
         if self.length.is_zero() {
             return None;
@@ -111,7 +111,7 @@ mod tests {
         spin.woke(true, slept.checked_add(length).unwrap());
     }
 
-    /// Sleeps for short times until it spins again. Returns the number of sleeps.
+    /// Sleeps for short times until spinning starts again. Returns the number of sleeps.
     fn come_back(spin: &mut Spin) -> u32 {
         (1..10_000)
             .find(|_| {

@@ -1,8 +1,8 @@
 //! A server's suspended client, with which the server continues in this process or in another.
 //!
-//! The client only notices a delay: its connection and its state stay, and its messages wait in the socket. Descriptors
-//! are handed to another process directly; the rest is plain data, which is checked when it is read, like all data from
-//! another process.
+//! The client only notices a delay: its connection and its state are kept, and its messages wait in the socket.
+//! Descriptors are handed to another process directly; the rest is plain data, which is checked when it is read, like
+//! all data from another process.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use crate::descriptors::{Given, Giving, ParkError};
 use crate::link::{Link, SavedLink};
 use crate::options::ServerOptions;
 
-/// Maximum number of connections that have sent nothing.
+/// Maximum number of connections that have sent no data.
 const WAITING_MAX: usize = 16;
 /// Maximum number of descriptors that a client has sent or waits for: each region of memory, each interrupt.
 pub(crate) const DESCRIPTORS_MAX: usize = 1 << 14;
@@ -25,9 +25,9 @@ pub(crate) const DESCRIPTORS_MAX: usize = 1 << 14;
 /// continues.
 #[derive(Debug, Default)]
 pub struct SuspendedClient {
-    /// The client that is served.
+    /// The served client.
     pub(crate) active: Option<(UnixStream, Connection)>,
-    /// Connections that have sent nothing, the oldest first.
+    /// Connections that have sent no data, oldest first.
     pub(crate) waiting: Vec<UnixStream>,
 }
 
@@ -35,13 +35,13 @@ pub struct SuspendedClient {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedClients {
     active: Option<SavedClient>,
-    /// Descriptors of connections that have sent nothing.
+    /// Descriptors of connections that have sent no data.
     waiting: Vec<u32>,
 }
 
 first_version!(SavedClients, "vmm-glue");
 
-/// The client that is served.
+/// The served client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedClient {
     /// Descriptor of its connection.
@@ -51,7 +51,7 @@ struct SavedClient {
 }
 
 impl SuspendedClient {
-    /// Returns true if there is a client.
+    /// Returns true if a client is connected.
     pub fn is_connected(&self) -> bool {
         self.active.is_some()
     }
@@ -73,7 +73,7 @@ impl SuspendedClient {
         Ok((SavedClients { active, waiting }, giving.over()))
     }
 
-    /// Restores the clients with their `descriptors`; restores the state of their link into `link`, which is new.
+    /// Restores the clients with their `descriptors`; restores the state of their link into `link`, which must be new.
     ///
     /// # Errors
     /// If the saved state is invalid, or the clients' memory cannot be mapped.

@@ -9,14 +9,14 @@ use rustix::event::{EventfdFlags, eventfd};
 pub struct Wake(OwnedFd);
 
 impl Wake {
-    /// Creates an event, not set. Fails if the process has no file descriptor left.
+    /// Creates an event that is not set. Fails if the process has no file descriptor left.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
     /// Sets the event; it stays set until the waiting thread clears it.
     pub fn wake(&self) {
-        // Fails only if the counter is full; then the event is set.
+        // This fails only if the counter is full; the event is then set.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 

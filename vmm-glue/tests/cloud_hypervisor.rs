@@ -1,5 +1,5 @@
-//! cloud-hypervisor's own client, the crate `vfio_user`, against the server: its requests in the order of the VMM. It
-//! must also stay in step when it is refused, because it ignores refusals.
+//! cloud-hypervisor's own client, the crate `vfio_user`, against the server: its requests in the order of the VMM. The
+//! client must also stay in step when the server refuses a request, because it ignores refusals.
 
 mod support;
 
@@ -53,7 +53,8 @@ fn registers_are_accessible_and_rejection_keeps_client_in_step() {
     let mut client = client(&host);
     for round in 0..3_u32 {
         client.region_write(0, 0x10, &round.to_le_bytes()).unwrap();
-        // It ignores both errors: its next request would read the rest of an answer that is too short or too long.
+        // The client ignores both errors: its next request would read the rest of an answer that is too short or too
+        // long.
         client.region_write(0, DENIED, &[1, 2, 3, 4]).unwrap();
         client.region_write(0, BAR0_SIZE, &[0; 4]).unwrap();
         let mut data = [0; 4];
@@ -80,7 +81,7 @@ fn memory_is_lent_taken_back_and_refused() {
     let mut byte = [0];
     host.link.memory().read(0x10_0000, &mut byte).unwrap();
     assert_eq!(byte, [5]);
-    // Requests more than the file has, a part of the lent memory, and memory that is not lent; the client continues.
+    // Lend more than the file has, a part of the lent memory, and memory that is not lent; the client continues.
     client.dma_map(0x3000, 0x20_0000, 0x2000, fd).unwrap();
     client.dma_unmap(0x10_0000, 0x1000).unwrap();
     client.dma_unmap(0x30_0000, 0x1000).unwrap();

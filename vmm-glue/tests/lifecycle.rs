@@ -89,7 +89,7 @@ fn unreading_client_is_disconnected_and_others_are_unaffected() {
     let mut other_client = other.client();
     let mut client = host.client();
     let body = RegionAccess { offset: 0, region: 0, count: 0x1000 };
-    // It requests far more than the server buffers and the socket holds, and never reads.
+    // The client requests far more than the server buffers and the socket holds, and never reads.
     let sent = (0..10_000).take_while(|_| client.send(Command::REGION_READ, 0, body.as_bytes(), &[]).is_ok()).count();
     assert!(sent < 10_000, "the server has closed the connection");
     host.wait_for(&Event::Disconnected);
@@ -178,7 +178,7 @@ fn client_reads_end_of_connection_despite_pending_messages() {
     }
     host.link.disconnect();
     let_go.send(()).unwrap();
-    // Messages that were not read are not executed.
+    // Unread messages are not executed.
     host.expect(Event::Disconnected);
     assert_eq!(client.receive_message().unwrap().header.command, Command::DMA_UNMAP.0, "what was read is replied to");
     assert!(matches!(client.receive_message(), Err(ClientError::Closed)));

@@ -142,7 +142,7 @@ fn range_in_which_nothing_is_mapped_is_unmapped_with_size_0() {
     lend(&mut client, MIB, MIB);
     assert_eq!(client.dma_unmap(2 * MIB, MIB).unwrap(), 0);
     assert_eq!(client.dma_unmap(0, MIB).unwrap(), 0);
-    // An IOMMU of the VMM that covers the address space with powers of two ends where the space does.
+    // A VMM's IOMMU that covers the address space with powers of two reaches its end.
     assert_eq!(client.dma_unmap(1 << 63, 1 << 63).unwrap(), 0);
     assert_eq!(host.link.memory().snapshot().regions().len(), 1, "what is beside the range stays");
     assert_eq!(host.link.counters().snapshot().errors, 0);
@@ -261,7 +261,7 @@ fn memory_that_is_cut_short_can_be_written_to_as_well() {
     host.wait_for(&Event::Disconnected);
 }
 
-/// Memory of a client: `bytes` from address 0 on.
+/// Memory of a client: `bytes`, starting at address 0.
 struct Memory {
     bytes: Vec<u8>,
     errno: u32,
@@ -365,7 +365,7 @@ fn private_memory_is_detected_by_asking_the_client() {
     let mut client = host.client();
     lend(&mut client, 0, MIB);
     let memory = Memory { bytes: pattern(MIB as usize), errno: 0, longest: 0 };
-    // The file stays empty, the client's own memory does not: share=off.
+    // The file stays empty, but the client's own memory does not: share=off.
     check_shared(&mut client, memory, 2);
     host.wait_for(&Event::NotShared(0));
     assert_eq!(host.link.memory().read(0, &mut [0]), Err(MemoryError::NotShared { gpa: 0 }));

@@ -107,7 +107,7 @@ impl Device for Movable {
 
     fn region_write(&mut self, _: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         self.bar0[offset as usize..][..data.len()].copy_from_slice(data);
-        // A write here makes the device write client memory, by itself or through this process.
+        // A write at these offsets makes the device write client memory, by itself or through this process.
         match offset {
             0x100 => self.written.push(4 * MIB..6 * MIB),
             0x108 => drop(self.link.as_ref().map(|link| link.memory().write(9 * MIB, data))),
@@ -181,7 +181,7 @@ fn every_state_is_reached_from_every_other_by_the_shortest_way() {
     let calls = Arc::<Mutex<Vec<_>>>::default();
     let (_host, mut client) = movable(&calls);
     let all = [STATE_STOP, STATE_RUNNING, STATE_STOP_COPY, STATE_RESUMING];
-    // Its new state follows as soon as it waits for the change.
+    // Send a new state as soon as the device is in `STATE_RESUMING`.
     let go = |client: &mut Client, from, to| {
         client.set_device_state(to).unwrap();
         if from != to && to == STATE_RESUMING {
@@ -230,7 +230,7 @@ fn out_of_order_or_oversized_requests_fail_and_change_nothing() {
         }
     }
     let mut ask = |command, body: &[u8]| errno(client.request(command, body, &[]));
-    // Wrong sizes, and parts that are larger than any message.
+    // Send invalid sizes, and parts that are larger than any message.
     let part = |argsz: u32, size: u32| MigData { argsz, size };
     assert_eq!(ask(Command::MIG_DATA_WRITE, part(8, 4).as_bytes()), EINVAL);
     assert_eq!(ask(Command::MIG_DATA_WRITE, &[part(8, 4).as_bytes(), &[0; 8]].concat()), EINVAL);

@@ -1,4 +1,4 @@
-//! The path of an access allocates nothing once its buffers have grown.
+//! Checks that the path of an access does not allocate once its buffers have grown.
 #![allow(unsafe_code, reason = "a global allocator that counts")]
 // UNSAFETY: forwards every call to the system's allocator.
 

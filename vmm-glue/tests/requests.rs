@@ -76,7 +76,7 @@ fn deferred_write_is_completed_after_its_reply() {
     assert!(host.quiet(), "it is answered, and not completed");
     let_go.send(()).unwrap();
     host.expect(completed(1));
-    // Consecutive requests, and a request of a client that disconnects.
+    // Send consecutive requests, and a request of a client that disconnects.
     for value in 2..5 {
         let_go.send(()).unwrap();
         client.write32(BAR0, DEFERRED_WRITE_AT, value).unwrap();
@@ -123,7 +123,7 @@ fn write_without_awaited_answer_is_completed_at_once() {
     let mut client = host.client();
     client.post(BAR0, DEFERRED_WRITE_AT, &1u32.to_le_bytes()).unwrap();
     client.post_many(&[(BAR0, DEFERRED_WRITE_AT, &2u32.to_le_bytes()), (BAR0, 0, &[7])]).unwrap();
-    // One message of two pieces, of which the first is deferred.
+    // Send one message of two pieces, of which the first is deferred.
     client.write(BAR0, DEFERRED_WRITE_AT, &[3, 0, 0, 0, 0, 0, 0, 0, 9, 9, 9, 9]).unwrap();
     host.expect(completed(1));
     host.expect(completed(2));
@@ -186,7 +186,7 @@ fn batch_with_mismatched_count_and_size_is_rejected_whole() {
     assert_eq!(refused(&[&u64::MAX.to_ne_bytes()[..], &good[8..]].concat()), EINVAL);
     assert_eq!(refused(&good[..good.len() - 1]), EINVAL);
     assert_eq!(refused(&good[..7]), EINVAL);
-    // A count beyond the 8 bytes of one write.
+    // The count exceeds the 8 bytes of one write.
     let mut nine = good.clone();
     nine[8 + 12] = 9;
     assert_eq!(refused(&nine), EINVAL);

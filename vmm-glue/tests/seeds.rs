@@ -1,6 +1,6 @@
 //! The seed corpus of the fuzz target equals the output of [`seeds`], and every seed runs.
 //!
-//! `UPDATE_SEEDS=1 cargo test -p vmm-glue --test seeds` writes it again.
+//! `UPDATE_SEEDS=1 cargo test -p vmm-glue --test seeds` writes the corpus again.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ fn request(command: Command, flags: u32, fds: u8, kind: u8, body: &[u8]) -> Step
     Step::Message { command: narrow(command.0.into()), flags: narrow(flags), fds, kind, body: body.to_vec() }
 }
 
-/// Returns the seeds by name: short lives of clients that reach every command.
+/// Returns the seeds by name: short sessions of clients that cover every command.
 fn seeds() -> HashMap<&'static str, Vec<u8>> {
     let map = |gpa: u64, size: u64, kind: Option<u8>| {
         let body = DmaMap { argsz: 32, flags: 3, offset: 0, address: gpa, size };
@@ -178,7 +178,7 @@ fn seeds() -> HashMap<&'static str, Vec<u8>> {
     seeds.into_iter().map(|(name, steps)| (name, encode(&steps))).collect()
 }
 
-/// A client that saves the device's state, restores another, and queries the written memory.
+/// Returns the steps of a client that saves the device's state, restores another state, and queries the written memory.
 fn migration() -> Vec<Step> {
     let feature = |flags: u32, argsz: u32, data: &[u8]| {
         request(Command::DEVICE_FEATURE, 0, 0, 0, &[argsz.as_bytes(), flags.as_bytes(), data].concat())

@@ -14,7 +14,7 @@ use vmm_glue::protocol::{Command, Header, RegionAccess};
 use vmm_glue::{Link, SavedClients, Server, ServerOptions, SocketOptions, StopHandle, SuspendedClient};
 use zerocopy::IntoBytes;
 
-/// A server that a thread serves, until it is suspended.
+/// A server that runs on a thread until it is suspended.
 struct Served {
     link: Link,
     stop: StopHandle,
@@ -50,13 +50,13 @@ impl Served {
         (server, self.link, device, parked.expect("it rests"))
     }
 
-    /// Suspends it, and continues in this process.
+    /// Suspends the server, and continues in this process.
     fn pause(self) -> Self {
         let (server, link, device, parked) = self.rest();
         Self::with(server, link, device.bar0, Some(parked))
     }
 
-    /// Suspends it, and continues with the state that was handed over, as in another process.
+    /// Suspends the server, and continues with the state that was handed over, as in another process.
     fn hand_over(self) -> Self {
         let (server, link, device, parked) = self.rest();
         let (file, descriptors) = written(&parked, &link);
@@ -117,7 +117,7 @@ fn goes_on(next: impl Fn(Served) -> Served) {
     let irqs = client.attach_irqs(1, 4).unwrap();
     client.write32(0, 0x10, 0x1234_5678).unwrap();
     for round in 0..4u32 {
-        // A partly received request after a complete posted request.
+        // Send a partial request after a complete posted request.
         client.post(0, 0x40, &round.to_le_bytes()).unwrap();
         let request = write(100, 0x20, &round.to_le_bytes());
         let cut = [3, 15, 20, request.len() - 1][round as usize];
@@ -128,7 +128,7 @@ fn goes_on(next: impl Fn(Served) -> Served) {
         assert_eq!(client.read32(0, 0x20).unwrap(), round);
         assert_eq!(client.read32(0, 0x40).unwrap(), round, "what was posted before arrived before");
         assert_eq!(client.read32(0, 0x10).unwrap(), 0x1234_5678);
-        // Its memory is unchanged, and its interrupts reach it.
+        // The client's memory is unchanged, and its interrupts reach it.
         rustix::io::pwrite(&file, &round.to_le_bytes(), 0x1800).unwrap();
         let mut word = [0; 4];
         served.link.memory().read(0x1800, &mut word).unwrap();
@@ -138,7 +138,7 @@ fn goes_on(next: impl Fn(Served) -> Served) {
         assert_eq!(wait_event(irqs[2].as_fd(), EVENT_TIMEOUT).unwrap(), 1);
         assert_eq!(served.link.client().unwrap().pid, std::process::id().cast_signed());
     }
-    // It takes back the memory that it lent.
+    // The client takes back the memory that it lent.
     assert_eq!(client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);
     assert!(client.dma_unmap(0x8000, 0x2000).is_err() || served.link.memory().snapshot().regions().len() == 1);
     drop(client);
@@ -228,7 +228,7 @@ fn missing_or_wrong_descriptors_are_rejected() {
         let said = refused(all()[..missing].iter().map(another).collect(), IRQS);
         assert!(said.contains("did not come along"), "{said}");
     }
-    // Each descriptor swapped with another.
+    // Swap each descriptor with another.
     for place in 1..descriptors.len() {
         let mut changed = all();
         changed.swap(0, place);

@@ -21,7 +21,7 @@ use crate::protocol::{
 #[derive(Debug, Default)]
 pub(super) struct Migrating {
     state: State,
-    /// The device's writes to the client's memory are logged.
+    /// Set if the device's writes to the client's memory are logged.
     logs: bool,
 }
 
@@ -41,7 +41,7 @@ impl From<MigrationError> for Refusal {
 
 /// Returns the device as a migratable device.
 fn as_migration(device: &mut dyn Device) -> Result<&mut dyn Migration, Refusal> {
-    // The kernel's error for a feature that a device lacks; a client that gets it blocks migration.
+    // This is the kernel's error for a feature that a device lacks; a client that gets it blocks migration.
     device.migration().ok_or_else(|| Refusal {
         errno: Errno::NOTTY,
         reason: "the state of this device cannot be taken elsewhere".to_owned(),
@@ -115,7 +115,7 @@ impl Session {
         MigDeviceState { device_state: self.migration.state.to_wire(), data_fd: 0 }
     }
 
-    /// Changes to a state, through the states between.
+    /// Changes to a state, passing through the intermediate states.
     fn go_to(&mut self, device: &mut dyn Migration, number: u32) -> Result<(), Refusal> {
         let Some(to) = State::from_wire(number) else {
             let what = if number == STATE_ERROR { "is no state to ask for" } else { "is not supported" };
@@ -214,7 +214,7 @@ impl Session {
         Ok(len)
     }
 
-    /// Starts the log of the device's writes. Logs all memory, for any requested ranges.
+    /// Starts the log of the device's writes. Logs all memory, regardless of the requested ranges.
     fn start_logging(&mut self, device: &mut dyn Migration, data: &[u8]) -> Result<Vec<u8>, Refusal> {
         let (start, rest) =
             LoggingStart::read_from_prefix(data).map_err(|_| too_short(data, size_of::<LoggingStart>()))?;

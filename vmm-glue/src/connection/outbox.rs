@@ -11,13 +11,13 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::descriptors::{Given, Giving, ParkError};
 use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
 
-/// Queued bytes, and the descriptors that are sent with some of them.
+/// Queued bytes, and the descriptors to send with some of them.
 #[derive(Debug, Default)]
 pub struct Outbox {
     bytes: Vec<u8>,
-    /// Bytes at the front that are already sent.
+    /// Number of bytes at the front that are already sent.
     sent: usize,
-    /// A descriptor is sent with the byte at this index of `bytes`.
+    /// Descriptors, each with the index in `bytes` of the byte that it is sent with.
     fds: VecDeque<(usize, Arc<OwnedFd>)>,
 }
 

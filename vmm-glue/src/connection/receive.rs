@@ -13,7 +13,7 @@ use crate::descriptors::{Given, Giving, ParkError};
 use crate::journal::{Marks, Room};
 use crate::protocol::{Command, HEADER_SIZE, Header, IRQ_DATA_EVENTFD, IrqSet};
 
-/// Space beyond one message, so that many small ones can arrive in one call.
+/// Space in addition to one message in bytes, so that many small messages can arrive in one call.
 pub(crate) const EXTRA_RECEIVE_BYTES: usize = 64 << 10;
 /// Maximum number of descriptor sets that wait for their message.
 pub(super) const MAX_SETS: usize = 8;
@@ -27,7 +27,7 @@ struct FdSet {
     truncated: bool,
 }
 
-/// A buffer for received bytes, in memory of this process or of a journal.
+/// A buffer for received bytes, in this process's memory or in a journal.
 #[derive(Debug)]
 enum Buffer {
     Own(Box<[u8]>),
@@ -57,7 +57,7 @@ impl DerefMut for Buffer {
 #[derive(Debug)]
 pub(super) struct Receive {
     buffer: Buffer,
-    /// Unhandled bytes are `start..end` of the buffer.
+    /// Start of the unhandled bytes, which are `start..end` of the buffer.
     start: usize,
     end: usize,
     /// Position in the stream of `start`.
@@ -66,7 +66,7 @@ pub(super) struct Receive {
     skip: u64,
     max_message: usize,
     sets: VecDeque<FdSet>,
-    /// A message has had descriptors since the last [`Self::take_gave`].
+    /// Set if a message has had descriptors since the last [`Self::take_gave`].
     gave: bool,
 }
 
@@ -81,7 +81,7 @@ impl Receive {
         self.max_message
     }
 
-    /// Receives into a journal's room from now on; moves the waiting bytes there.
+    /// From now on, receives into a journal's buffer; moves the waiting bytes into it.
     pub fn move_into(&mut self, mut room: Room) {
         let waiting = self.buffer.get(self.start..self.end).unwrap_or_default();
         if let Some(place) = room.get_mut(..waiting.len()) {
@@ -92,7 +92,7 @@ impl Receive {
         self.mark(true);
     }
 
-    /// Receives into memory of this process again, because the journal has ended.
+    /// Receives into this process's memory again, because the journal has ended.
     pub fn move_out(&mut self) {
         self.buffer = Buffer::Own(self.buffer.to_vec().into_boxed_slice());
     }
@@ -116,7 +116,7 @@ impl Receive {
         }
     }
 
-    /// Does [`Self::mark`] before the answers to all handled messages are sent, with commit number `sent`.
+    /// Like [`Self::mark`], before the answers to all handled messages are sent, with commit number `sent`.
     pub fn mark_sent(&mut self, sent: u64, next_id: u64) {
         if let Buffer::Journal(room) = &mut self.buffer {
             let (start, end) = (length(self.start), length(self.end));
@@ -124,8 +124,8 @@ impl Receive {
         }
     }
 
-    /// Returns the buffer for the next bytes. In a journal's room it is zero, so that the next process finds received
-    /// bytes without a mark.
+    /// Returns the buffer for the next bytes. In a journal's buffer these bytes are zero, so that the next process
+    /// finds received bytes without a mark.
     pub fn space(&mut self) -> &mut [u8] {
         let before = self.end;
         if self.start == self.end {
@@ -158,7 +158,7 @@ impl Receive {
             return fds.len();
         }
         // The kernel ends a call after the part of the stream that carried descriptors, and a sender attaches them to
-        // the first byte of one message. So they belong to the last message that starts before `end`.
+        // the first byte of one message. Therefore the descriptors belong to the last message that starts before `end`.
         let end = self.position.saturating_add(length(self.end.saturating_sub(self.start)));
         self.sets.push_back(FdSet { end, fds, truncated });
         0
@@ -214,7 +214,7 @@ impl Receive {
     }
 }
 
-/// The input buffer in its saved form: positions are from the first waiting byte.
+/// The input buffer in its saved form: positions are relative to the first waiting byte.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedReceive {
     /// Bytes of incomplete messages.
@@ -308,7 +308,7 @@ impl Receive {
 }
 
 impl SavedSet {
-    /// Restores the set, with positions from `position` on.
+    /// Restores the set, with positions that start at `position`.
     fn given(self, position: u64, given: &Given) -> Result<FdSet, ParkError> {
         let Self { end, fds, truncated } = self;
         Invalid::unless(fds.len() <= super::MAX_FDS, || "a message has too many descriptors".into())?;
@@ -317,8 +317,8 @@ impl SavedSet {
     }
 }
 
-/// Returns the end of the received bytes, in a room that is zero after them. It is beyond the mark at `end` if the
-/// process was killed before it could mark it. Messages are then assumed whole, as one call receives them.
+/// Returns the end of the received bytes, in a buffer that is zero after them. The end is beyond the mark at `end` if
+/// the process was killed before it could update the mark. Messages are then assumed whole, as one call receives them.
 fn received_until(room: &[u8], start: usize, end: usize, skip: u64) -> Result<usize, Invalid> {
     let Some(last) = room.get(end..).and_then(|rest| rest.iter().rposition(|byte| *byte != 0)) else { return Ok(end) };
     let last = end.saturating_add(last);

@@ -68,7 +68,7 @@ impl Session {
             let reason = format!("a batch of {count} writes has {} bytes", body.len());
             return refuse(Errno::INVAL, reason);
         }
-        // Each was a separate write in the client, so a failed write does not stop the others.
+        // Each part was a separate write in the client, so a failed write does not stop the others.
         let mut failed = None;
         let mut done = 0u64;
         for bytes in writes {
@@ -92,8 +92,8 @@ impl Session {
         Ok(())
     }
 
-    /// Executes a write. `awaited`: the client is blocked until it has the answer, so deferred work is left for
-    /// [`Session::complete_deferred`].
+    /// Executes a write. `awaited` is set if the client is blocked until it has the answer; deferred work is then left
+    /// for [`Session::complete_deferred`].
     fn write(
         &mut self,
         device: &mut dyn Device,

@@ -13,7 +13,7 @@ use crate::journal::Room;
 use crate::link::{ClientInfo, Link};
 use crate::options::ServerOptions;
 
-/// Minimum and maximum data in one message.
+/// Minimum and maximum size of the data in one message, in bytes.
 const TRANSFER: std::ops::RangeInclusive<usize> = (4 << 10)..=(1 << 20);
 
 /// A connection.
@@ -21,7 +21,7 @@ const TRANSFER: std::ops::RangeInclusive<usize> = (4 << 10)..=(1 << 20);
 pub(crate) struct SavedConnection {
     receive: SavedReceive,
     out: SavedOutbox,
-    /// Maximum data in one message, negotiated with the client.
+    /// Maximum size of the data in one message in bytes, negotiated with the client.
     max_transfer: u32,
     /// Facts about the client, once it has negotiated.
     peer: Option<SavedPeer>,
@@ -58,7 +58,7 @@ impl SavedConnection {
             regions: _,
             // The check restarts.
             share: _,
-            // Counted per process.
+            // Withdrawals are counted per process.
             withdrawals: _,
             refused,
             // Used only by the journal, which starts again.
@@ -66,7 +66,8 @@ impl SavedConnection {
             configured: _,
             // The device is not saved during its migration.
             migration: _,
-            // A client is suspended only after it is completed. A killed process loses it with all other work.
+            // A client is suspended only after the deferred write is completed. A killed process loses the write with
+            // all other work.
             deferred: _,
         } = session;
         let peer = peer.map(|Peer { minor, max_transfer, takes_fds, complete }| SavedPeer {
@@ -84,7 +85,7 @@ impl SavedConnection {
         })
     }
 
-    /// Maximum data in one message.
+    /// Returns the maximum size of the data in one message, in bytes.
     pub(crate) fn max_transfer(&self) -> Result<usize, Invalid> {
         let max_transfer = usize::try_from(self.max_transfer).unwrap_or(usize::MAX);
         Invalid::unless(TRANSFER.contains(&max_transfer), || format!("messages of {max_transfer} bytes of data"))?;
@@ -111,7 +112,7 @@ impl Connection {
             session,
             // The next process starts another journal.
             journal: _,
-            // It is applied before any message is handled.
+            // The revival is applied before any message is handled.
             revival: _,
         } = self;
         SavedConnection::from_parts(receive, out, session, giving)
@@ -128,8 +129,8 @@ impl Connection {
         Self::made(saved, given, link, client, options, Receive::restored)
     }
 
-    /// Restores the connection from its journal, whose room has its bytes. `position`: end of the part that the journal
-    /// covers.
+    /// Restores the connection from its journal, whose buffer contains its bytes. `position` is the end of the part
+    /// that the journal covers.
     pub(crate) fn revived(
         saved: SavedConnection,
         given: &Given,

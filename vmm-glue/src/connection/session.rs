@@ -22,7 +22,7 @@ use crate::protocol::{
 };
 use crate::protocol::{DMA_UNMAP_GET_DIRTY_BITMAP, FLAG_TYPE_MASK};
 
-/// Reason that a request is refused: for the client, and for the log.
+/// Reason that a request is refused: a part for the client, and a part for the log.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub errno: Errno,
@@ -42,17 +42,17 @@ pub(super) struct Session {
     pub peer: Option<Peer>,
     pub regions: [RegionInfo; NUM_REGIONS],
     pub(super) share: ShareCheck,
-    /// Number of this process's withdrawals that were checked.
+    /// Number of withdrawals in this process that were already checked.
     pub(super) withdrawals: usize,
-    /// Refused requests of this client, to keep the log short.
+    /// Number of refused requests of this client, used to keep the log short.
     pub(super) refused: u64,
     /// Set when the client's negotiation, memory or interrupts have changed; cleared by the reader.
     pub(super) changed: bool,
-    /// Same for PCI configuration space.
+    /// The same for PCI configuration space.
     pub(super) configured: bool,
     /// Migration state of the device.
     pub(super) migration: Migrating,
-    /// The part of the last write that the device does after the answer.
+    /// The part of the last write that the device performs after the answer.
     pub(super) deferred: Option<Deferred>,
 }
 
@@ -75,7 +75,7 @@ impl Session {
         }
     }
 
-    /// Completes the deferred write, if there is one. Must come before any other call of the device.
+    /// Completes the deferred write, if any. This must come before any other call of the device.
     pub fn complete_deferred(&mut self, device: &mut dyn Device) {
         if let Some(deferred) = self.deferred.take() {
             device.complete(deferred);
@@ -300,7 +300,7 @@ impl Session {
         if flags != 0 {
             return refuse(Errno::INVAL, format!("flags {flags:#x} are unknown"));
         }
-        // Use its last byte: a range may end where the address space does.
+        // Use the last byte: a range may end at the end of the address space.
         let Some(last) = size.checked_sub(1).and_then(|rest| gpa.checked_add(rest)) else {
             return refuse(Errno::INVAL, format!("no range starts at {gpa:#x} and has {size:#x} bytes"));
         };
@@ -373,7 +373,7 @@ impl Session {
         if let Some(mappable) = mappable {
             // The offset in the file stays 0: it equals the offset in the region.
             info.flags |= REGION_MMAP | REGION_CAPS;
-            // Set even if the capabilities do not fit: QEMU checks it before it repeats the request.
+            // This is set even if the capabilities do not fit: QEMU checks it before it repeats the request.
             info.cap_offset = fixed;
             let nr_areas = wire_len(mappable.areas().len());
             caps.extend_from_slice(
@@ -410,7 +410,7 @@ impl Session {
         if self.peer.is_none_or(|peer| peer.complete) {
             return out.error(header, errno, &[]);
         }
-        // Such a client expects the full reply after an error reply and would wait for the rest forever.
+        // Such a client expects the full reply even after an error, and would wait for the rest forever.
         match header.command() {
             Command::REGION_READ => {
                 let count = crate::protocol::RegionAccess::read_from_prefix(body).map_or(0, |(access, _)| access.count);
@@ -425,7 +425,7 @@ impl Session {
         }
     }
 
-    /// Logs a client fault: the first ones, and then decreasingly often.
+    /// Logs a client fault: logs the first ones, and later ones decreasingly often.
     pub fn log(&mut self, header: &Header, reason: &str) {
         self.refused = self.refused.saturating_add(1);
         if worth_logging(self.refused) {

@@ -2,10 +2,10 @@
 //!
 //! A VMM that was started without shared memory still passes the file of its memory, but works on a private copy: the
 //! file stays empty, and a device that maps it reads zeros. The check reads some pages twice, through a message to the
-//! client and from the file. The memory is private if twice in a row the client's page has data and the file's is
-//! empty. It is shared if both have the same data. A client that accepts no requests is judged by its file alone: it is
-//! private if no block of the file is in use. The file is read with `pread`, because touching a mapping would fill the
-//! file's holes.
+//! client and from the file. The memory is private if twice in a row the client's page has data and the file's page is
+//! empty. The memory is shared if both pages have the same data. A client that accepts no requests is judged only by
+//! its file: its memory is private if no block of the file is in use. The file is read with `pread`, because touching a
+//! mapping would fill the file's holes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::dma::{DmaError, Pending};
 use crate::link::Link;
 use crate::memory::{Mapping, MemoryTable, PAGE_SIZE, Sharing};
 
-/// Bytes that are compared per sample.
+/// Size of the compared data per sample, in bytes.
 const SAMPLE: usize = 4096;
 const _: () = assert!(SAMPLE as u64 == PAGE_SIZE);
 /// Maximum number of samples in one check.
@@ -24,7 +24,7 @@ const ENODEV: u32 = 19;
 /// Guest physical addresses that firmware or a kernel writes early: the interrupt vectors, firmware data, the
 /// last page below 1 MiB, and load addresses of kernels.
 const EARLY_WRITE_ADDRS: [u64; 7] = [0, 0x7000, 0x9_f000, 0xf_f000, 0x10_0000, 0x100_0000, 0x200_0000];
-/// Parts of a region at which it is sampled, in addition to its last page.
+/// Number of parts of a region at which it is sampled, in addition to its last page.
 const PARTS: u64 = 8;
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ struct Sample {
     /// Offset in the mapping.
     offset: u64,
     mapping: Arc<Mapping>,
-    /// The client's page had data that the file's did not.
+    /// Set if the client's page had data that the file's page did not have.
     struck: bool,
 }
 
@@ -74,8 +74,8 @@ impl ShareCheck {
         }
     }
 
-    /// Continues with the answers received so far. Returns the memory found to be private (address, bytes the file
-    /// occupies).
+    /// Continues with the answers received so far. Returns the memory found to be private (address, and bytes that the
+    /// file occupies).
     pub fn step(&mut self, link: &Link) -> Vec<(u64, u64)> {
         let mut private = std::mem::take(&mut self.found);
         loop {

@@ -1,4 +1,4 @@
-//! Any bytes, split anywhere: no panic, one reply per request, bounded output.
+//! Feeds any bytes, split anywhere: the connection must not panic, sends one reply per request, and bounds its output.
 
 use std::os::fd::OwnedFd;
 
@@ -66,7 +66,7 @@ fn replies(mut bytes: &[u8]) -> Vec<Header> {
     all
 }
 
-/// Numbers that are often near a bound.
+/// Generates numbers that are often near a bound.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![
         0u64..64,
@@ -81,7 +81,7 @@ fn number() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// A body of numbers as in most requests.
+/// Generates a body of numbers, as in most requests.
 fn body() -> impl Strategy<Value = Vec<u8>> {
     let words = prop::collection::vec(number(), 0..12)
         .prop_map(|numbers| numbers.into_iter().flat_map(u64::to_ne_bytes).collect());

@@ -9,18 +9,19 @@ use crate::protocol::{VERSION_MAJOR, VERSION_MINOR, Version};
 
 /// Maximum size of a text of capabilities that is parsed, in bytes; QEMU's has less than 300.
 const MAX_TEXT: usize = 4096;
-/// Data of one message if a client does not name a limit.
+/// Maximum size of the data in one message in bytes, if a client does not name a limit.
 const DEFAULT_TRANSFER: u64 = 1 << 20;
 
 /// Facts about a client after negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Peer {
     pub minor: u16,
-    /// Maximum data in one message that the client accepts.
+    /// Maximum size of the data in one message that the client accepts, in bytes.
     pub max_transfer: usize,
-    /// The client accepts a file descriptor with a message.
+    /// Set if the client accepts a file descriptor with a message.
     pub takes_fds: bool,
-    /// The client follows the specification: it accepts requests from the server, and error replies without a body.
+    /// Set if the client follows the specification: it accepts requests from the server, and error replies without a
+    /// body.
     ///
     /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it reads the next bytes, of any kind, as
     /// the full reply that it waits for. It is recognized by the capabilities that it does not list.
@@ -54,7 +55,7 @@ pub(super) fn negotiate(body: &[u8], max_transfer: usize, max_maps: usize) -> Re
     let mut ours = Map::new();
     ours.insert("max_msg_fds".into(), MAX_FDS.into());
     ours.insert("max_data_xfer_size".into(), max_transfer.into());
-    // Other capabilities only if the client proposed them.
+    // Include other capabilities only if the client proposed them.
     if known("max_dma_maps") {
         let theirs = number("max_dma_maps", u64::MAX)?;
         ours.insert("max_dma_maps".into(), theirs.min(u64::try_from(max_maps).unwrap_or(u64::MAX)).into());

@@ -1,4 +1,4 @@
-//! Interrupts in their saved form: the client's descriptors are handed over themselves.
+//! Interrupts in their saved form: the client's descriptors are handed over separately.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::event::ClientEvent;
 /// The interrupts of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedInterrupts {
-    /// By type.
+    /// Interrupts, by type.
     lines: Vec<Vec<SavedLine>>,
     level: bool,
     masked: bool,
@@ -54,7 +54,7 @@ impl Interrupts {
         Ok(SavedInterrupts { lines: saved, level: *intx_level, masked: *intx_masked, unmask })
     }
 
-    /// Restores the interrupts. Signals no interrupt that was not signalled before.
+    /// Restores the interrupts. Does not signal interrupts that were not signalled before.
     pub(crate) fn restore(&self, saved: SavedInterrupts, given: &Given) -> Result<(), ParkError> {
         let SavedInterrupts { lines, level, masked, unmask } = saved;
         let event = |name: u32| {

@@ -2,12 +2,12 @@
 //!
 //! | bytes | content |
 //! |---|---|
-//! | 4096 | the head: [`MAGIC`], which of two copies of the marks is valid, and these ([`Marks`]) |
+//! | 4096 | the head: [`MAGIC`], the number of the valid copy of the marks, and two copies of [`Marks`] |
 //! | 2 × [`HALF_BYTES`] | the last commits, alternating: the newer complete one counts |
-//! | the rest | the room into which the connection is received |
+//! | the rest | the buffer into which the connection is received |
 //!
 //! A killed process stops between two instructions, or after its current system call: its earlier stores are in the
-//! file, in program order. So each change is first written to the unused copy, and then one word makes it valid.
+//! file, in program order. Therefore each change is first written to the unused copy, and then one word makes it valid.
 #![expect(unsafe_code, reason = "maps memory of its own file")]
 // UNSAFETY: two mappings of a sealed memory file that belongs to the daemon alone. Nothing else here is unsafe.
 
@@ -19,11 +19,11 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Starts the file; the last byte is the version of its layout.
+/// Magic number at the start of the file; the last byte is the version of its layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"gmjrnl\0\x01");
 /// Size of the head in bytes.
 const HEAD: usize = 4096;
-/// Words of the head.
+/// Number of words of the head.
 const HEAD_WORDS: usize = HEAD / size_of::<AtomicU64>();
 /// Size of each of the two halves for commits in bytes, with a length in front.
 pub(super) const HALF_BYTES: usize = 256 << 10;
@@ -49,18 +49,18 @@ mod word {
 /// Positions of a connection, which change with each message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
-    /// Waiting bytes are `start..end` of the buffer.
+    /// Start of the waiting bytes, which are `start..end` of the buffer.
     pub start: u64,
     pub end: u64,
     /// Position in the stream of `start`.
     pub position: u64,
     /// Remaining bytes of an oversized message to discard.
     pub skip: u64,
-    /// Last commit whose output for the client has been passed to the socket.
+    /// Number of the last commit whose output for the client has been passed to the socket.
     pub sent: u64,
     /// Number of the next request to the client.
     pub next_id: u64,
-    /// After `end`, the buffer holds only bytes that were received without a mark.
+    /// Set if, after `end`, the buffer holds only bytes that were received without a mark.
     pub clean: bool,
 }
 
@@ -180,13 +180,13 @@ impl Room {
     }
 }
 
-/// Returns the size of the buffer for messages of this length. Twice a message: a message that is moved to the front
-/// never overlaps itself, so it is whole in one place at any time.
+/// Returns the size of the buffer for messages of this length. The buffer has twice the size of a message: a message
+/// that is moved to the front never overlaps itself, so one complete copy exists at any time.
 fn room_for(message: usize, extra: usize) -> usize {
     message.saturating_mul(2).saturating_add(extra).next_multiple_of(HEAD).min(ROOM_MAX)
 }
 
-/// Creates a file with a buffer for messages of `message` bytes and `extra` more.
+/// Creates a file with a buffer for messages of `message` bytes and `extra` more bytes.
 pub(super) fn create(message: usize, extra: usize) -> io::Result<(OwnedFd, Room)> {
     let file = rustix::fs::memfd_create("vmm-journal", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let room = room_for(message, extra);
@@ -202,7 +202,7 @@ fn map(file: &OwnedFd, room: usize) -> io::Result<Room> {
     Ok(Room { head, room, marks: Marks::default() })
 }
 
-/// Takes over a file that another process has left. Its buffer must fit such messages.
+/// Takes over a file that another process has left. Its buffer must fit messages of this size.
 pub(super) fn adopt(file: &OwnedFd, message: usize, extra: usize) -> io::Result<Room> {
     let other = |what: &str| io::Error::other(what.to_owned());
     if !rustix::fs::fcntl_get_seals(file)?.contains(SEALS) {
@@ -229,7 +229,7 @@ pub(super) fn write_half(file: BorrowedFd<'_>, half: u64, bytes: &[u8]) -> io::R
     let at = half_at(half);
     write_all(file, &0u64.to_le_bytes(), at)?;
     write_all(file, bytes, at.saturating_add(LENGTH_BYTES as u64))?;
-    // The length makes it valid.
+    // The length makes the commit valid.
     write_all(file, &u64::try_from(bytes.len()).unwrap_or(0).to_le_bytes(), at)?;
     Ok(true)
 }

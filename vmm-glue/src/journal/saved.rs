@@ -14,14 +14,14 @@ use crate::keeper::Keeper;
 use crate::link::{ClientInfo, Link, SavedLink};
 use crate::options::ServerOptions;
 
-/// Words of configuration space that a client sets: in the header and in capabilities.
+/// Number of words of configuration space that a client sets: in the header and in capabilities.
 const WORDS: usize = 64;
 /// Size of a word in bytes.
 const WORD: u64 = 4;
 /// Word with the command register, and status in its upper half.
 const COMMAND: usize = 1;
 
-/// Configuration space as read.
+/// Words of configuration space, as read.
 pub(crate) type Words = Vec<u32>;
 
 /// Committed state of a client.
@@ -29,13 +29,13 @@ pub(crate) type Words = Vec<u32>;
 pub struct SavedJournal {
     /// Number of the commit.
     pub(crate) sequence: u64,
-    /// Position in the stream after the last message that is part of this.
+    /// Position in the stream after the last message that this commit includes.
     pub(crate) position: u64,
     /// Number of processes that were killed while they served this client.
     pub(crate) deaths: u32,
     /// PCI configuration space; empty for a client that has not negotiated.
     pub(crate) words: Words,
-    /// Bytes of the regions that the client knows.
+    /// Sizes of the regions that the client knows, in bytes.
     pub(crate) regions: Vec<u64>,
     pub(crate) connection: SavedConnection,
     pub(crate) link: SavedLink,
@@ -45,7 +45,7 @@ pub struct SavedJournal {
 
 only_version!(SavedJournal, "vmm-glue.journal", 2);
 
-/// Changes that make a new device the device of a client that had another one before.
+/// Changes that make a new device the device of a client that previously had another one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Revival {
     words: Words,
@@ -80,7 +80,7 @@ impl Revival {
         };
         let others = self.words.iter().enumerate().filter(|(at, _)| *at != COMMAND);
         others.clone().try_for_each(|(at, word)| write(at, &word.to_le_bytes()))?;
-        // This enables bus mastering, so it comes last. Ones in status clear bits.
+        // This enables bus mastering, so it comes last. Writing ones to status clears bits.
         if let Some([low, high, ..]) = self.words.get(COMMAND).map(|word| word.to_le_bytes()) {
             write(COMMAND, &[low, high])?;
         }
@@ -91,7 +91,7 @@ impl Revival {
     }
 }
 
-/// Reads PCI configuration space as far as a client sets it.
+/// Reads the PCI configuration space that a client sets.
 pub(crate) fn read_words(device: &mut dyn Device) -> Words {
     let mut words = Vec::with_capacity(WORDS);
     for offset in (0..u64::MAX).step_by(size_of::<u32>()).take(WORDS) {
@@ -128,7 +128,8 @@ impl SavedJournal {
 }
 
 impl Journal {
-    /// Restores the client of a killed process from its journal. Its memory and interrupts go to `link`, which is new.
+    /// Restores the client of a killed process from its journal. Its memory and interrupts go to `link`, which must be
+    /// new.
     pub(crate) fn restored(
         keeper: Arc<dyn Keeper>,
         kept: Vec<(Kept, OwnedFd)>,
@@ -162,7 +163,7 @@ impl Journal {
         if marks.sent >= sequence {
             connection.forget_output();
         }
-        // The client may still answer earlier messages, of unknown numbers.
+        // The client may still answer earlier messages, whose numbers are unknown.
         behind.renew(marks.next_id);
         let given = Given::slots(slots);
         let deaths = deaths.saturating_add(1);

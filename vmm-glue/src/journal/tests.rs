@@ -25,7 +25,7 @@ const CLIENT_INFO: ClientInfo = ClientInfo { pid: 0, uid: 0, domain: None };
 #[derive(Debug, Default)]
 struct Store {
     kept: Mutex<Vec<(Kept, OwnedFd)>>,
-    /// Number of changes, and whether they are too many.
+    /// Number of changes, and whether the number is too high.
     changes: AtomicUsize,
     busy: AtomicBool,
 }
@@ -66,12 +66,12 @@ impl Keeper for Store {
     }
 }
 
-/// A device that consists of its configuration space. Defers all writes; the second part is the deferred one.
+/// A device that consists of its configuration space. Defers all writes; the second field is the deferred write.
 #[derive(Debug)]
 struct Words(Vec<u8>, Option<(u64, Vec<u8>)>);
 
 impl Words {
-    /// Creates one with 256 bytes `byte`.
+    /// Creates a device with 256 bytes of value `byte`.
     fn of(byte: u8) -> Self {
         Self(vec![byte; 256], None)
     }
@@ -186,7 +186,7 @@ fn next_process_restores_client_memory_and_device_config() {
         let mut next = process.next(process.store.remains()).unwrap();
         assert_eq!(next.regions(), 3);
         next.connection.resume(&mut next.device).unwrap();
-        // All except the upper half of the word with the command register.
+        // All words are restored except the upper half of the word with the command register.
         assert_eq!((next.device.0[0], next.device.0[5], next.device.0[255]), (7, 7, 7));
         assert_eq!(next.link.counters().snapshot().daemon_deaths_survived, deaths);
         let slots: Vec<_> = [Kept::Journal].into_iter().chain((0..3).map(Kept::Slot)).collect();
@@ -213,7 +213,7 @@ fn journal_contains_deferred_write_of_configuration() {
 fn bytes_that_were_received_are_handled_by_the_next_process() {
     let mut process = Process::new();
     process.lend(0);
-    // Received, its descriptors kept, and killed before it was handled.
+    // The message is received with its descriptors, and the process is killed before it handles the message.
     let bytes = map(5, 0x40_0000);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
     process.connection.received(bytes.len(), vec![memory_file(0x1000, true).unwrap()], false);
@@ -222,7 +222,7 @@ fn bytes_that_were_received_are_handled_by_the_next_process() {
     next.connection.process(&mut next.device, 4096).unwrap();
     assert_eq!((next.regions(), next.connection.output().take()[0]), (2, 5));
 
-    // Received, and killed before its end was marked.
+    // The bytes are received, and the process is killed before it marks their end.
     let mut process = Process::new();
     let bytes = message(6, Command::DEVICE_GET_INFO, &[0; 16]);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
@@ -252,7 +252,7 @@ fn committed_but_unsent_answer_is_sent_once_by_next_process() {
     next.connection.resume(&mut next.device).unwrap();
     next.connection.process(&mut next.device, 4096).unwrap();
     assert_eq!((next.regions(), next.connection.output().take().len()), (1, HEADER_SIZE));
-    // Now it was sent.
+    // Now the answer was sent.
     next.connection.work(&mut next.device).unwrap();
     let mut after = next.next(next.store.remains()).unwrap();
     assert_eq!((after.regions(), after.connection.output().len()), (1, 0));
@@ -267,7 +267,7 @@ fn commit_that_was_cut_or_edited_leaves_the_one_before_it() {
     let whole = std::fs::read(path(journal(&kept))).unwrap();
     let lengths = [4096, 4096 + file::HALF_BYTES];
     let length = |at: usize| usize::try_from(u64::from_le_bytes(whole[at..at + 8].try_into().unwrap())).unwrap();
-    // Selected by size: the newer file is larger.
+    // Select by size: the newer commit is larger.
     let newer = lengths.into_iter().max_by_key(|at| length(*at)).unwrap();
     let fd = journal(&kept);
     for at in (0..length(newer)).step_by(37) {
@@ -278,7 +278,7 @@ fn commit_that_was_cut_or_edited_leaves_the_one_before_it() {
         assert!(matches!(regions, Ok(1 | 2) | Err(_)), "{at}: {regions:?}");
         rustix::io::pwrite(fd, &[byte], (newer + 8 + at) as u64).unwrap();
     }
-    // A half that is not complete yet.
+    // Test a half that is not complete yet.
     rustix::io::pwrite(fd, &0u64.to_le_bytes(), newer as u64).unwrap();
     assert!(process.next(process.store.remains()).unwrap().regions() < 2);
     for at in lengths {
@@ -310,7 +310,7 @@ fn invalid_or_incomplete_journal_is_rejected() {
     let next = instead(Kept::Slot(0), eventfd(0, EventfdFlags::CLOEXEC).unwrap()).unwrap();
     let regions = next.link.memory().snapshot();
     assert!(regions.regions().len() == 1 && regions.regions()[0].is_withdrawn());
-    // Marks that do not match any connection.
+    // Test marks that do not match any connection.
     let kept = process.store.remains();
     for word in 8..40u64 {
         rustix::io::pwrite(journal(&kept), &u64::MAX.to_le_bytes(), word * 8).unwrap();
@@ -361,7 +361,7 @@ fn frequent_remapping_stops_changing_the_store() {
     let before = process.store.changes.load(Ordering::Relaxed);
     (0..100).for_each(|_| turn(&mut process, &file));
     assert_eq!(process.store.changes.load(Ordering::Relaxed), before);
-    // No data is lost: if a process is killed while it is mapped, the next process has it.
+    // No data is lost: if a process is killed while the file is mapped, the next process gets it.
     process.feed(&map(1, 0), vec![file.try_clone().unwrap()]);
     let next = process.next(process.store.remains()).unwrap();
     assert_eq!(next.regions(), 1);
@@ -371,7 +371,7 @@ fn frequent_remapping_stops_changing_the_store() {
     process.feed(&map(1, 0), vec![other.try_clone().unwrap()]);
     assert_eq!(process.store.names().len(), 3, "{:?}", process.store.names());
     process.feed(&unmap(2, 0), vec![]);
-    // Unused files make room for used ones.
+    // Unused files are dropped to make slots available for used ones.
     for file in 0..u64::from(SLOTS) {
         process.lend(file * 0x1000);
     }

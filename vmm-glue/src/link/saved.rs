@@ -11,8 +11,7 @@ use crate::memory::{MemoryLimits, SavedRegion};
 /// Maximum number of messages that a client may still answer, from a few consecutive processes.
 const UNANSWERED_MAX: usize = 1024;
 
-/// Number of messages before the next one that a client may still answer after a kill: more than are in flight at a
-/// time.
+/// Number of the latest messages that a client may still answer after a kill: more than are in flight at a time.
 const MAX_UNANSWERED: u16 = 64;
 
 /// The client's memory and interrupts.
@@ -25,8 +24,8 @@ pub(crate) struct SavedLink {
 }
 
 impl SavedLink {
-    /// Adapts the saved form to a new device. Its process does not know which of the old messages up to `next_id` are
-    /// answered.
+    /// Adapts the saved form to a new device. Its process does not know which of the earlier messages, up to `next_id`,
+    /// were answered.
     pub(crate) fn renew(&mut self, next_id: u64) {
         let next = u16::try_from(next_id & 0xffff).unwrap_or(0);
         self.unanswered = (1..=MAX_UNANSWERED).map(|before| next.wrapping_sub(before)).collect();
@@ -41,7 +40,7 @@ impl Link {
         Ok(SavedLink { memory, interrupts: self.interrupts().save(giving)?, unanswered: self.dma().unanswered() })
     }
 
-    /// Restores the client's memory and interrupts into this link, which is new.
+    /// Restores the client's memory and interrupts into this link, which must be new.
     pub(crate) fn restore(
         &self,
         saved: SavedLink,
@@ -57,7 +56,7 @@ impl Link {
         self.memory().restore(memory, given, limits, self.wake())?;
         self.interrupts().restore(interrupts, given)?;
         self.set_client(Some(client));
-        // The check that was running has ended.
+        // The check that was in progress has ended.
         self.check_shared();
         Ok(())
     }

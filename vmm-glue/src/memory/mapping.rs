@@ -45,7 +45,7 @@ pub(super) struct Backing {
     pub(super) fd: OwnedFd,
     device: u64,
     inode: u64,
-    /// The client cannot cut the file short.
+    /// Set if the client cannot cut the file short.
     sealed: bool,
     /// A [`Sharing`] as a number.
     sharing: AtomicU8,
@@ -63,13 +63,13 @@ pub unsafe trait LentPages: Send + Sync + std::fmt::Debug {
     /// Returns the size in bytes, whole pages.
     fn len(&self) -> usize;
 
-    /// Never true; there is at least one page.
+    /// Always false: a mapping has at least one page.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The memory behind a mapping.
+/// The memory that a mapping shows.
 #[derive(Debug)]
 pub(super) enum Source {
     File {
@@ -92,12 +92,12 @@ pub enum Sharing {
 }
 
 /// A client's memory, mapped and shared. Accesses never fail: if the client cuts the file short, or the host cannot
-/// bring a page in, anonymous zero pages replace the whole mapping and [`Mapping::is_withdrawn`] returns true.
+/// load a page, anonymous zero pages replace the whole mapping and [`Mapping::is_withdrawn`] returns true.
 #[derive(Debug)]
 pub struct Mapping {
     /// Start of the mapping.
     pub(super) base: *mut u8,
-    /// Bytes mapped, whole pages of the file's kind.
+    /// Number of mapped bytes, in whole pages of the file's kind.
     pub(super) mapped: usize,
     /// Offset in the mapping of the region's first byte.
     pub(super) skip: usize,
@@ -150,7 +150,7 @@ impl Mapping {
         if offset.checked_add(size).is_none_or(|end| end > file_size) {
             return Err(MapFileError::TooShort { file_size, offset, size });
         }
-        // Huge pages are mapped whole; QEMU cuts its memory at smaller boundaries.
+        // Huge pages are mapped as a whole; QEMU divides its memory at smaller boundaries.
         let huge = u64::try_from(statfs.f_bsize).unwrap_or(0);
         let page = if kind == HUGETLBFS_MAGIC && huge.is_power_of_two() { huge } else { super::PAGE_SIZE };
         let too_large = MapFileError::TooLarge { offset, size };
@@ -187,7 +187,7 @@ impl Mapping {
         Ok(Self { base, mapped, skip, len, offset, writable, guard, source })
     }
 
-    /// Stands in for a part of a client's file that can no longer be mapped: anonymous zero pages, withdrawn from the
+    /// Replaces a part of a client's file that can no longer be mapped with anonymous zero pages, withdrawn from the
     /// start.
     pub(crate) fn withdrawn(file: ClientFile, wake: &Arc<Wake>) -> Result<Self, MapFileError> {
         let ClientFile { fd, offset, size, writable, touches } = file;
@@ -231,17 +231,17 @@ impl Mapping {
         }
     }
 
-    /// Returns an identity of the file, if the mapping has one: the same for all mappings of it in one table.
+    /// Returns an identity of the file, if the mapping has one: the same for all mappings of the file in one table.
     pub(super) fn file(&self) -> Option<*const ()> {
         self.backing().map(|backing| Arc::as_ptr(backing).cast())
     }
 
-    /// Returns the bytes of the region.
+    /// Returns the size of the region in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never true; regions have at least one page.
+    /// Always false: a region has at least one page.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -251,7 +251,7 @@ impl Mapping {
         self.base.wrapping_add(self.skip)
     }
 
-    /// Returns true if the device may write here; another write is a fault of this process.
+    /// Returns true if the device may write here; otherwise a write is a fault of this process.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
@@ -266,7 +266,7 @@ impl Mapping {
         self.backing().is_none_or(|backing| backing.sealed)
     }
 
-    /// Returns whether the client shares the memory of this file, as far as it is known.
+    /// Returns the sharing of this file's memory, if known.
     pub fn sharing(&self) -> Sharing {
         let Some(backing) = self.backing() else { return Sharing::Shared };
         match backing.sharing.load(Ordering::Relaxed) {
@@ -276,8 +276,8 @@ impl Mapping {
         }
     }
 
-    /// Returns true if `len` bytes at `offset` may be accessed. Counts untouched pages among them, up to the operator's
-    /// limit. Called before each access.
+    /// Returns true if `len` bytes at `offset` may be accessed. Counts the untouched pages in this range, up to the
+    /// operator's limit. Called before each access.
     pub fn may_touch(&self, offset: usize, len: usize) -> bool {
         match &self.source {
             Source::File { backing, looked } => looked.may_touch(offset, len, |page| self.data_from(backing, page)),
@@ -286,13 +286,13 @@ impl Mapping {
         }
     }
 
-    /// Returns the first page at or after `page` that holds data in the file, or the highest possible page if there is
-    /// none.
+    /// Returns the first page at or after `page` that holds data in the file, or the highest possible page if no such
+    /// page exists.
     fn data_from(&self, backing: &Backing, page: usize) -> usize {
         let page_size = super::PAGE_SIZE;
         let start = u64::try_from(page).unwrap_or(u64::MAX).saturating_mul(page_size).saturating_add(self.offset);
-        // This moves the position of the client's file, which has no other use. On a file system without holes all is
-        // data: huge pages, which `MemoryMax` charges to no control group.
+        // This moves the position of the client's file, which has no other use. On a file system without holes,
+        // everything is data: these are huge pages, which `MemoryMax` does not charge to any control group.
         match rustix::fs::seek(&backing.fd, rustix::fs::SeekFrom::Data(start)) {
             Ok(at) => usize::try_from(at.saturating_sub(self.offset) / page_size).unwrap_or(usize::MAX),
             Err(Errno::NXIO) => usize::MAX,
@@ -312,7 +312,7 @@ impl Mapping {
         }
     }
 
-    /// Reads the file at `offset` of the region without bringing pages into it, unlike an access to the mapping.
+    /// Reads the file at `offset` of the region without allocating pages of the file, unlike an access to the mapping.
     pub(crate) fn peek(&self, offset: u64, data: &mut [u8]) -> Result<usize, Errno> {
         let backing = self.backing().ok_or(Errno::NOTSUP)?;
         rustix::io::pread(&backing.fd, data, self.offset.saturating_add(offset))

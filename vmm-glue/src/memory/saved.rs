@@ -1,4 +1,4 @@
-//! Memory that a client lends in its saved form: its files are handed over as descriptors.
+//! Memory that a client lends in its saved form: the files of this memory are handed over as descriptors.
 
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ impl GuestMemory {
     }
 }
 
-/// Returns the file of a mapping, handed over once for all mappings of it.
+/// Returns the file of a mapping, handed over once for all of its mappings.
 fn file_of(
     mapping: &Mapping,
     files: &mut Vec<(*const (), u32)>,

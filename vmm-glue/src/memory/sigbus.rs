@@ -1,9 +1,9 @@
 //! Handles a client's withdrawal of memory that is mapped here.
 //!
-//! A client can cut its file short after it was mapped (unless it is sealed), and the host can fail to bring a page in.
-//! The next access then raises a `SIGBUS`, which would end the process and with it the devices of all other clients.
-//! The handler here replaces the whole mapping with anonymous zero pages, marks it, and wakes its server; the access is
-//! repeated and succeeds. A `SIGBUS` elsewhere goes to the handler that was installed before.
+//! A client can cut its file short after it was mapped (unless it is sealed), and the host can fail to load a page. The
+//! next access then raises a `SIGBUS`, which would end the process and with it the devices of all other clients. The
+//! handler here replaces the whole mapping with anonymous zero pages, marks the mapping, and wakes its server; the
+//! access is then repeated and succeeds. A `SIGBUS` elsewhere goes to the handler that was installed before.
 #![expect(unsafe_code, reason = "installs a signal handler that repairs mappings")]
 // UNSAFETY: the handler runs in any thread at any access to a mapping. It only uses atomics, `mmap` and `write`, which
 // are safe in a signal handler.
@@ -16,10 +16,10 @@ use parking_lot::Mutex;
 
 use crate::wake::Wake;
 
-/// Slots per block; blocks are added when all slots are taken and never freed.
+/// Number of slots per block; blocks are added when all slots are taken and never freed.
 const SLOTS: usize = 256;
 
-/// One registered mapping. Even `version`: `start` and `end` are valid together.
+/// One registered mapping. If `version` is even, `start` and `end` are valid together.
 struct Slot {
     version: AtomicUsize,
     start: AtomicUsize,
@@ -34,10 +34,10 @@ struct Block {
     next: AtomicPtr<Block>,
 }
 
-/// Mappings of this process that were replaced so far.
+/// Number of mappings of this process that were replaced so far.
 static TRIPS: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the number of this process's mappings that were withdrawn so far; a cheap check before a search.
+/// Returns the number of this process's mappings that were withdrawn so far, as a cheap check before a search.
 pub(crate) fn withdrawals() -> usize {
     TRIPS.load(Ordering::Acquire)
 }
@@ -48,11 +48,11 @@ static INSTALL: Once = Once::new();
 /// The previous handler, stored once before ours is installed.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
-/// Keeps a range of addresses repairable.
+/// A range of addresses that the handler can repair.
 #[derive(Debug)]
 pub(super) struct Guard {
     slot: &'static Slot,
-    /// Its descriptor is in the slot.
+    /// The slot contains this event's descriptor.
     _wake: Arc<Wake>,
     released: bool,
 }
@@ -176,8 +176,8 @@ fn repair(address: usize) -> bool {
                 continue;
             }
             std::sync::atomic::fence(Ordering::Acquire);
-            // An odd or changed version: the slot does not belong to the accessed mapping, because a mapping in use
-            // stays alive.
+            // If the version is odd or has changed, the slot does not belong to the accessed mapping, because a mapping
+            // in use stays alive.
             if version % 2 != 0 || slot.version.load(Ordering::Relaxed) != version {
                 continue;
             }

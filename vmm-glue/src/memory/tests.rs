@@ -23,7 +23,7 @@ proptest! {
         let memory = GuestMemory::default();
         let wake = Arc::new(Wake::new().unwrap());
         let limits = MemoryLimits { regions: 12, ..Default::default() };
-        // For each page, the region that contains it.
+        // The region that contains each page.
         let mut pages: Vec<Option<u64>> = vec![None; 80];
         for step in steps {
             match step {
@@ -75,7 +75,7 @@ fn file(pages: u64) -> OwnedFd {
     fd
 }
 
-/// A page of memory: page `page` of a file.
+/// Creates one page of memory: page `page` of a file.
 fn lent(gpa: u64, fd: &OwnedFd, page: u64) -> AddRegion {
     let (size, offset, fd) = (PAGE_SIZE, page * PAGE_SIZE, Some(fd.try_clone().unwrap()));
     AddRegion { gpa, size, offset, readable: true, writable: true, fd }

@@ -1,10 +1,10 @@
 //! Pages of a client's memory that this process is the first to touch.
 //!
 //! The kernel charges a page to the control group of the process that touches it first. If a client lends untouched
-//! memory (a sparse file), touching it would charge all of it to this process. So such pages are counted, and at most
-//! the operator's limit is touched. Each page of a mapping is checked once, before the first access.
+//! memory (a sparse file), touching it would charge all of it to this process. Therefore such pages are counted, and
+//! touched only up to the operator's limit. Each page of a mapping is checked once, before the first access.
 //!
-//! It does not detect a page that the client punches out of its file after the check.
+//! This does not detect a page that the client punches out of its file after the check.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl FirstTouches {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the accesses that were refused because they would have exceeded the limit.
+    /// Returns the number of accesses that were refused because they would have exceeded the limit.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
@@ -66,7 +66,7 @@ impl FirstTouches {
         added
     }
 
-    /// Corrects the count of a page that another thread has also counted.
+    /// Corrects the count of a page that another thread has counted as well.
     fn take_back(&self) {
         let less = |bytes: u64| Some(bytes.saturating_sub(PAGE_SIZE));
         let _ = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -76,7 +76,7 @@ impl FirstTouches {
 /// Checked pages of one mapping.
 #[derive(Debug)]
 pub(super) struct Looked {
-    /// A bit for each page.
+    /// Bitmap of the pages.
     words: Box<[AtomicU64]>,
     touches: Arc<FirstTouches>,
 }
@@ -88,8 +88,8 @@ impl Looked {
         Self { words: (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(), touches }
     }
 
-    /// Returns true if `len` bytes at `offset` may be accessed. `data` returns the first page from a given one on that
-    /// holds data, or a page after the last.
+    /// Returns true if `len` bytes at `offset` may be accessed. `data` returns the first page, starting at a given one,
+    /// that holds data, or a page after the last page.
     pub fn may_touch(&self, offset: usize, len: usize, data: impl Fn(usize) -> usize) -> bool {
         let pages = offset / PAGE..offset.saturating_add(len).div_ceil(PAGE);
         let mut page = pages.start;
@@ -146,7 +146,7 @@ fn bit(page: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// Data in every other page, starting at page 4.
+    /// Simulates data in every other page, starting at page 4.
     fn data(page: usize) -> usize {
         page.max(4).next_multiple_of(2)
     }

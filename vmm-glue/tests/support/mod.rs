@@ -20,11 +20,11 @@ pub const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Size of BAR0 in bytes.
 pub const BAR0_SIZE: u64 = 0x2000;
-/// A write here is refused.
+/// Offset at which a write is refused.
 pub const DENIED: u64 = 0x1000;
-/// A write here is deferred, and reported when it is completed.
+/// Offset at which a write is deferred, and reported when it is completed.
 pub const DEFERRED_WRITE_AT: u64 = 0x1010;
-/// A write here requests a check of memory sharing.
+/// Offset at which a write requests a check of memory sharing.
 pub const CHECK_SHARED: u64 = 0x1008;
 
 /// Events that a device received.
@@ -46,11 +46,11 @@ pub struct TestDevice {
     pub events: Sender<Event>,
     pub bar0: Vec<u8>,
     pub bar1: RegionInfo,
-    /// Maps of this address are refused.
+    /// Address of which maps are refused.
     pub refused_map: Option<u64>,
-    /// Every unmap waits for a message from here, after it was reported.
+    /// Source of messages for which every unmap waits after it was reported.
     pub held_unmap: Option<Receiver<()>>,
-    /// A deferred write, and messages for which its completion waits.
+    /// A deferred write, and messages that its completion waits for.
     pub deferred: Option<Vec<u8>>,
     pub held_completion: Option<Receiver<()>>,
 }
@@ -191,7 +191,7 @@ impl Host {
         Self::serve(make, bind)
     }
 
-    /// Serves any device, which reports nothing.
+    /// Serves any device that reports no events.
     pub fn start_device(make: impl FnOnce(Link) -> Box<dyn Device>) -> Self {
         let server = |path: &Path| Server::bind(path, &SocketOptions::default(), ServerOptions::default()).unwrap();
         let make = |link, sender: Sender<Event>| {
