@@ -1,7 +1,7 @@
 //! Translates requests into calls of the device.
 //!
-//! An item in two BARs, or only half in one, is split where the BAR ends; bytes outside all BARs read as ones. A
-//! malformed request is answered as if the device did not exist, so that the virtual CPU continues.
+//! An item that spans two BARs, or is only partly in a BAR, is split where the BAR ends; bytes outside all BARs read as
+//! ones. A malformed request is answered as if the device did not exist, so that the virtual CPU continues.
 
 use vmm_glue::counters::{add, worth_logging};
 use vmm_glue::device::{Device, RegionIndex};
@@ -14,7 +14,7 @@ use crate::requests::{Request, kind};
 
 /// Maximum number of items of one request; Xen sends at most a page of them.
 const MAX_ITEMS: u32 = 4096;
-/// Reachable bytes of configuration space.
+/// Size of the accessible configuration space, in bytes.
 const CONFIG_BYTES: u64 = 256;
 /// The value of a read without a target.
 const UNMAPPED_READ: u64 = u64::MAX;
@@ -22,11 +22,11 @@ const UNMAPPED_READ: u64 = u64::MAX;
 /// The target of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Space {
-    /// Addresses of memory.
+    /// The memory space.
     Memory,
-    /// Configuration space of our function.
+    /// Configuration space of this function.
     Config,
-    /// None.
+    /// No target.
     None,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Accesses<'a> {
     pub device: &'a mut dyn Device,
     /// The function's slot.
     pub slot: u8,
-    /// Malformed requests so far.
+    /// Number of malformed requests so far.
     pub malformed: &'a mut u64,
 }
 
@@ -72,7 +72,7 @@ impl Accesses<'_> {
         (request.read && !request.data_is_address).then_some(read)
     }
 
-    /// Returns the space and the address in it of the first item.
+    /// Returns the space of the first item, and the item's address in it.
     fn place(&self, request: &Request) -> (Space, u64) {
         match request.kind {
             kind::MEMORY => (Space::Memory, request.address),
@@ -93,7 +93,7 @@ impl Accesses<'_> {
         if request.read {
             self.access(space, address, Data::Read(place));
             if request.data_is_address {
-                // Missing memory, such as a page that the guest gave back, is not written.
+                // Writes to missing memory, such as a page that the guest gave back, are dropped.
                 let _ = self.link.memory().write(data, place);
             }
         } else {

@@ -1,11 +1,12 @@
 //! Pages of the domain under its BARs, for memory of the device that a client can map.
 //!
-//! A client of vfio-user maps a file there. A domain cannot do this: it can only access its own memory without an exit.
-//! So it gets as many pages as the device's area has, at the addresses that the guest assigns to the BAR, and the
-//! device keeps its memory in them. An access that misses them for any reason arrives as a request and reaches the same
-//! memory: the pages only make accesses faster.
+//! A client of vfio-user maps a file for this memory. A domain cannot do this: it can only access its own memory
+//! without an exit. Therefore the domain gets as many pages as the device's area has, at the addresses that the guest
+//! assigns to the BAR, and the device keeps its memory in them. An access that misses these pages for any reason
+//! arrives as a request and reaches the same memory: the pages only make accesses faster.
 //!
-//! They are added when the BAR is first enabled, and follow it. While it is disabled they stay in place.
+//! The pages are added when the BAR is first enabled, and follow the BAR. While the BAR is disabled, the pages stay in
+//! place.
 
 use std::io;
 use std::ops::Range;
@@ -27,11 +28,11 @@ pub(crate) struct Window {
 /// Pages of one area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pages {
-    /// No pages yet.
+    /// The area has no pages yet.
     Wanted,
     /// First frame of the pages.
     At(u64),
-    /// Accesses arrive as requests until the domain is destroyed.
+    /// The area has no pages: accesses arrive as requests until the domain is destroyed.
     Without,
 }
 
@@ -48,7 +49,7 @@ impl Area {
         self.area.size / PAGE_SIZE
     }
 
-    /// Returns its frames, at their present location.
+    /// Returns the area's frames, at their current location.
     fn frames(&self) -> Option<Range<u64>> {
         match self.pages {
             Pages::At(first) => Some(first..first.saturating_add(self.count())),
@@ -56,7 +57,7 @@ impl Area {
         }
     }
 
-    /// Returns the frames that it should have, if its BAR is enabled.
+    /// Returns the frames that the area should have, if its BAR is enabled.
     fn wanted(&self, windows: &[Window]) -> Option<Range<u64>> {
         let window = windows.iter().find(|window| window.region == self.region)?;
         let first = window.range.first.checked_add(self.area.offset)?;
@@ -82,8 +83,8 @@ impl BarBacking {
     /// Moves pages to the enabled BARs.
     pub fn follow(&mut self, windows: &[Window], target: &dyn Target, device: &mut dyn Device) {
         let wanted: Vec<_> = self.0.iter().map(|area| area.wanted(windows)).collect();
-        // If a guest exchanges BARs, the old pages of one occupy the new place of the other's pages; a place can only
-        // hold one.
+        // If a guest exchanges BARs, the old pages of one occupy the new place of the other's pages; each address can
+        // only hold one page.
         for (at, area) in self.0.iter_mut().enumerate() {
             let in_the_way = |frames: &Range<u64>| {
                 let others = wanted.iter().enumerate().filter(|(other, _)| *other != at);
@@ -131,7 +132,8 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// Checks that the guest has no memory there: if it maps a BAR over its own memory, Xen would remove that memory.
+/// Checks that the guest has no memory at these addresses: if it maps a BAR over its own memory, Xen would remove that
+/// memory.
 fn room(frames: &Range<u64>, target: &dyn Target) -> io::Result<()> {
     let count = usize::try_from(frames.end.saturating_sub(frames.start)).unwrap_or(usize::MAX);
     match target.present(frames.start, count)?.contains(&true) {

@@ -2,8 +2,7 @@
 //! [`FakeXen::breaches`], such as a port that is bound twice, a range that is partly released, or an answer without a
 //! request.
 //!
-//! The guest's side is [`FakeDomain`]: its virtual CPUs make accesses as Xen does for them, its memory is added and
-//! removed.
+//! The guest's side is [`FakeDomain`]: it makes the accesses of virtual CPUs like Xen, and adds and removes memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -23,12 +22,12 @@ use crate::ram::VGA;
 use crate::requests::{Request, kind, state, writer};
 use crate::store::{DomainName, Found, Store};
 
-/// TIMEOUT: an access is answered in far less on any host; after this time the server hangs.
+/// TIMEOUT: an access is answered in far less time on any host; after this time the server counts as hung.
 const ANSWER: Duration = Duration::from_secs(60);
 /// The first port of a virtual CPU, and of buffered requests.
 const FIRST_PORT: u32 = 11;
 const BUFFERED_PORT: u32 = 7;
-/// Offset of our ports from the domain's.
+/// Offset of the server's ports from the domain's ports.
 const OURS: u32 = 1000;
 
 /// The hypervisor, with its domains.
@@ -48,13 +47,13 @@ struct Domain {
     id: DomainId,
     name: String,
     cpus: usize,
-    /// Its memory, followed by pages that can be added.
+    /// The domain's memory, followed by pages that can be added.
     memory: File,
     kib: u64,
     hvm: bool,
     target_kib: u64,
     state: Mutex<State>,
-    /// Set once a server has found it and completed its first steps.
+    /// Set once a server has found the domain and completed its first steps.
     seen: AtomicBool,
     xen: FakeXen,
 }
@@ -62,13 +61,13 @@ struct Domain {
 #[derive(Debug, Default)]
 struct State {
     frames: BTreeSet<u64>,
-    /// Pages that were added to its memory: their number in the file.
+    /// Pages that were added to the domain's memory: frame, and page number in the file.
     given: BTreeMap<u64, u64>,
     /// Pages of the file that can be added.
     spare: BTreeSet<u64>,
     stuck: bool,
     server: Option<Arc<Server>>,
-    /// Levels of the pin and messages, in order.
+    /// Level of the pin, and the delivered messages in order.
     pin: bool,
     messages: Vec<(u64, u32)>,
     raised: u64,
@@ -90,7 +89,7 @@ struct ServerState {
     enabled: bool,
     bound: BTreeSet<u32>,
     ranges: Vec<Range>,
-    /// Ports that have fired and are not yet taken, and masked ports.
+    /// Ports that have fired and were not taken yet, and masked ports.
     fired: BTreeSet<u32>,
     silent: BTreeSet<u32>,
     pending: BTreeSet<u32>,
@@ -123,11 +122,11 @@ pub struct FakeSpec {
     pub id: DomainId,
     /// Its name.
     pub name: String,
-    /// Virtual CPUs.
+    /// Number of virtual CPUs.
     pub cpus: usize,
-    /// Memory in KiB, from address 0 on, except where a PC has its VGA.
+    /// Size of its memory in KiB, starting at address 0, except where a PC has its VGA.
     pub kib: u64,
-    /// Target size of its memory in KiB, if that is smaller.
+    /// Target size of its memory in KiB, if smaller.
     pub target_kib: Option<u64>,
     /// Set for an HVM domain.
     pub hvm: bool,
@@ -187,7 +186,7 @@ impl FakeXen {
         Box::new(self.clone())
     }
 
-    /// Returns descriptions of a server's breaches so far.
+    /// Returns descriptions of the server's breaches so far.
     #[must_use]
     pub fn breaches(&self) -> Vec<String> {
         self.0.lock().breaches.clone()
@@ -237,7 +236,7 @@ impl Hypervisor for FakeXen {
 struct FakeStore {
     xen: FakeXen,
     signal: Arc<Signal>,
-    /// The domain that the server found last, before it queries changes again.
+    /// The last domain that the server found, until it queries changes again.
     found: Option<Arc<Domain>>,
 }
 
@@ -414,7 +413,7 @@ impl Target for FakeTarget {
         let end = first.saturating_add(u64::try_from(count).unwrap_or(u64::MAX));
         let state = self.domain.state.lock();
         let pages: Option<Vec<u64>> = (first..end).map(|frame| state.page(frame)).collect();
-        // They are mapped from one contiguous part of a file; pages allocated together are contiguous.
+        // The pages are mapped from one contiguous part of a file; pages allocated together are contiguous.
         let start = pages.as_deref().and_then(|pages| pages.first()).copied();
         let is_run = |start: &u64| pages.iter().flatten().zip(*start..).all(|(page, at)| *page == at);
         let Some(start) = start.filter(is_run) else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
@@ -510,7 +509,7 @@ impl FakeDomain {
     /// Waits until the domain is served.
     ///
     /// # Panics
-    /// If that takes too long.
+    /// If this takes too long.
     pub fn wait_served(&self) {
         self.until("the domain to be served", || {
             self.server().filter(|server| server.state.lock().bound.len() > self.0.cpus).map(drop)
@@ -520,7 +519,7 @@ impl FakeDomain {
     /// Waits until a server has found the domain and decided about it.
     ///
     /// # Panics
-    /// If that takes too long.
+    /// If this takes too long.
     pub fn wait_seen(&self) {
         self.until("the domain to be seen", || self.0.seen.load(Ordering::Acquire).then_some(()));
     }
@@ -528,7 +527,7 @@ impl FakeDomain {
     /// Waits until no server serves the domain.
     ///
     /// # Panics
-    /// If that takes too long.
+    /// If this takes too long.
     pub fn wait_left(&self) {
         self.until("the server to go", || self.0.state.lock().server.is_none().then_some(()));
     }
@@ -544,8 +543,8 @@ impl FakeDomain {
         }
     }
 
-    /// Puts a request into the slot of a virtual CPU and wakes the server; does not wait. `None` if no server serves
-    /// the domain.
+    /// Puts a request into the slot of a virtual CPU and wakes the server; does not wait. Returns `None` if no server
+    /// serves the domain.
     pub fn put(&self, cpu: usize, request: &Request) -> Option<()> {
         let server = self.server()?;
         writer::put(&server.requests, cpu, request);
@@ -553,26 +552,26 @@ impl FakeDomain {
         Some(())
     }
 
-    /// Returns the answer to a request, if it is there.
+    /// Returns the answer to a request, if it has arrived.
     #[must_use]
     pub fn answer(&self, cpu: usize) -> Option<u64> {
         let server = self.server()?;
         (writer::state(&server.requests, cpu) == state::ANSWERED).then(|| writer::finish(&server.requests, cpu))
     }
 
-    /// Makes a request and waits for its answer. `None` if the server no longer exists.
+    /// Makes a request and waits for its answer. Returns `None` if the server no longer exists.
     ///
     /// # Panics
-    /// If no answer comes.
+    /// If no answer arrives.
     pub fn request(&self, cpu: usize, request: &Request) -> Option<u64> {
         self.put(cpu, request)?;
         self.wait_answer(cpu)
     }
 
-    /// Waits for the answer to a request. `None` if the server no longer exists.
+    /// Waits for the answer to a request. Returns `None` if the server no longer exists.
     ///
     /// # Panics
-    /// If no answer comes.
+    /// If no answer arrives.
     #[must_use]
     pub fn wait_answer(&self, cpu: usize) -> Option<u64> {
         self.until("an answer", || match self.server() {
@@ -581,8 +580,8 @@ impl FakeDomain {
         })
     }
 
-    /// Makes an access as Xen does: an access to memory is executed, one outside of the server's claims reads as ones,
-    /// others are passed on.
+    /// Makes an access as Xen does: an access to memory is executed, an access outside the server's claims reads as
+    /// ones, and others are passed on.
     ///
     /// # Panics
     /// If the memory file cannot be read or written.
@@ -662,7 +661,7 @@ impl FakeDomain {
     /// Writes bytes anywhere in one of the server's pages, and wakes it.
     ///
     /// # Panics
-    /// If they are outside.
+    /// If the bytes are outside the page.
     pub fn junk(&self, buffered: bool, at: usize, bytes: &[u8]) {
         use vm_memory::VolatileMemory;
         let Some(server) = self.server() else { return };
@@ -672,7 +671,7 @@ impl FakeDomain {
     }
 
     /// Removes frames from the domain and notifies the server through its last processor, as Xen does when a guest
-    /// gives them back; waits for the answer.
+    /// gives frames back; waits for the answer.
     pub fn give_back(&self, frames: std::ops::Range<u64>) {
         self.take(frames);
         self.request(
@@ -701,7 +700,7 @@ impl FakeDomain {
         self.0.state.lock().given.get(&frame).copied()
     }
 
-    /// Makes Xen refuse to move frames from now on.
+    /// From now on, makes Xen refuse to move frames.
     pub fn stick(&self) {
         self.0.state.lock().stuck = true;
     }
@@ -713,7 +712,7 @@ impl FakeDomain {
         state.given.remove(&frame);
     }
 
-    /// Returns the file that is the domain's memory.
+    /// Returns the file that contains the domain's memory.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.0.memory
@@ -725,7 +724,7 @@ impl FakeDomain {
         self.0.state.lock().messages.clone()
     }
 
-    /// Returns the pin's level, and how often it was raised.
+    /// Returns the pin's level, and the number of times that it was raised.
     #[must_use]
     pub fn pin(&self) -> (bool, u64) {
         let state = self.0.state.lock();
@@ -738,7 +737,7 @@ impl FakeDomain {
         self.0.state.lock().saves_refused
     }
 
-    /// Returns the first frames of the parts of memory that the server has queried.
+    /// Returns the first frames of the ranges that the server has queried.
     #[must_use]
     pub fn asked(&self) -> Vec<u64> {
         self.0.state.lock().asked.clone()
@@ -783,7 +782,7 @@ fn fire(server: &Server, port: u32) {
         state.fired.insert(port);
         server.signal.set();
     } else {
-        // It may be bound later; then it is pending.
+        // The port may be bound later; it is then pending.
         state.pending.insert(port);
     }
 }

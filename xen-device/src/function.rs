@@ -1,4 +1,4 @@
-//! The PCI function in the domain's view: the addresses of its BARs, and its interrupts.
+//! The PCI function as the domain sees it: the addresses of its BARs, and its interrupts.
 //!
 //! The device keeps configuration space; this module reads it after each write of the guest.
 
@@ -30,9 +30,9 @@ const BAR_TYPE: u32 = 6;
 const BAR_64: u32 = 4;
 const MSI_ENABLE: u32 = 1 << 16;
 const MSI_64: u32 = 1 << 23;
-/// BARs of a function.
+/// Number of BARs of a function.
 const BARS: usize = 6;
-/// Maximum number of capabilities that are read: more do not fit.
+/// Maximum number of capabilities that are read: more do not fit into configuration space.
 const MAX_CAPABILITIES: usize = 48;
 
 /// Address and data of the device's message.
@@ -109,17 +109,18 @@ impl Function {
         *self.pin.lock()
     }
 
-    /// Lowers the pin at an access of the guest that may have removed its cause; it rises again if the cause remains.
+    /// Lowers the pin at an access of the guest that may have removed its cause; the pin rises again if the cause
+    /// remains.
     pub fn acknowledge(&self) {
         let was_up = std::mem::take(&mut *self.pin.lock());
         if was_up {
-            // Fails if the domain no longer exists.
+            // This fails if the domain no longer exists.
             let _ = self.target.set_intx(false);
             self.link.interrupts().unmask_intx();
         }
     }
 
-    /// Releases everything.
+    /// Releases all windows and interrupts.
     pub fn leave(&mut self) {
         self.move_to(Vec::new());
         self.bar_backing.leave(&*self.target);
@@ -145,7 +146,7 @@ impl Function {
         None
     }
 
-    /// Reads the capability: whether messages are enabled, their address, and the data of the first.
+    /// Reads the capability: whether messages are enabled, their address, and the data of the first message.
     fn read_message(&self, device: &mut dyn Device, at: u64) -> (bool, u64, u32) {
         let of = |device: &mut dyn Device, offset: u64| word(device, at.saturating_add(offset));
         let control = of(device, 0);
@@ -170,14 +171,14 @@ impl Function {
             let region = RegionIndex::ALL.get(number).copied().filter(|_| low & BAR_IO == 0);
             let size = region.and_then(|region| self.region(region)).map_or(0, RegionInfo::size);
             let last = size.checked_sub(1).and_then(|rest| first.checked_add(rest));
-            // The value while a guest probes the size is not an address; 0 is not one either.
+            // While a guest probes the size, the value is not an address; 0 is not an address either.
             if let (Some(region), Some(last), true) = (region, last, first != 0) {
                 windows.push(Window { region, range: Range { first, last } });
             }
             number = number.saturating_add(if wide { 2 } else { 1 });
         }
         windows.sort_unstable_by_key(|window| window.range.first);
-        // Xen accepts each address once. If BARs overlap, the one at the lower address applies.
+        // Xen accepts each address once. If BARs overlap, the BAR at the lower address applies.
         let mut free = 0;
         windows.retain(|window| {
             let fits = window.range.first >= free;

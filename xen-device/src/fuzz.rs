@@ -1,8 +1,8 @@
 //! Drives a server on the fake hypervisor with a list of steps that any bytes decode to: the body of the fuzz target,
 //! and of a test over its seeds.
 //!
-//! Checks: every request is answered, once; the device sees only aligned pieces inside its regions; its memory is
-//! mapped and unmapped in pairs, and all mappings of a returned frame are gone before the answer; the hypervisor
+//! Checks: every request is answered exactly once; the device sees only aligned pieces inside its regions; its memory
+//! is mapped and unmapped in pairs, and all mappings of a returned frame are gone before the answer; the hypervisor
 //! reports no breach; at the end no state is left.
 
 use std::time::Duration;
@@ -20,12 +20,12 @@ use crate::store::DomainName;
 
 /// Maximum number of steps of one input.
 const MAX_STEPS: usize = 96;
-/// Memory of a domain, in KiB.
+/// Size of a domain's memory in KiB.
 const KIB: u64 = 4096;
-/// First addresses of the BARs, adjacent.
+/// First addresses of the BARs, which are adjacent.
 const PLACES: [u64; 2] = [0xf100_1000, 0xf100_2000];
 
-/// Bytes that are taken in sequence; zeros after the end.
+/// Bytes that are read in sequence; zeros after the end.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -111,7 +111,7 @@ pub fn run(bytes: &[u8]) {
         let mut number = 1;
         let mut domain = begin(&xen, number);
         for _ in 0..MAX_STEPS {
-            // If the server has ended, waiting for it would fail.
+            // If the server has ended, a wait for it would fail.
             if bytes.0.is_empty() || thread.is_finished() {
                 break;
             }
@@ -132,10 +132,10 @@ pub fn run(bytes: &[u8]) {
     assert_eq!(xen.breaches(), [""; 0]);
 }
 
-/// The next step.
+/// The next kind of step.
 enum Next {
     Step,
-    /// Another domain.
+    /// Continue with another domain.
     Domain,
 }
 
@@ -185,7 +185,7 @@ fn step(bytes: &mut Bytes<'_>, domain: &FakeDomain, link: &Link) -> Next {
             }
         }
         190..200 => domain.config_write(MSI, u32::from(bytes.byte() & 1) << 16),
-        // Both processors at the same time.
+        // Use both processors at the same time.
         200..225 => {
             let requests = [bytes.request(), bytes.request()];
             for (cpu, request) in requests.iter().enumerate() {
@@ -200,7 +200,7 @@ fn step(bytes: &mut Bytes<'_>, domain: &FakeDomain, link: &Link) -> Next {
             domain.junk(true, at, &bytes.next::<8>());
         }
         240..250 => {
-            // After the slots of the domain's processors.
+            // Use a slot after the slots of the domain's processors.
             let at = usize::from(bytes.byte() % 126).saturating_mul(32).saturating_add(64);
             domain.junk(false, at, &bytes.next::<32>());
         }

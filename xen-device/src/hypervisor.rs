@@ -23,14 +23,14 @@ pub struct Range {
 /// Reason that a domain cannot be served.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// This process may not, or cannot, call the hypervisor.
+    /// This process is not permitted, or not able, to call the hypervisor.
     #[error("{path}: {error}; {advice}")]
     Device {
         /// The kernel's device.
         path: &'static str,
         /// The system's error.
         error: io::Error,
-        /// Advice.
+        /// Advice to the operator.
         advice: &'static str,
     },
     /// Xen refuses a call.
@@ -42,7 +42,7 @@ pub enum AttachError {
         what: &'static str,
         /// Xen's error.
         error: io::Error,
-        /// Advice, if there is any.
+        /// Advice to the operator, if any.
         advice: &'static str,
     },
 }
@@ -57,7 +57,7 @@ pub trait Hypervisor: Send + std::fmt::Debug {
     fn attach(&self, domain: DomainId, slot: u8, wake: &Arc<Wake>) -> Result<Arc<dyn Target>, AttachError>;
 }
 
-/// A domain as its server may use it, from any thread. Dropping it removes the server.
+/// A domain as its server may use it, from any thread. Dropping this value removes the server.
 pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns the page of synchronous requests, with a slot for each virtual CPU.
     fn requests(&self) -> &Mapping;
@@ -89,7 +89,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Releases a claim.
     ///
     /// # Errors
-    /// If it was not claimed.
+    /// If the range was not claimed.
     fn disclaim(&self, range: Range) -> io::Result<()>;
 
     /// Notifies the domain, through one of our ports, that a request is answered.
@@ -119,19 +119,21 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// If the domain no longer exists.
     fn present(&self, first: u64, count: usize) -> io::Result<Vec<bool>>;
 
-    /// Maps `count` frames of the domain from `first`, all of them.
+    /// Maps `count` frames of the domain, starting at `first`: all of them or none.
     ///
     /// # Errors
     /// If one of them is missing.
     fn map(&self, first: u64, count: usize) -> io::Result<Mapping>;
 
-    /// Adds `count` frames from `first` on to the domain, beyond its current memory and limit: all of them or none.
+    /// Adds `count` frames from `first` on to the domain, beyond its current memory and limit: adds either all of them
+    /// or none.
     ///
     /// # Errors
     /// If the host has no memory for it, or Xen refuses.
     fn add_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
-    /// Removes `count` frames from `first` on from the domain. They remain for as long as they are mapped here.
+    /// Removes `count` frames from `first` on from the domain. The frames continue to exist for as long as they are
+    /// mapped here.
     ///
     /// # Errors
     /// If one of them is missing; the others are removed.
@@ -140,7 +142,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Moves `count` frames that begin at `from` to `to`; the two ranges do not overlap.
     ///
     /// # Errors
-    /// If Xen refuses; then some may have been moved.
+    /// If Xen refuses; some frames may then have been moved.
     fn move_frames(&self, from: u64, to: u64, count: u64) -> io::Result<()>;
 
     /// Delivers a message-signalled interrupt.

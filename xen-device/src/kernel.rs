@@ -1,9 +1,9 @@
 //! The hypervisor through Linux's devices: `/dev/xen/privcmd` for its calls and its memory, `/dev/xen/evtchn` for
 //! events.
 //!
-//! It uses only interfaces that are the same in every Xen version since 4.11 (the calls of a device model, the mapping
-//! of its pages as a resource, `frames`), except one call, which is documented there. It does not need a library of
-//! Xen.
+//! This implementation uses only interfaces that are the same in every Xen version since 4.11 (the calls of a device
+//! model, the mapping of its pages as a resource, `frames`), except one call, which is documented in `frames`. It does
+//! not need a Xen library.
 #![expect(unsafe_code, reason = "ioctls of Xen's devices, and memory that they map")]
 // UNSAFETY: each ioctl gets a structure of the layout for its number, which outlives the call and points only to memory
 // of this module; one value owns a mapping and unmaps it when it is dropped.
@@ -33,7 +33,7 @@ const _: () = assert!(PAGE as u64 == PAGE_SIZE);
 /// Maximum number of frames per call.
 const MAX_FRAMES: usize = 1 << 16;
 
-/// Returns the number of an ioctl without direction; this applies to all of Xen's.
+/// Returns the number of an ioctl without direction; this applies to all of Xen's ioctls.
 const fn ioctl_number(kind: u8, number: u8, size: usize) -> libc::c_ulong {
     (size as libc::c_ulong) << 16 | (kind as libc::c_ulong) << 8 | number as libc::c_ulong
 }
@@ -100,7 +100,7 @@ mod op {
     pub const RELOCATE_MEMORY: u64 = 17;
 }
 
-/// The ring is read with atomic additions.
+/// Makes Xen read the ring with atomic additions.
 const BUFFERED_ATOMIC: u64 = 2;
 /// Keeps the pages out of the domain's memory.
 const NO_FRAMES: u64 = 1;
@@ -141,7 +141,7 @@ impl Hypervisor for KernelHypervisor {
             .dm_op([op::CREATE_SERVER, BUFFERED_ATOMIC, 0, 0])
             .map_err(refused("make a server for a PCI function", "; is it an HVM domain?"))?;
         let id = answer[1] >> 32 & 0xffff;
-        // From here on, dropping it destroys the server.
+        // From here on, dropping this value destroys the server.
         let server = Server { calls, id };
         answer = server
             .calls
@@ -180,8 +180,8 @@ struct Calls {
 }
 
 impl Calls {
-    /// Makes a call of a device model with its number and the words of its argument. Returns the words as Xen leaves
-    /// them.
+    /// Makes a call of a device model with its number and the words of its argument. Returns the words as modified by
+    /// Xen.
     fn dm_op(&self, mut words: [u64; 4]) -> io::Result<[u64; 4]> {
         let buffers = [DmOpBuffer { address: words.as_mut_ptr().cast(), size: size_of_val(&words) }];
         let call = DmOp { domain: self.domain, count: 1, buffers: buffers.as_ptr() };
@@ -190,7 +190,7 @@ impl Calls {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(words) }
     }
 
-    /// Returns address space for `count` pages, with nothing mapped in it.
+    /// Returns address space for `count` pages, with no memory mapped in it.
     fn area(&self, count: usize) -> io::Result<Foreign> {
         let len = count.checked_mul(PAGE).filter(|_| (1..=MAX_FRAMES).contains(&count));
         let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -258,7 +258,7 @@ struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Fails if the domain, and with it the server, no longer exists.
+        // This fails if the domain, and with it the server, no longer exists.
         let _ = self.calls.dm_op([op::DESTROY_SERVER, self.id, 0, 0]);
     }
 }
@@ -402,7 +402,7 @@ impl Target for KernelTarget {
     }
 
     fn move_frames(&self, from: u64, to: u64, count: u64) -> io::Result<()> {
-        // The count, and padding.
+        // The word contains the count, and padding.
         let count = u32::try_from(count).map_err(io::Error::other)?;
         self.server.calls.dm_op([op::RELOCATE_MEMORY, count.into(), from, to]).map(drop)
     }
@@ -412,7 +412,7 @@ impl Target for KernelTarget {
     }
 
     fn set_intx(&self, level: bool) -> io::Result<()> {
-        // Segment 0, bus 0, the slot, pin A, the level.
+        // The word contains segment 0, bus 0, the slot, pin A, and the level.
         let place = u64::from(self.slot) << 24 | u64::from(level) << 40;
         self.server.calls.dm_op([op::SET_INTX, place, 0, 0]).map(drop)
     }

@@ -2,12 +2,12 @@
 //! are served by this process.
 //!
 //! A process that emulates a device of a domain is an *ioreq server*: it claims a PCI function and ranges of addresses;
-//! Xen passes a virtual CPU's access there through a shared page, and wakes the server through an event channel. Guest
-//! memory is mapped by frame number.
+//! Xen passes a virtual CPU's access to these addresses through a shared page, and wakes the server through an event
+//! channel. Guest memory is mapped by frame number.
 //!
 //! Parts, from the hypervisor inwards:
 //! - [`hypervisor`]: the interface to Xen; [`kernel`]: its implementation with Linux's devices; `fake` (feature
-//!   `fake`): the same without Xen, and stricter;
+//!   `fake`): a stricter implementation without Xen;
 //! - `model`, `fuzz` (feature `fake`): a device for tests, and the body of the fuzz target;
 //! - [`store`]: the list of domains, from xenstore; `wire`: its protocol;
 //! - [`requests`]: the pages that carry accesses;
@@ -19,8 +19,8 @@
 //!
 //! A device sees no difference from the vfio-user server: it is a [`vmm_glue::Device`] with its [`vmm_glue::Link`].
 //!
-//! It does not support: migration (an ioreq server cannot refuse it in Xen's interface, see docs/guides/xen.md), PV and
-//! PVH domains, stub domains, more than one segment or bus, grant references.
+//! This crate does not support: migration (an ioreq server cannot refuse it in Xen's interface, see
+//! docs/guides/xen.md), PV and PVH domains, stub domains, more than one segment or bus, grant references.
 //!
 //! Sources: Xen's public headers `hvm/dm_op.h`, `hvm/ioreq.h`, `memory.h`, `io/xs_wire.h`; Linux's `uapi/xen/privcmd.h`
 //! and `uapi/xen/evtchn.h`; `docs/misc/xenstore.txt` and `docs/designs/` of Xen.

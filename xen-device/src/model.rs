@@ -1,7 +1,7 @@
-//! A small device for tests of this endpoint: two BARs, one message, one pin, and memory of the guest that it reads.
+//! A small device for tests of this endpoint: it has two BARs, one message and one pin, and reads memory of the guest.
 //!
-//! It checks the server's obligations to a device: aligned pieces inside regions, map and unmap in pairs, no call after
-//! the end.
+//! It checks the server's obligations to a device: aligned pieces inside regions, map and unmap in pairs, and no call
+//! after the end.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -25,13 +25,13 @@ pub const MSI: u64 = 0x40;
 
 /// Registers of BAR0 with an effect; the rest is memory.
 pub mod register {
-    /// A write triggers the message.
+    /// A write to this register triggers the message.
     pub const MESSAGE: u64 = 0x00;
-    /// A write sets the level of the pin.
+    /// A write to this register sets the level of the pin.
     pub const PIN: u64 = 0x08;
-    /// A write of an address reads 8 bytes of the guest's memory there into [`DATA`].
+    /// A write of an address to this register reads 8 bytes of the guest's memory at that address into [`DATA`].
     pub const FETCH: u64 = 0x10;
-    /// The fetched bytes; all ones if there is no memory.
+    /// The fetched bytes; all ones if the memory does not exist.
     pub const DATA: u64 = 0x18;
 }
 
@@ -40,11 +40,11 @@ pub mod register {
 pub struct Seen {
     /// Accesses: the region, the offset, the bytes, and whether it was a write.
     pub accesses: Vec<(RegionIndex, u64, usize, bool)>,
-    /// Memory that is mapped now: sizes by address.
+    /// Currently mapped memory: sizes by address.
     pub mapped: BTreeMap<u64, u64>,
-    /// Domains that were connected.
+    /// Number of domains that were connected.
     pub came: u64,
-    /// Domains that were disconnected.
+    /// Number of domains that were disconnected.
     pub went: u64,
     /// Set to refuse pages for its regions.
     pub refuses: bool,
@@ -57,7 +57,7 @@ pub struct Model {
     bars: [Vec<u8>; 2],
     config: [u8; 256],
     writable: [u8; 256],
-    /// File that a client maps, and pages that replace it.
+    /// File that a client maps, and the pages that replace it.
     file: Arc<OwnedFd>,
     lent: [Option<Arc<Mapping>>; 2],
     seen: Arc<Mutex<Seen>>,
@@ -109,7 +109,7 @@ impl Model {
         Some(memory.get_mut(start..start.checked_add(len)?).expect("inside of the region"))
     }
 
-    /// Returns the pages that were lent for an offset, and the position in them.
+    /// Returns the pages that were lent for an offset, and the offset's position in them.
     fn lent(&self, region: RegionIndex, offset: u64) -> Option<(VolatileSlice<'_>, usize)> {
         let at = offset.checked_sub(AREA.offset).filter(|at| *at < AREA.size)?;
         let pages = self.lent.get(usize::from(region as u8))?.as_ref()?;

@@ -15,12 +15,12 @@ pub struct XenOptions {
     pub slot: u8,
     /// Limits on the mapped memory of the domain.
     pub memory: MemoryLimits,
-    /// Time to poll for the next request before sleeping; zero for never.
+    /// Time to poll for the next request before sleeping; zero disables polling.
     pub spin: Duration,
 }
 
 impl XenOptions {
-    /// The slot that ordinary domains leave free.
+    /// A slot that ordinary domains leave free.
     pub const SLOT: u8 = 0x10;
 
     /// Returns the usual options for a domain.

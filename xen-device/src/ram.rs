@@ -15,9 +15,9 @@ use vmm_glue::memory::{MemoryLimits, PAGE_SIZE};
 
 use crate::hypervisor::Target;
 
-/// Number of frames of the smallest piece: 2 MiB.
+/// Size of the smallest piece in frames: 2 MiB.
 const MIN_PIECE: u64 = 512;
-/// Number of pieces to aim for; the regions of a client are bounded.
+/// Number of pieces to aim for; the number of regions of a client is limited.
 const TARGET_PIECES: u64 = 1024;
 /// Frames of a PC's VGA, which are never memory. A piece that contained them would always have a hole, and be checked
 /// forever.
@@ -45,7 +45,7 @@ impl Run {
     }
 }
 
-/// A piece of the domain's memory space.
+/// A piece of the domain's address space.
 #[derive(Debug)]
 struct Piece {
     first: u64,
@@ -64,7 +64,7 @@ impl Piece {
 pub(crate) struct Ram {
     pieces: Vec<Piece>,
     limits: MemoryLimits,
-    /// Runs that the device, or a limit, refused.
+    /// Number of runs that the device, or a limit, refused.
     refused: u64,
 }
 
@@ -73,7 +73,7 @@ impl Ram {
     pub fn new(kib: u64, limits: MemoryLimits) -> Self {
         let frames = kib.div_ceil(4).min(limits.mapped_bytes / PAGE_SIZE);
         let piece = (frames / TARGET_PIECES).next_power_of_two().max(MIN_PIECE);
-        // The range below 4 GiB holds as much as fits; the toolstack chooses the start of the rest above.
+        // The range below 4 GiB holds as much memory as fits; the toolstack places the rest above it.
         let low = [0..frames.min(VGA.start), VGA.end..frames.min(LOW_END)];
         let all = low.into_iter().chain(std::iter::once(FRAME_AT_4_GIB..FRAME_AT_4_GIB.saturating_add(frames)));
         Self { pieces: all.flat_map(|range| cut(range, piece)).collect(), limits, refused: 0 }
@@ -87,8 +87,8 @@ impl Ram {
             if piece.first == FRAME_AT_4_GIB {
                 met_end = false;
             }
-            // Memory is contiguous when a domain begins: a piece without memory is followed only by such pieces. They
-            // are dropped instead of checked periodically.
+            // Memory is contiguous when a domain begins: a piece without memory is followed only by other pieces
+            // without memory. These pieces are dropped instead of being checked periodically.
             if !met_end {
                 self.fill(place, target, link, device);
                 met_end = self.pieces.get(place).is_some_and(|piece| piece.runs.is_empty());
@@ -98,7 +98,7 @@ impl Ram {
         gauge(link);
     }
 
-    /// Checks pieces with holes again. Returns true if there are any.
+    /// Checks pieces with holes again. Returns true if any piece has holes.
     pub fn look_at_holes(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) -> bool {
         let holes: Vec<_> = (0..).zip(&self.pieces).filter(|(_, piece)| !piece.is_whole()).map(|(at, _)| at).collect();
         for &place in &holes {
@@ -113,7 +113,7 @@ impl Ram {
         self.pieces.iter().any(|piece| !piece.is_whole())
     }
 
-    /// Withdraws missing frames. After this, neither the device nor this process has any of them.
+    /// Withdraws missing frames. After this, neither the device nor this process has any missing frame.
     pub fn invalidate(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) {
         for piece in &mut self.pieces {
             let count = usize::try_from(piece.count).unwrap_or(0);
@@ -185,7 +185,7 @@ fn cut(range: Range<u64>, most: u64) -> impl Iterator<Item = Piece> {
     })
 }
 
-/// Returns runs of a piece that are present and not yet lent.
+/// Returns the runs of a piece that are present and not yet lent.
 fn missing(piece: &Piece, target: &dyn Target) -> Vec<Run> {
     let present = target.present(piece.first, usize::try_from(piece.count).unwrap_or(0)).unwrap_or_default();
     let lent =

@@ -1,7 +1,7 @@
 //! The pages that carry accesses: their layouts, and taking and answering requests.
 //!
-//! Xen writes them, not the guest, but this module does not rely on that: each field is copied once, and its user
-//! checks it.
+//! Xen, not the guest, writes these pages, but this module does not rely on that: each field is copied once, and its
+//! user checks it.
 //!
 //! Source: `hvm/ioreq.h`.
 
@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use vm_memory::VolatileMemory;
 use vmm_glue::memory::Mapping;
 
-/// Slots of the page of synchronous requests, one for each virtual CPU.
+/// Number of slots of the page of synchronous requests, one for each virtual CPU.
 pub const SLOTS: usize = 128;
 /// Size of a slot in bytes.
 const SLOT: usize = 32;
-/// Entries of the ring of buffered requests.
+/// Number of entries of the ring of buffered requests.
 pub const RING: u32 = 511;
 
 mod slot {
@@ -23,7 +23,8 @@ mod slot {
     pub const COUNT: usize = 16;
     pub const SIZE: usize = 20;
     pub const PORT: usize = 24;
-    /// State in the low half; then whether `data` is an address, the direction, and the direction flag.
+    /// The state is in the low half; then follow a flag that `data` is an address, the direction, and the direction
+    /// flag.
     pub const STATE: usize = 30;
     pub const KIND: usize = 31;
 }
@@ -37,11 +38,11 @@ mod ring {
 
 /// States of a slot.
 pub mod state {
-    /// Idle.
+    /// The slot is idle.
     pub const NONE: u8 = 0;
     /// A request is ready.
     pub const READY: u8 = 1;
-    /// The server has taken it.
+    /// The server has taken the request.
     pub const IN_PROCESS: u8 = 2;
     /// The answer is ready.
     pub const ANSWERED: u8 = 3;
@@ -71,7 +72,7 @@ pub mod kind {
 pub struct Request {
     /// Address of the first item.
     pub address: u64,
-    /// Data to write, or the guest physical address of it.
+    /// Data to write, or the guest physical address of the data.
     pub data: u64,
     /// Number of items, for a repeated instruction.
     pub count: u32,
@@ -79,11 +80,11 @@ pub struct Request {
     pub size: u32,
     /// One of [`kind`].
     pub kind: u8,
-    /// `data` is the guest physical address of the data.
+    /// Set if `data` is the guest physical address of the data.
     pub data_is_address: bool,
-    /// The guest reads.
+    /// Set if the guest reads.
     pub read: bool,
-    /// Items follow each other towards lower addresses.
+    /// Set if items follow each other towards lower addresses.
     pub backwards: bool,
 }
 
@@ -127,7 +128,7 @@ pub fn is_ready(page: &Mapping, number: usize) -> bool {
     state_of(page, number).is_some_and(|state| state.load(Ordering::Relaxed) & STATE_MASK == state::READY)
 }
 
-/// Takes the request of a slot, if there is one.
+/// Takes the request of a slot, if any.
 pub fn take(page: &Mapping, number: usize) -> Option<Request> {
     let state = state_of(page, number)?;
     let flags = state.load(Ordering::Acquire);
@@ -161,7 +162,8 @@ pub fn answer(page: &Mapping, number: usize, data: Option<u64>) {
     state.store(flags & !STATE_MASK | state::ANSWERED, Ordering::Release);
 }
 
-/// Takes the oldest buffered request, if there is one. Returns `Err` if the ring is invalid: then all of it is dropped.
+/// Takes the oldest buffered request, if any. Returns `Err` if the ring is invalid; all requests in it are then
+/// dropped.
 pub fn take_buffered(page: &Mapping) -> Result<Option<Request>, BadRing> {
     let pointer = |at| page.get_atomic_ref::<AtomicU32>(at).map_err(|_| BadRing { filled: 0 });
     let (read, write) = (pointer(ring::READ)?, pointer(ring::WRITE)?);
@@ -242,7 +244,7 @@ pub(crate) mod writer {
         state_of(page, number).expect("a slot").load(Ordering::Acquire) & STATE_MASK
     }
 
-    /// Takes the answer out of a slot, as its virtual CPU does.
+    /// Takes the answer out of a slot, like its virtual CPU.
     pub fn finish(page: &Mapping, number: usize) -> u64 {
         let mut data = [0; 8];
         let at = place(number, slot::DATA).expect("a slot");

@@ -1,4 +1,4 @@
-//! The server of one virtual machine: one domain after the other, with its name.
+//! The server of one virtual machine: serves one domain of its name after the other.
 
 use std::io;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub struct XenServer {
     options: XenOptions,
     hypervisor: Box<dyn Hypervisor>,
     store: Box<dyn Store>,
-    /// The domain that must not be served again: it was served, or it cannot be served.
+    /// The domain that must not be served again, because it was already served or cannot be served.
     done: Option<DomainId>,
 }
 
@@ -48,7 +48,7 @@ impl XenServer {
     /// Serves the domain, each time it exists, until `stop`. `device` must have been created with a clone of `link`.
     ///
     /// # Errors
-    /// If the host fails; guests cannot cause this.
+    /// If the host fails, which guests cannot cause.
     pub fn run(&mut self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
         while !stop.is_stopped() {
             match self.find().map_err(ServerError::Poll)? {
@@ -91,7 +91,7 @@ impl XenServer {
             Ok(target) => {
                 // These changes concerned the previous domain.
                 link.take_disconnect();
-                // From now on the ports of virtual CPUs exist, and accesses arrive and wait.
+                // From now on the ports of virtual CPUs exist, and incoming accesses wait.
                 target.enable().and_then(|()| Session::begin(found, Arc::clone(&target), link, device, &self.options))
             }
             Err(error) => {
@@ -107,14 +107,14 @@ impl XenServer {
             }
         };
         tracing::info!(domain, name, slot, memory_kib = found.most_kib, "domain connected");
-        // Its device cannot be saved with it.
+        // The device cannot be saved together with its domain.
         if let Err(error) = self.store.refuse_saves(domain, true) {
             tracing::warn!(domain, name, %error, "that the domain is saved or migrated is not refused");
         }
         let ended = session.run(&mut *self.store, stop);
         session.end();
         if !matches!(ended, Ok(Ended::Gone)) {
-            // Fails if the domain has just been destroyed.
+            // This fails if the domain has just been destroyed.
             let _ = self.store.refuse_saves(domain, false);
         }
         match ended? {

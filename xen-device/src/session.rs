@@ -1,4 +1,4 @@
-//! One domain that is served, from the first access to the last.
+//! Serves one domain, from the first access to the last.
 
 use std::io;
 use std::sync::Arc;
@@ -19,20 +19,20 @@ use crate::ram::Ram;
 use crate::requests::{self, Request, SLOTS, kind};
 use crate::store::{Found, Store};
 
-/// TIMEOUT: the interval between two checks of memory with holes; a guest that takes memory back does not need it at
-/// once.
+/// TIMEOUT: the interval between two checks of memory with holes; a guest that takes memory back does not need this to
+/// be noticed immediately.
 const HOLES: Duration = Duration::from_millis(500);
-/// Requests after which other events are checked, even if more requests arrive.
+/// Number of requests after which other events are checked, even if more requests arrive.
 const MAX_ROUNDS: u32 = 256;
-/// Polls for a request between two readings of the clock.
+/// Number of polls for a request between two readings of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 64;
-/// Buffered requests that are taken in sequence.
+/// Maximum number of buffered requests that are taken in sequence.
 const MAX_BUFFERED: u32 = requests::RING;
 
 /// Reason that a domain is no longer served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// It no longer exists.
+    /// The domain no longer exists.
     Gone,
     /// The operator has disconnected it.
     Disconnected,
@@ -44,13 +44,13 @@ pub(crate) enum Ended {
 #[derive(Clone, Copy, Debug)]
 struct Cpu {
     number: usize,
-    /// Our port.
+    /// The server's port.
     port: u32,
-    /// The port has fired, and is masked until it is unmasked.
+    /// Set if the port has fired, and is masked until it is unmasked.
     silent: bool,
 }
 
-/// A domain while it is served.
+/// A domain that is being served.
 pub(crate) struct Session<'a> {
     id: DomainId,
     target: Arc<dyn Target>,
@@ -60,7 +60,7 @@ pub(crate) struct Session<'a> {
     function: Function,
     ram: Ram,
     cpus: Vec<Cpu>,
-    /// Our port for buffered requests, and whether it is masked.
+    /// The server's port for buffered requests, and whether the port is masked.
     buffered: Option<(u32, bool)>,
     spin: Spin,
     malformed: u64,
@@ -71,7 +71,7 @@ impl<'a> Session<'a> {
     /// Begins to serve a domain.
     ///
     /// # Errors
-    /// If its ports cannot be bound, or Xen refuses to pass accesses on. Then the device was not notified.
+    /// If its ports cannot be bound, or Xen refuses to pass accesses on. The device is then not notified.
     pub fn begin(
         found: Found,
         target: Arc<dyn Target>,
@@ -155,7 +155,7 @@ impl<'a> Session<'a> {
         self.device.disconnected();
     }
 
-    /// Serves requests until none arrives for a while. Returns true if there is more to do at once.
+    /// Serves requests until none arrives for a while. Returns true if more work is ready.
     fn serve(&mut self) -> bool {
         let mut spinning = None;
         let mut served = 0;
@@ -175,7 +175,7 @@ impl<'a> Session<'a> {
                 self.spin.miss(now);
                 return false;
             }
-            // In domain 0 reading the clock is a hypercall, so it is only read now and then.
+            // In domain 0 reading the clock is a hypercall, so the clock is only read occasionally.
             let _ = (0..POLLS_PER_CLOCK_READ).any(|_| {
                 std::hint::spin_loop();
                 self.is_ready()
@@ -184,12 +184,13 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// Returns true if a virtual CPU waits.
+    /// Returns true if a virtual CPU waits for an answer.
     fn is_ready(&self) -> bool {
         self.cpus.iter().any(|cpu| requests::is_ready(self.target.requests(), cpu.number))
     }
 
-    /// Serves a request of each virtual CPU, and the buffered ones before them. Returns true if there was any.
+    /// Serves a request of each virtual CPU, and the buffered requests before them. Returns true if any request was
+    /// served.
     fn serve_once(&mut self) -> bool {
         let mut any = self.serve_buffered();
         for at in 0..self.cpus.len() {
@@ -200,7 +201,7 @@ impl<'a> Session<'a> {
             self.serve_buffered();
             let read = self.request(&request);
             requests::answer(self.target.requests(), number, read);
-            // Fails if the domain no longer exists, which xenstore reports.
+            // This fails if the domain no longer exists, which xenstore reports.
             let _ = self.target.notify(port);
         }
         any

@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::hypervisor::DomainId;
 use crate::wire::{Connection, DEVICE, kind};
 
-/// Longest name of a domain.
+/// Maximum length of a domain's name.
 const MAX_NAME: usize = 255;
 /// The first reserved number, above all domains.
 const RESERVED: DomainId = 0x7ff0;
@@ -81,14 +81,14 @@ pub trait Store: Send + fmt::Debug {
     /// If the list cannot be read.
     fn exists(&mut self, id: DomainId) -> io::Result<bool>;
 
-    /// Makes the toolstack refuse to save or migrate a domain before it sends the domain a request; or allows this
+    /// Makes the toolstack refuse to save or migrate a domain before it sends the domain a request; or to allow it
     /// again.
     ///
     /// # Errors
     /// If xenstore refuses, or the domain no longer exists.
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()>;
 
-    /// Takes the reported changes. Returns true if there were any.
+    /// Takes the reported changes. Returns true if any change was reported.
     ///
     /// # Errors
     /// If the list cannot be read.

@@ -1,6 +1,7 @@
 //! The protocol of xenstore, on the kernel's device.
 //!
-//! A request and its answer have the same number; events of watches may arrive in between. The protocol bounds answers.
+//! A request and its answer have the same number; events of watches may arrive in between. The protocol limits the size
+//! of answers.
 //!
 //! Source: `io/xs_wire.h`, `docs/misc/xenstore.txt`.
 
@@ -16,7 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The device of xenstore for a domain's own processes.
 pub(crate) const DEVICE: &str = "/dev/xen/xenbus";
-/// Longest payload of a message, in bytes.
+/// Maximum size of a message's payload in bytes.
 const MAX_PAYLOAD: usize = 4096;
 /// TIMEOUT: xenstored answers from its memory.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -48,7 +49,7 @@ pub(crate) struct Connection {
     device: File,
     received: VecDeque<u8>,
     next: u32,
-    /// Watch events that were not handled yet.
+    /// Set if watch events were not handled yet.
     events: bool,
 }
 
@@ -63,12 +64,12 @@ impl Connection {
         self.device.as_fd()
     }
 
-    /// Sends a request, and waits for the answer. `Ok(None)`: the node does not exist.
+    /// Sends a request, and waits for the answer. Returns `Ok(None)` if the node does not exist.
     pub fn ask(&mut self, kind: u32, words: &[&str]) -> io::Result<Option<Vec<u8>>> {
         self.ask_with(kind, words, "")
     }
 
-    /// The same with a last word that has no final zero.
+    /// Like [`Self::ask`], with a last word that has no final zero.
     pub fn ask_with(&mut self, kind: u32, words: &[&str], last: &str) -> io::Result<Option<Vec<u8>>> {
         let words = words.iter().flat_map(|word| word.bytes().chain([0]));
         let payload: Vec<u8> = words.chain(last.bytes()).collect();
@@ -95,7 +96,7 @@ impl Connection {
         }
     }
 
-    /// Takes the events that have arrived. Returns true if there were any.
+    /// Takes the events that have arrived. Returns true if any event had arrived.
     pub fn changed(&mut self) -> io::Result<bool> {
         self.receive()?;
         while let Some((header, _)) = self.message()? {

@@ -1,8 +1,8 @@
 //! Adding memory to a domain and removing it: calls that the kernel passes through unchanged.
 //!
-//! `memory_op` is the same in every Xen. A domain's memory is limited by its toolstack; raising that limit is a call of
-//! `domctl`, whose layout Xen may change with each version of that interface. The call used here is the same in all of
-//! [`DOMCTL_VERSIONS`]; Xen checks the version first and refuses all versions except its own.
+//! `memory_op` is the same in every version of Xen. A domain's memory is limited by its toolstack; raising that limit
+//! is a call of `domctl`, whose layout Xen may change with each version of that interface. The call used here is the
+//! same in all of [`DOMCTL_VERSIONS`]; Xen checks the version first and refuses all versions except its own.
 //!
 //! Sources: Xen's public headers `memory.h`, `domctl.h`, `xen.h`; Linux's `uapi/xen/privcmd.h` (both devices).
 
@@ -46,7 +46,7 @@ const DOMCTL_VERSIONS: RangeInclusive<u32> = 0x10..=0x18;
 /// Extra memory limit that `libxl` allows each domain, in KiB.
 const SLACK_KIB: u64 = 1024;
 
-/// Frames per call: the number that fits into a page, and the number of a large page.
+/// Maximum number of frames per call: as many as fit into a page, which is also the number of a large page.
 const MAX_FRAMES: u64 = 512;
 const LIST: usize = 512;
 const LARGE_ORDER: u32 = 9;
@@ -62,7 +62,7 @@ struct Reservation {
     domain: u16,
 }
 
-/// `struct xen_domctl`, its union as large as the largest of any version.
+/// `struct xen_domctl`, with a union as large as the largest one of any version.
 #[repr(C)]
 struct Domctl {
     command: u32,
@@ -72,7 +72,7 @@ struct Domctl {
     rest: [u64; 31],
 }
 
-/// Two pages, allocated at the first call, that the hypervisor may read and write: the argument, and a list of frames.
+/// Two pages that the hypervisor may read and write, allocated at the first call: the argument, and a list of frames.
 #[derive(Debug)]
 pub(super) struct Buffer {
     base: *mut u8,
@@ -134,7 +134,7 @@ pub(super) struct Frames<'a> {
 }
 
 impl Frames<'_> {
-    /// Adds `count` frames from `first` on to the domain: all or none.
+    /// Adds `count` frames from `first` on to the domain: either all of them or none.
     pub fn add(&self, first: u64, count: u64) -> io::Result<()> {
         let end = first.checked_add(count).ok_or(io::ErrorKind::InvalidInput)?;
         self.make_room(count)?;
@@ -171,7 +171,7 @@ impl Frames<'_> {
         }
     }
 
-    /// Adds frames to the domain, as one large page if they form one. Returns their number.
+    /// Adds frames to the domain, as one large page if they form one. Returns the number of added frames.
     fn populate(&self, frames: Range<u64>) -> io::Result<u64> {
         let count = frames.end.saturating_sub(frames.start);
         let is_large = count == 1 << LARGE_ORDER && frames.start.is_multiple_of(count);
@@ -194,7 +194,7 @@ impl Frames<'_> {
         })
     }
 
-    /// Raises the domain's limit by `count` frames, if needed.
+    /// Raises the domain's limit by `count` frames, if necessary.
     fn make_room(&self, count: u64) -> io::Result<()> {
         let ask = |command| {
             self.with(|buffer, privcmd| {
@@ -237,7 +237,7 @@ impl Frames<'_> {
     }
 }
 
-/// Makes a call. The memory for its arguments is the buffer's, which is locked.
+/// Makes a call. The memory for its arguments belongs to the buffer, which is locked.
 fn call(privcmd: &File, number: u64, [first, second]: [u64; 2]) -> io::Result<u64> {
     let call = Hypercall { number, arguments: [first, second, 0, 0, 0] };
     // SAFETY: the structure matches this number; these calls write at most to their argument.
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!((size_of::<Hypercall>(), HYPERCALL), (48, 0x0030_5000));
         assert_eq!(size_of::<Reservation>(), 32);
         assert_eq!((std::mem::offset_of!(Reservation, order), std::mem::offset_of!(Reservation, domain)), (16, 24));
-        // The union begins at 16, and it has at most 128 bytes in every version.
+        // The union begins at byte 16, and has at most 128 bytes in every version.
         assert_eq!(std::mem::offset_of!(Domctl, max_kib), 16);
         assert!(size_of::<Domctl>() >= 16 + 128);
     }

@@ -14,11 +14,11 @@ use xen_device::model::{AREA, BAR0, BAR1, MSI, Model, Seen, register};
 use xen_device::requests::{Request, kind};
 use xen_device::{XenOptions, XenServer, fuzz};
 
-/// Addresses of BARs in the tests, adjacent.
+/// Addresses of BARs in the tests, which are adjacent.
 const PLACE0: u64 = 0xf100_2000;
 const PLACE1: u64 = PLACE0 + BAR0;
 const PAGE: u64 = 4096;
-/// TIMEOUT: far longer than any of the tests takes.
+/// TIMEOUT: far longer than the duration of any test.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Rig {
@@ -110,7 +110,7 @@ fn bars_answer_where_the_guest_puts_them() {
     assert_eq!(domain.ranges(), [range(PLACE0, BAR0), range(PLACE1, BAR1)]);
     domain.write(0, PLACE1 + 8, 4, 0x1234_5678);
     assert_eq!(domain.read(0, PLACE1 + 8, 4), 0x1234_5678);
-    // One moves above 4 GiB, as firmware does with BARs that do not fit below.
+    // Move one BAR above 4 GiB, as firmware does with BARs that do not fit below.
     domain.config_write(0x18, 0x10);
     assert_eq!(domain.ranges(), [range(PLACE0, BAR0), range(0x10_0000_0000 + PLACE1, BAR1)]);
     assert_eq!(domain.read(0, 0x10_0000_0000 + PLACE1 + 8, 4), 0x1234_5678, "the contents move with it");
@@ -168,7 +168,7 @@ fn repeated_accesses_go_both_ways_and_through_memory() {
     assert_eq!(read_memory(&domain, 0x4000, 64), data);
     domain.memory(0, Request { address: PLACE1 + 0x1060, data: from + 60, backwards: true, read: false, ..read });
     assert_eq!(domain.read(0, PLACE1 + 0x1060 - 60, 4), 0x0302_0100);
-    // Without memory the same value is stored each time.
+    // Without an address of the data, the same value is stored each time.
     domain.memory(0, Request { address: PLACE1 + 0x100, data: 0x55, count: 3, size: 1, ..Request::default() });
     assert_eq!(domain.read(0, PLACE1 + 0x100, 4), 0x0055_5555);
     // Missing memory reads as ones, and ignores writes.
@@ -217,8 +217,8 @@ fn malformed_requests_are_answered_and_go_nowhere() {
         assert_eq!(domain.request(0, &request), Some(u64::MAX), "{request:?}");
     }
     assert_eq!(rig.counter("errors"), bad.len() as u64);
-    // Requests for other devices: ports, another function, kinds that no version of Xen sends, and configuration space
-    // beyond the device's.
+    // Make requests for other devices: ports, another function, kinds that no version of Xen sends, and configuration
+    // space beyond the device's space.
     let slot = u64::from(XenOptions::SLOT) << 35;
     for (kind, address) in [
         (kind::PORT, 0xcfc),
@@ -243,16 +243,16 @@ fn junk_in_shared_pages_is_harmless() {
     let rig = Rig::new();
     let domain = rig.guest();
     for state in 0..=255u8 {
-        // A slot without a processor, in any state.
+        // Fill a slot without a processor, with any state.
         domain.junk(false, 5 * 32 + 30, &[state, state]);
-        // A state of our own processor's slot that is not a request.
+        // Set the slot of an existing processor to a state that is not a request.
         if state & 0xf != 1 {
             domain.junk(false, 30, &[state, 1]);
         }
         assert_eq!(rig.link.client().unwrap().domain, Some(1));
     }
     domain.junk(false, 30, &[0, 0]);
-    // A ring that holds more than its size, then half of a long entry.
+    // Make a ring that holds more than its size, and then half of a long entry.
     domain.junk(true, 0, &[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
     until("the ring to be dropped", || rig.counter("errors") == 1);
     domain.junk(true, 0, &[0; 8]);
@@ -267,7 +267,7 @@ fn junk_in_shared_pages_is_harmless() {
 fn buffered_writes_come_before_the_access_that_follows() {
     let rig = Rig::new();
     let domain = rig.guest();
-    // Xen buffers below 1 MiB only, where a guest can put a BAR.
+    // Xen only buffers writes below 1 MiB, where a guest can put a BAR.
     domain.config_write(0x14, 0x8_0000);
     for number in 0..1500u64 {
         let request = Request { address: 0x8_0000, size: 8, count: 1, data: number << 32 | 7, ..Request::default() };
@@ -309,7 +309,7 @@ fn interrupts_are_the_message_or_the_pin() {
     let (message, pin) = (PLACE0 + register::MESSAGE, PLACE0 + register::PIN);
     domain.write(0, pin, 8, 1);
     assert_eq!(domain.pin(), (true, 1));
-    // The guest's next access may have removed the cause; it remains.
+    // The guest's next access may have removed the cause, but the cause remains.
     assert_eq!(domain.read(0, PLACE1, 4), 0);
     assert_eq!(domain.pin(), (true, 2));
     domain.write(0, pin, 8, 0);
@@ -332,7 +332,7 @@ fn interrupts_are_the_message_or_the_pin() {
     domain.write(0, pin, 8, 1);
     assert!(!domain.pin().0, "with messages on, the pin is quiet");
     domain.write(0, pin, 8, 0);
-    // The guest changes its address.
+    // The guest changes the address of the message.
     domain.config_write(MSI + 4, 0xfee0_2000);
     domain.write(0, message, 8, 1);
     assert_eq!(domain.messages().last(), Some(&(0x1_fee0_2000, 0x4041)));
@@ -351,7 +351,7 @@ fn fetch(domain: &FakeDomain, cpu: usize, at: u64) -> u64 {
     domain.read(cpu, PLACE0 + register::DATA, 8)
 }
 
-/// Ends a load when it is dropped.
+/// Ends a load when dropped.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -387,7 +387,7 @@ fn device_releases_memory_before_give_back_even_under_load() {
                 assert!(fetched == frame + 1 || fetched == u64::MAX, "{fetched:#x} at frame {frame}");
             }
         });
-        // Also after a failure, so that the load ends with the test.
+        // The load also ends after a failure, so that it ends with the test.
         let _ended = Ends(&done);
         for first in [0, 600, 511, 1024, 3000, 4090] {
             let gone = first..first + 5;
@@ -402,7 +402,7 @@ fn device_releases_memory_before_give_back_even_under_load() {
     assert_eq!(fetch(&domain, 0, 605 * PAGE), 606, "what is beside it stays");
     let left = rig.counter("dma_bytes");
     assert_eq!(left, whole - 30 * PAGE);
-    // The guest takes back part of it, without a notification.
+    // The guest takes back part of the hole, without a notification.
     domain.populate(600..605);
     until("the memory to come back", || rig.counter("dma_bytes") == left + 5 * PAGE);
     assert_eq!(fetch(&domain, 0, 602 * PAGE), 603);
@@ -427,11 +427,11 @@ fn processor_that_dies_in_flight_leaves_a_clean_device() {
     let rig = Rig::new();
     let domain = rig.guest();
     domain.write(0, PLACE1, 4, 7);
-    // Destroyed with a request in flight, which may be answered or not.
+    // Destroy the domain with a request in flight, which may be answered or not.
     domain.put(0, &Request { address: PLACE1, size: 4, count: 1, kind: kind::MEMORY, ..Request::default() }).unwrap();
     domain.destroy();
     domain.wait_left();
-    // It is rebooted, with another number and the same name.
+    // Reboot the domain, with another number and the same name.
     let domain = rig.domain(FakeSpec::new(2, "guest"));
     assert_eq!(domain.read(0, PLACE1, 4), 0, "nothing of the one before");
     assert_eq!(rig.link.client().unwrap().domain, Some(2));
@@ -476,7 +476,7 @@ fn operator_disconnects_a_domain_for_good() {
     rig.link.disconnect();
     domain.wait_left();
     assert_eq!(rig.link.client(), None);
-    // Other new domains do not bring it back.
+    // Creating other domains does not make the domain served again.
     rig.xen.create(FakeSpec::new(5, "other")).destroy();
     domain.destroy();
     let again = rig.domain(FakeSpec::new(6, "guest"));
