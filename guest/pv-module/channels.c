@@ -60,7 +60,7 @@ void gmpv_channel_bind(struct gmpv *pv, u32 number, u64 instance)
 	mutex_lock(&pv->users_lock);
 	channel = find(pv, number);
 	if (!WARN_ON(!channel)) {
-		/* It was unbound after it was opened. */
+		/* The channel was unbound after it was opened. */
 		if (!channel->created)
 			gmpv_queue(pv, GMPV_OP_CHANNEL_CREATE, number, NULL, 0);
 		channel->created = true;

@@ -31,7 +31,7 @@ struct gmpv *gmpv_attach(struct pci_dev *pdev, void __iomem *bar0);
 void gmpv_detach(struct gmpv *pv);
 /* Sets the interface up again, tables and bindings included, if the device has lost them in a suspend. Sleeps. */
 int gmpv_resume(struct gmpv *pv);
-/* Returns true if all of @features (GMPV_FEATURE_*) are in use. NULL has none. */
+/* Returns true if all of @features (GMPV_FEATURE_*) are in use. For NULL, returns false. */
 bool gmpv_has(const struct gmpv *pv, u32 features);
 
 /* Starts a batch of the caller; an ERR_PTR if the device no longer answers. */
@@ -52,24 +52,24 @@ int gmpv_queue_run(struct gmpv *pv, u16 code, u32 handle, const void *body, size
  * limit. Runs, sleeps.
  */
 struct gmpv_table *gmpv_table_create(struct gmpv *pv, u32 kind);
-/* Queues its destruction. Sleeps. */
+/* Queues the destruction of a table. Sleeps. */
 void gmpv_table_destroy(struct gmpv_table *table);
-/* Its size in bytes, as in hardware. */
+/* Returns the size of a table in bytes, as in hardware. */
 u32 gmpv_table_bytes(const struct gmpv_table *table);
 /*
  * A value to use in place of its address in the entries of a directory, whose layout is the hardware's. It is not an
  * address of memory.
  */
 u64 gmpv_table_address(const struct gmpv_table *table);
-/* Reads back an entry as it was written. */
+/* Returns an entry as it was written. */
 u64 gmpv_table_read(const struct gmpv_table *table, u32 index);
 /* Queues the write of an entry in the hardware's layout. */
 void gmpv_table_write(struct gmpv_table *table, u32 index, u64 entry);
-/* Queues the write of @count entries, each @step more than the previous one. Not for directories. */
+/* Queues the write of @count entries, each @step more than the previous one. Does not apply to directories. */
 void gmpv_table_run(struct gmpv_table *table, u32 first, u32 count, u64 entry, u64 step);
 /* Queues the clearing of @count entries. */
 void gmpv_table_zero(struct gmpv_table *table, u32 first, u32 count);
-/* Flushes the TLB of an address space, or all for NULL. Runs. */
+/* Flushes the TLB of an address space, or of all address spaces for NULL. Runs. */
 int gmpv_flush(struct gmpv *pv, const struct gmpv_table *directory);
 /* Sets the address space of the instance block at @instance (VRAM); NULL: the block's own. Runs, sleeps. */
 int gmpv_instance_bind(struct gmpv *pv, u64 instance, struct gmpv_table *directory);

@@ -28,7 +28,7 @@ struct segment {
 	u32 id;
 	u32 mode;
 	kuid_t owner;
-	/* No key finds it; it is freed when no channel has it attached. */
+	/* The segment has no key, and is freed when no channel has it attached. */
 	bool removed;
 	unsigned int attached;
 };
@@ -301,7 +301,7 @@ static int gmpv_open(struct inode *inode, struct file *file)
 
 	if (!state)
 		return -ENOMEM;
-	/* The node stays while it is being opened: misc_deregister() waits for that. */
+	/* The node exists while it is being opened: misc_deregister() waits for that. */
 	gmpv_get(pv);
 	state->pv = pv;
 	INIT_LIST_HEAD(&state->attachments);

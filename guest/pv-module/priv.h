@@ -34,7 +34,7 @@ struct gmpv_batch {
 	/* Guarded by gmpv.lock. */
 	bool taken;
 	bool ended;
-	/* The caller handles refusals, so they are not logged. */
+	/* Set if the caller handles refusals, which are then not logged. */
 	bool quiet;
 };
 
@@ -59,7 +59,7 @@ struct gmpv {
 	struct vring vring;
 	u16 next_avail, last_used;
 
-	/* By handle. The mutex keeps tables alive while they are walked. */
+	/* Tables by handle. The mutex keeps tables alive while they are walked. */
 	struct mutex tables_lock;
 	struct xarray tables;
 	/* Directories by the page number of the instance block that they are bound to. */
@@ -91,7 +91,7 @@ struct gmpv_table {
 /* A channel of the guest. */
 struct gmpv_channel {
 	u32 number;
-	/* The process that made it. */
+	/* The process that created the channel. */
 	struct pid *owner;
 	u64 instance;
 	/* Set while the device knows the channel. */
@@ -106,14 +106,14 @@ void gmpv_queue_free(struct gmpv *pv);
 int gmpv_setup(struct gmpv *pv);
 /* As gmpv_append(), with @reserve bytes for the whole operation and its later entries. */
 void *gmpv_batch_add(struct gmpv_batch *batch, u16 code, u32 handle, const void *body, size_t bytes);
-/* Calls @add under the lock with an open batch, again if it returns -ENOSPC. */
+/* Calls @add under the lock with an open batch, and calls it again if it returns -ENOSPC. */
 void gmpv_with_open(struct gmpv *pv, int (*add)(struct gmpv_batch *batch, void *data), void *data);
 
 void gmpv_tables_free(struct gmpv *pv);
 void gmpv_tables_restore(struct gmpv *pv);
 void gmpv_channels_free(struct gmpv *pv);
 void gmpv_channels_forget(struct gmpv *pv);
-/* The channel @number if the calling process may use it; the caller holds users_lock. */
+/* Returns the channel @number if the calling process may use it; the caller holds users_lock. */
 struct gmpv_channel *gmpv_channel_of_caller(struct gmpv *pv, u32 number);
 
 int gmpv_node_add(struct gmpv *pv);

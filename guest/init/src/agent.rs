@@ -1,8 +1,8 @@
 //! The line protocol with the host.
 //!
 //! The guest sends `READY <kernel release>`. The host sends `<id> <words>`; the guest answers with any number of `<id>
-//!  <output>` and ends with `<id> = <exit code>`. Commands run one after the other, except those with `&` before their
-//! words: these start at once and answer when they end.
+//!  <output>` and ends with `<id> = <exit code>`. Commands run one after the other, except commands with `&` before
+//!  their words: these commands start immediately and answer when they end.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::commands;
 use crate::request::{Answers, Request};
 
-/// A longer line from the host is cut.
+/// Maximum length of a line from the host; longer lines are cut.
 const LONGEST_LINE: usize = 4096;
 
 /// Exit code of an unknown or malformed command.

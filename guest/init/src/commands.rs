@@ -13,7 +13,7 @@ use rustix::system::{RebootCommand, reboot};
 use crate::request::{Answers, Request};
 use crate::{kmsg, modules, pci, reaper};
 
-/// Longer output lines of a program are split.
+/// Maximum length of a program's output line; longer lines are split.
 const LONGEST_OUTPUT_LINE: u64 = 16 * 1024;
 
 const HELP: &str = "\
@@ -34,10 +34,11 @@ kill ID [SIGNAL]        signal the program that command ID runs (9)
 uname                   release and version of the kernel
 poweroff | reboot";
 
-/// Runs programs under the id of their command.
+/// Running programs, by the id of their command.
 static RUNNING: Mutex<Option<HashMap<String, u32>>> = Mutex::new(None);
 
-/// Executes a command and returns its exit code; the host gets an error as code 1, or 127 for a malformed command.
+/// Executes a command and returns its exit code; the host receives an error as code 1, or 127 if the command is
+/// malformed.
 pub fn execute(request: &Request, answers: &Answers) -> io::Result<i32> {
     let (name, rest) = match request.words.split_once(char::is_whitespace) {
         Some((name, rest)) => (name, rest.trim()),
@@ -179,7 +180,7 @@ fn kill(rest: &str) -> io::Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-/// Answer first: afterwards output is impossible.
+/// Answers first, because output is impossible afterwards.
 fn leave(how: RebootCommand, answers: &Answers) -> io::Result<()> {
     rustix::fs::sync();
     answers.end(0);

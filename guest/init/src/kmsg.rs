@@ -1,4 +1,4 @@
-//! The kernel's log, whole, from `/dev/kmsg`.
+//! The complete kernel log, from `/dev/kmsg`.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -6,10 +6,10 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use rustix::io::Errno;
 
-/// Maximum number of records of a kernel log; reading ends here if the log grows meanwhile.
+/// Maximum number of records of a kernel log; reading ends at this number if the log keeps growing.
 const MOST_RECORDS: usize = 200_000;
 
-/// All records as `<level>[seconds] text`, oldest first.
+/// Returns all records as `<level>[seconds] text`, oldest first.
 pub fn read_all() -> io::Result<Vec<String>> {
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let mut log = OpenOptions::new().read(true).custom_flags(nonblocking).open("/dev/kmsg")?;
@@ -30,7 +30,8 @@ pub fn read_all() -> io::Result<Vec<String>> {
     Ok(lines)
 }
 
-/// A record is `prefix,sequence,microseconds,flags[,...];text` and lines of properties that begin with a blank.
+/// Formats a record. Its form is `prefix,sequence,microseconds,flags[,...];text`, followed by lines of properties that
+/// begin with a blank.
 fn format_record(record: &str) -> Option<String> {
     let (header, body) = record.split_once(';')?;
     let mut fields = header.split(',');

@@ -1,4 +1,4 @@
-//! Kernel modules: loading in a given order, unloading the driver of the card.
+//! Kernel modules: loads them in a given order, and unloads the driver of the card.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -11,11 +11,11 @@ use rustix::system::{delete_module, finit_module};
 /// Paths of uncompressed modules, one per line, in the order of loading.
 const LIST: &str = "/etc/modules.list";
 
-/// The driver of the card; only it gets parameters.
+/// The driver of the card, which is the only module with parameters.
 pub const DRIVER: &str = "nouveau";
 
 /// Loads every module of the list, with its parameters from the kernel's command line (`module.name=value`), and the
-/// driver also with `parameters`; returns one line per module.
+/// driver also with `parameters`. Returns one line per module.
 pub fn load_all(parameters: &str) -> io::Result<Vec<String>> {
     let list = std::fs::read_to_string(LIST).map_err(|error| named(LIST, &error))?;
     let command_line = std::fs::read_to_string("/proc/cmdline").map_err(|error| named("/proc/cmdline", &error))?;
@@ -35,7 +35,7 @@ fn load(path: &str, parameters: &str) -> io::Result<&'static str> {
     let file = File::open(path)?;
     match finit_module(&file, &CString::new(parameters)?, 0) {
         Ok(()) => Ok("loaded"),
-        // Built in, or already loaded.
+        // The module is built in, or already loaded.
         Err(Errno::EXIST) => Ok("present"),
         Err(error) => Err(error.into()),
     }

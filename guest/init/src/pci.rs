@@ -40,13 +40,13 @@ fn function(address: String) -> Function {
     }
 }
 
-/// Addresses of the cards.
+/// Returns the addresses of the cards.
 pub fn cards() -> io::Result<Vec<String>> {
     let cards = functions()?.into_iter().filter(|function| function.vendor == VENDOR_NVIDIA);
     Ok(cards.map(|function| function.address).collect())
 }
 
-/// One line per function, then one per region of the cards: index, first and last address, flags.
+/// Returns one line per function, then one line per region of the cards: index, first and last address, flags.
 pub fn list() -> io::Result<Vec<String>> {
     let mut lines = Vec::new();
     for Function { address, vendor, device, class, driver } in functions()? {
@@ -83,7 +83,7 @@ fn to_each_card(action: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks the kernel to look for new functions.
+/// Makes the kernel search for new functions.
 pub fn rescan() -> io::Result<()> {
     fs::write("/sys/bus/pci/rescan", "1")
 }

@@ -1,7 +1,8 @@
 //! Children: starts them, waits for them, and collects orphans.
 //!
-//! Only one thread calls `wait`, so that collecting orphans never takes the status away from the thread that started a
-//! child. The lock is held during a start: a child that ends at once is not collected before its owner is recorded.
+//! Only one thread calls `wait`, so that the collection of orphans never consumes the status that the thread that
+//! started a child waits for. The lock is held during a start, so that a child that ends immediately is not collected
+//! before its owner is recorded.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,12 +19,12 @@ fn owners() -> MutexGuard<'static, Option<HashMap<i32, Sender<i32>>>> {
     OWNERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts the collecting thread.
+/// Starts the thread that collects children.
 pub fn start() {
     std::thread::spawn(collect);
 }
 
-/// Starts a child; the receiver gets its exit code once, 128 + signal if a signal ended it.
+/// Starts a child; the receiver gets the child's exit code once: 128 plus the signal's number if a signal ended it.
 pub fn spawn(command: &mut Command) -> io::Result<(Child, Receiver<i32>)> {
     let mut owners = owners();
     let child = command.spawn()?;
@@ -35,7 +36,7 @@ pub fn spawn(command: &mut Command) -> io::Result<(Child, Receiver<i32>)> {
 
 fn collect() {
     loop {
-        // Look for an exited child first; collect it under the lock.
+        // Find an exited child first, and collect it under the lock.
         match waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => {
@@ -48,7 +49,7 @@ fn collect() {
             }
         }
         let mut guard = owners();
-        // Waits for any process group, because a daemon starts its own.
+        // Wait for any process group, because a daemon starts its own.
         let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) else { continue };
         let code = status.exit_status().or(status.terminating_signal().map(|signal| 128 + signal)).unwrap_or(255);
         if let Some(owner) = guard.as_mut().and_then(|owners| owners.remove(&pid.as_raw_nonzero().get())) {

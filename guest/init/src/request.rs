@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A command as the host sent it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// The host's name for it.
+    /// The host's name for the command.
     pub id: String,
-    /// Set if it runs concurrently with others.
+    /// Set if the command runs concurrently with others.
     pub background: bool,
     /// The words after the id.
     pub words: String,
@@ -28,7 +28,7 @@ impl Request {
     }
 }
 
-/// Receiver of answers; lines of several commands mix, but never within a line.
+/// Receiver of answers; the output of several commands is interleaved, but only between lines.
 #[derive(Clone)]
 pub struct Answers {
     /// The line to the host.
@@ -53,7 +53,7 @@ impl Answers {
     /// Waits until all output has been transmitted.
     pub fn drain(&self) {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        // An error of a line that does not drain cannot be handled.
+        // An error of a line that does not drain cannot be handled here.
         let _ = rustix::termios::tcdrain(&*line);
     }
 

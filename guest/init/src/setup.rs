@@ -10,7 +10,7 @@ use rustix::termios::{ControlModes, OptionalActions, tcgetattr, tcsetattr};
 /// The serial line of the agent.
 pub const AGENT_LINE: &str = "/dev/ttyS1";
 
-/// (type, directory) in the order of mounting.
+/// Type and directory of the file systems, in the order of mounting.
 const MOUNTS: [(&str, &str); 6] = [
     ("proc", "/proc"),
     ("sysfs", "/sys"),
@@ -20,20 +20,20 @@ const MOUNTS: [(&str, &str); 6] = [
     ("debugfs", "/sys/kernel/debug"),
 ];
 
-/// Mounts the file systems of a guest; prints a failure and continues.
+/// Mounts the file systems of a guest. On a failure, prints a message and continues.
 pub fn mount_all() {
     for (kind, directory) in MOUNTS {
-        // `sysfs` and `debugfs` bring their own directories.
+        // The parents of `sysfs` and `debugfs` already contain their directories.
         let _ = std::fs::create_dir_all(directory);
         match mount(kind, directory, kind, MountFlags::empty(), None) {
-            // The kernel may have mounted devtmpfs itself.
+            // The kernel may have already mounted devtmpfs.
             Ok(()) | Err(rustix::io::Errno::BUSY) => {}
             Err(error) => println!("guest-init: mount {kind} on {directory}: {error}"),
         }
     }
 }
 
-/// The value of `name=value` on the kernel's command line.
+/// Returns the value of `name=value` on the kernel's command line.
 pub fn kernel_parameter(name: &str) -> Option<String> {
     parameter_in(&std::fs::read_to_string("/proc/cmdline").ok()?, name)
 }
@@ -60,7 +60,7 @@ fn try_open() -> io::Result<File> {
     let line = OpenOptions::new().read(true).write(true).open(AGENT_LINE)?;
     let mut termios = tcgetattr(&line)?;
     termios.make_raw();
-    // Without CLOCAL a host that closes its end would hang up on us.
+    // Without CLOCAL, a host that closes its end would hang up the line.
     termios.control_modes.insert(ControlModes::CLOCAL | ControlModes::CREAD);
     termios.control_modes.remove(ControlModes::CRTSCTS);
     termios.set_speed(115_200)?;

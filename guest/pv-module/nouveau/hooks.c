@@ -42,7 +42,7 @@
 struct table_memory {
 	struct nvkm_memory memory;
 	struct gmpv_table *table;
-	/* The low half of the entry; the next write has its high half. */
+	/* The low half of an entry; the next write contains the high half. */
 	u32 low;
 };
 
@@ -84,7 +84,7 @@ static u64 table_size(struct nvkm_memory *memory)
 
 static void table_boot(struct nvkm_memory *memory, struct nvkm_vmm *vmm)
 {
-	/* It can be written without a mapping, so it needs no early one. */
+	/* The table can be written without a mapping, so it needs no early mapping. */
 }
 
 static void __iomem *table_acquire(struct nvkm_memory *memory)
@@ -361,7 +361,7 @@ int gmpv_nv_runl_update(struct nvkm_runl *runl)
 
 bool gmpv_nv_runl_ended(struct nvkm_runl *runl)
 {
-	/* The work had ended before the update returned. */
+	/* The work ended before the update returned. */
 	return channels(runl->fifo->engine.subdev.device);
 }
 #endif

@@ -42,7 +42,7 @@ bool gmpv_nv_channel_unbind(struct nvkm_device *device, u32 channel);
 bool gmpv_nv_channel_enable(struct nvkm_device *device, u32 channel);
 bool gmpv_nv_channel_disable(struct nvkm_device *device, u32 channel);
 
-/* The runlist: of 6.1, and of 6.12. */
+/* The runlist: functions for Linux 6.1, and for 6.12. */
 bool gmpv_nv_runlist_commit(struct gf100_fifo *fifo);
 int gmpv_nv_runl_update(struct nvkm_runl *runl);
 bool gmpv_nv_runl_ended(struct nvkm_runl *runl);

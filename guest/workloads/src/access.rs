@@ -1,7 +1,7 @@
 //! Mapped memory: buffers of the DRM device and regions of the PCI function.
 //!
-//! UNSAFETY: mapping files and touching device memory. Everything here is checked against the mapping's length; each
-//! access is one machine instruction of the requested width, so that a trapping VMM sees that width.
+//! UNSAFETY: maps files and accesses device memory. All accesses are checked against the mapping's length; each access
+//! is one machine instruction of the requested width, so that a trapping VMM sees that width.
 
 #![expect(unsafe_code, reason = "mmap and device memory accesses of an exact width")]
 
@@ -32,10 +32,10 @@ pub enum Width {
 }
 
 impl Width {
-    /// All of them.
+    /// All widths.
     pub const ALL: [Self; 4] = [Self::Byte, Self::Word, Self::Dword, Self::Qword];
 
-    /// Bytes.
+    /// Returns the width in bytes.
     pub fn bytes(self) -> usize {
         match self {
             Self::Byte => 1,
@@ -47,10 +47,10 @@ impl Width {
 }
 
 impl Mapping {
-    /// Maps `length` bytes of `file` from `offset` on, for reading and writing.
+    /// Maps `length` bytes of `file`, starting at `offset`, for reading and writing.
     pub fn new(file: &File, offset: u64, length: usize) -> io::Result<Self> {
         let offset = i64::try_from(offset).map_err(io::Error::other)?;
-        // SAFETY: a new mapping at an address that the kernel chooses cannot overlap memory that Rust knows of.
+        // SAFETY: a new mapping at an address that the kernel chooses cannot overlap memory that Rust uses.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -68,20 +68,20 @@ impl Mapping {
         Ok(Self { base, length })
     }
 
-    /// Bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Address of the first byte in this process.
+    /// Returns the address of the first byte in this process.
     pub fn address(&self) -> usize {
         self.base.as_ptr() as usize
     }
 
-    /// One load of the given width; `offset` may be unaligned.
+    /// Performs one load of the given width; `offset` may be unaligned.
     ///
     /// # Panics
-    /// If it is beyond the mapping: the offsets come from this program itself.
+    /// If `offset` is beyond the mapping, which is a bug: offsets come from this program itself.
     pub fn load(&self, offset: usize, width: Width) -> u64 {
         let address = self.checked(offset, width.bytes());
         let value: u64;
@@ -98,10 +98,10 @@ impl Mapping {
         value
     }
 
-    /// One store of the given width; `offset` may be unaligned.
+    /// Performs one store of the given width; `offset` may be unaligned.
     ///
     /// # Panics
-    /// If it is beyond the mapping: the offsets come from this program itself.
+    /// If `offset` is beyond the mapping, which is a bug: offsets come from this program itself.
     pub fn store(&self, offset: usize, width: Width, value: u64) {
         let address = self.checked(offset, width.bytes());
         // SAFETY: `checked` has shown that all bytes are in the mapping, which lives as long as `self` and is not Rust
@@ -118,7 +118,7 @@ impl Mapping {
         }
     }
 
-    /// Copies out, 8 bytes at a time where aligned.
+    /// Copies data out of the mapping, 8 bytes at a time where aligned.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         let mut at = offset;
         let mut rest = out;
@@ -131,7 +131,7 @@ impl Mapping {
         }
     }
 
-    /// Copies in, 8 bytes at a time where aligned.
+    /// Copies data into the mapping, 8 bytes at a time where aligned.
     pub fn write(&self, offset: usize, data: &[u8]) {
         let mut at = offset;
         let mut rest = data;

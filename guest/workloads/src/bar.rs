@@ -82,7 +82,7 @@ fn usage(problem: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// `read32`, `read32-loop` and `write32`.
+/// Runs `read32`, `read32-loop` and `write32`.
 fn single(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let [command, bar, offset, value @ ..] = options.words() else { bail!("a region and an offset are needed") };
     let bar = card.region(number(bar).with_context(|| format!("region {bar}"))?)?;

@@ -1,4 +1,4 @@
-//! PTIMER's alarm while a driver is bound, which acknowledges it: the kernel counts the interrupt.
+//! PTIMER's alarm while a driver is bound: the driver acknowledges the alarm, and the kernel counts the interrupt.
 
 use std::fs;
 use std::thread::sleep;
@@ -13,15 +13,15 @@ use crate::rig::Counts;
 use crate::tests::Facts;
 
 const INTERRUPTS: &str = "/proc/interrupts";
-/// Names of the driver's interrupts there.
+/// Names of the driver's interrupts in the kernel's list.
 const DRIVER: [&str; 2] = ["nvkm", "nouveau"];
 /// Time from the writes to the alarm, in ns of the card's clock: longer than the duration of these writes under
 /// emulation.
 const ALARM_DELAY_NS: u32 = 50_000_000;
-/// Maximum wait for an interrupt. TIMEOUT: only for an alarm that never fires.
+/// Maximum wait for an interrupt. TIMEOUT: only an alarm that never fires takes this long.
 const ALARM_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// `bar alarm [--count=]`
+/// Runs `bar alarm [--count=]`.
 pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let count = options.number("count", 3)?;
     let mut latest = 0;
@@ -31,7 +31,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     Ok((Counts::default(), vec![("alarms", count.to_string()), ("late_us", (latest / 1000).to_string())]))
 }
 
-/// Sets the alarm, and waits for its interrupt. Returns the delay until it was seen, in ns.
+/// Sets the alarm, and waits for its interrupt. Returns the delay until the interrupt was noticed, in ns.
 fn rings(card: &Card) -> Result<u32> {
     let before = interrupts()?;
     let at = card.read(reg::PTIMER_LOW).wrapping_add(ALARM_DELAY_NS);
@@ -50,7 +50,7 @@ fn rings(card: &Card) -> Result<u32> {
     bail!("no interrupt within {} s; {before} before", ALARM_TIMEOUT.as_secs())
 }
 
-/// Returns the number of the driver's interrupts up to now, on all CPUs.
+/// Returns the number of the driver's interrupts so far, on all CPUs.
 fn interrupts() -> Result<u64> {
     let text = fs::read_to_string(INTERRUPTS).context(INTERRUPTS)?;
     let line = text.lines().find(|line| DRIVER.iter().any(|driver| line.ends_with(driver)));

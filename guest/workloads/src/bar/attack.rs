@@ -1,4 +1,5 @@
-//! The common part of the attacks: addresses outside the share, own tables, and checks of words that were read.
+//! The common part of the attacks: addresses outside the share, tables in the share, and checks of the words that were
+//! read.
 
 use anyhow::{Result, ensure};
 
@@ -7,12 +8,13 @@ use super::layout::{Aperture, LARGE_PAGE, PAGE, directory_entry, own, page_entry
 use crate::access::Mapping;
 use crate::pattern::Random;
 
-/// Written to addresses outside our share, where it must not persist.
+/// Value written to addresses outside our share, where it must not persist.
 pub const BRAND: u32 = 0xa77a_c4ed;
-/// Written to our own VRAM, where it must persist.
+/// Value written to our own VRAM, where it must persist.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// Offset of our own structures in VRAM: low, where a driver that has freed all its buffers had the first ones.
+/// Offset of our own structures in VRAM: low, where a driver that has freed all its buffers had allocated the first
+/// ones.
 const OWN_BASE: u64 = 4 << 20;
 
 /// State of the attacks: the card, our own range on it, and the findings so far.
@@ -21,13 +23,13 @@ pub struct Ground<'a> {
     pub card: &'a Card,
     /// BAR1 and BAR3.
     pub apertures: [&'a Mapping; 2],
-    /// VRAM of the share, in bytes.
+    /// Size of the share's VRAM, in bytes.
     pub vram: u64,
     /// Address at which our own structures begin.
     pub base: u64,
     /// Source of random choices.
     pub random: Random,
-    /// Set to write outside as well.
+    /// Set to also write outside the share.
     pub writes: bool,
     /// Set if the VMM has memory mapped under the apertures: a write to an unmapped address then stays in that memory,
     /// which only we can access.
@@ -41,7 +43,7 @@ pub struct Ground<'a> {
 /// Findings of the attacks.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
-    /// Dwords that were read at addresses where nothing may be visible.
+    /// Number of dwords that were read at addresses where no data may be visible.
     pub probes: u64,
     /// Number of these dwords that were not empty.
     pub nonzero: u64,
@@ -64,7 +66,8 @@ impl<'a> Ground<'a> {
         Ok(Self { card, apertures, vram, base: OWN_BASE, random, writes, mapped: false, pattern, found })
     }
 
-    /// Addresses that do not belong to the share, `aligned` to a page size: neighbours, powers of two, anything.
+    /// Returns addresses that do not belong to the share, `aligned` to a page size: neighbours, powers of two, and
+    /// random ones.
     pub fn outside(&mut self, aligned: u64, count: u64) -> Vec<u64> {
         let (vram, top) = (self.vram, 1u64 << 40);
         let mut addresses =
@@ -151,7 +154,7 @@ impl<'a> Ground<'a> {
         self.card.vram_write(at + 4, high);
     }
 
-    /// Notifies the card that the tables of a page directory changed.
+    /// Notifies the card that the tables of a page directory have changed.
     pub fn flush(&self, directory: u64) {
         self.card.write(reg::BAR_FLUSH, 1);
         // One read per flush is enough: the flush is complete when the next register access completes.
@@ -171,7 +174,7 @@ impl<'a> Ground<'a> {
     }
 }
 
-/// Zero, all ones, or the hardware's code for a refused access.
+/// Returns true for zero, all ones, and the hardware's code for a refused access.
 fn is_nothing(word: u32) -> bool {
     word == 0 || word == u32::MAX || word >> 20 == 0xbad
 }

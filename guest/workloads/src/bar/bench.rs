@@ -53,12 +53,12 @@ pub fn reads(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     ))
 }
 
-/// Writes a register without effect, or the register of an option, then reads after all writes.
+/// Writes a register without effect, or the register of an option, and then reads once after all writes.
 pub fn writes(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let (bar, offset, count) = place(card, options, reg::PBUS_INTR)?;
     let value = options.number("value", 0)?;
     let region = card.region(bar)?;
-    // Excludes earlier writes that are still in flight.
+    // Exclude earlier writes that are still in flight.
     card.read(reg::BOOT0);
     let began = Instant::now();
     for _ in 0..count {

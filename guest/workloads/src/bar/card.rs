@@ -17,7 +17,7 @@ const COMMAND: u64 = 4;
 /// Memory decoding and bus mastering.
 const COMMAND_WANTED: u16 = 0x6;
 
-/// A card with its three regions: 0 registers, 1 VRAM aperture, 3 instance aperture.
+/// A card with its three regions: 0 is the registers, 1 the VRAM aperture, 3 the instance aperture.
 pub struct Card {
     registers: Mapping,
     /// A device that is not a card, as in transport benchmarks, may lack these regions.
@@ -26,7 +26,7 @@ pub struct Card {
 }
 
 impl Card {
-    /// Opens the function at `address`, or the first one of NVIDIA; enables its decoding if no driver did.
+    /// Opens the function at `address`, or the first one of NVIDIA; enables the function's decoding if no driver has.
     pub fn open(address: Option<&str>) -> Result<Self> {
         let directory = match address {
             Some(address) => Path::new(DEVICES).join(address),
@@ -39,12 +39,12 @@ impl Card {
         Ok(Self { registers: region(0)?, apertures: [region(1), region(3)], directory })
     }
 
-    /// The file of the function's configuration space.
+    /// Returns the path of the function's configuration space.
     pub fn config_path(&self) -> PathBuf {
         self.directory.join("config")
     }
 
-    /// A region by its number.
+    /// Returns a region by its number.
     pub fn region(&self, number: u64) -> Result<&Mapping> {
         let aperture = match number {
             0 => return Ok(&self.registers),
@@ -115,7 +115,7 @@ fn first_card() -> Result<PathBuf> {
 
 /// Wakes the function and enables its decoding: without a driver it may be asleep.
 fn enable(directory: &Path) -> Result<()> {
-    // Not every kernel has the file.
+    // Not every kernel has this file.
     let _ = fs::write(directory.join("power/control"), "on");
     fs::write(directory.join("enable"), "1").with_context(|| format!("{}/enable", directory.display()))?;
     let path = directory.join("config");

@@ -1,6 +1,6 @@
-//! A channel that we create without a driver: first with our own pages, then with pages and pointers outside.
+//! A channel that we create without a driver: first with our own pages, then with pages and pointers outside our share.
 //!
-//! It only releases semaphores, which the host engine does itself: no other engine needs to be set up.
+//! The channel only releases semaphores, which the host engine does itself: no other engine needs to be set up.
 
 use anyhow::Result;
 
@@ -16,7 +16,7 @@ const PUSH_VA: u64 = 0x1_1000;
 const DATA_VA: u64 = 0x10_0000;
 const OUTSIDE_VA: u64 = 0x20_0000;
 
-/// log2 of the entries of the ring.
+/// Log2 of the number of entries of the ring.
 const RING_ORDER: u32 = 9;
 /// Number of memory reads after which the card should have finished.
 const MAX_POLLS: u32 = 20_000;
@@ -27,37 +27,39 @@ const STATE_BYTES: u64 = 512;
 /// Offset of the semaphore in the data page.
 const SEMAPHORE: u64 = 0x100;
 
-/// Outcome.
+/// Outcome of the attacks.
 pub struct Attacked {
-    /// A channel with our own pages worked.
+    /// Set if a channel with our own pages worked.
     pub armed: bool,
-    /// Channels that were started.
+    /// Number of started channels.
     pub count: u64,
-    /// Channels that ran with tables or a ring outside: they can only have read them there.
+    /// Number of channels that ran with tables or a ring outside the share: these can only have been read from outside.
     pub reached: u64,
-    /// Channels that continued past a page or a USERD outside. This is harmless by itself: the card may have dropped
-    /// the write, and the mediator may have put its own USERD there. Only the neighbour can detect a hit.
+    /// Number of channels that continued past a page or a USERD outside the share. This is harmless by itself: the card
+    /// may have dropped the write, and the mediator may have put its own USERD there. Only the neighbour can detect a
+    /// hit.
     pub passed: u64,
 }
 
 /// Flaws of a channel.
 #[derive(Debug, Clone, Copy)]
 enum Flaw {
-    /// None.
+    /// The channel has no flaw.
     None,
-    /// The page that it writes.
+    /// The page that the channel writes is outside.
     Page(u64, Aperture),
-    /// Its page table.
+    /// Its page table is outside.
     Table(u64),
-    /// Its page directory.
+    /// Its page directory is outside.
     Directory(u64),
-    /// Its USERD.
+    /// Its USERD is outside.
     Userd(u64),
-    /// The page of its ring.
+    /// The page of its ring is outside.
     Ring(u64),
 }
 
-/// Starts at most `most` channels with flaws: first one of each kind and one at each address, then the other pairs.
+/// Starts at most `most` channels with flaws: first one flaw of each kind and one at each address, then the other
+/// pairs.
 pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attacked> {
     start_pfifo(ground);
     let mut attacked = Attacked { armed: false, count: 0, reached: 0, passed: 0 };
@@ -128,7 +130,7 @@ fn one(ground: &mut Ground<'_>, id: u32, flaw: Flaw) -> bool {
     card.vram_write(semaphore, 0);
     build(ground, flaw);
 
-    // USERD through BAR1 at the channel's address; BAR1 uses our own tables.
+    // USERD is accessed through BAR1 at the channel's address; BAR1 uses our own tables.
     let userd_va = u64::from(id) * PAGE;
     ground.set_page(0, userd_va, base + own::USERD, Aperture::Vram);
     card.write(reg::BAR1_INSTANCE, instance_pointer(base + own::BAR1_INSTANCE, 0));
@@ -172,8 +174,8 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
         ground.set_page(SPACE, OUTSIDE_VA, address, aperture);
     }
 
-    // One release outside, if the flaw has an address; then one to our own page, which shows that the first was
-    // executed.
+    // Write one release outside the share, if the flaw has an address; then one to our own page, which shows that the
+    // first release was executed.
     let mut words = Vec::new();
     let mut release = |va: u64, payload: u32| {
         let data = [(va >> 32) as u32, va as u32, payload, 0x0110_0002];

@@ -1,14 +1,14 @@
 //! The holes of the reference code of an earlier GPU mediator, tried one by one from inside a VM.
 //!
-//! `bar hole N` tries one hole, `bar holes` all of them; each prints `hole=N name=... outcome=denied contained open
-//! ...`. Denied: every attempt was visibly refused (a fault, all ones). Contained: no attempt had an effect beyond the
-//! guest itself. Open: an attempt had such an effect, and the program fails. Holes 1 to 19 are those of the reference
-//! code, in its order; holes of its paravirtual interface are also tried with registers and tables. Holes from 20 on
-//! concern registers that the reference code does not know, and holes from 31 on the paravirtual interface, if the card
-//! offers it.
+//! `bar hole N` tries one hole, and `bar holes` tries all of them; each prints `hole=N name=... outcome=denied
+//! contained open ...`. Denied: every attempt was visibly refused (a fault, all ones). Contained: no attempt had an
+//! effect beyond the guest itself. Open: an attempt had such an effect, and the program fails. Holes 1 to 19 are those
+//! of the reference code, in its order; holes of its paravirtual interface are also tried with registers and tables.
+//! Holes from 20 on concern registers that the reference code does not know, and holes from 31 on the paravirtual
+//! interface, if the card offers it.
 //!
 //! With a `--share` below the VRAM that the card reports, the command must fail: the rest then counts as a neighbour's
-//! VRAM. The attempts need exclusive use of the card: no driver may be bound. They leave it in a state in which a
+//! VRAM. The attempts need exclusive use of the card: no driver may be bound. They leave the card in a state in which a
 //! driver must initialize it again.
 
 mod channels;
@@ -83,7 +83,7 @@ const HOLES: &[Hole] = holes! {
     38 "pv-segments"             paravirtual::segments;
 };
 
-/// `bar hole N` and `bar holes`.
+/// Runs `bar hole N` and `bar holes`.
 pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let pattern = options.text("pattern").map(hex_bytes).transpose()?.unwrap_or_default();
     ensure!(pattern.is_empty() || pattern.len() >= 4, "--pattern must have 4 bytes or more");
@@ -103,7 +103,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
         let mut verdict = Verdict::default();
         let mut lab = Lab::new(card, hole.number, share, pattern.clone())?;
         let tried = (hole.attempt)(&mut lab, &mut verdict).and_then(|()| lab.alive(boot0));
-        // An attempt that lacks a precondition is not a success of the mediator.
+        // An attempt that lacks a precondition does not count as a success of the mediator.
         if let Err(error) = tried {
             verdict.open.push(format!("{error:#}"));
         }

@@ -1,8 +1,8 @@
 //! Tries to reach memory outside the share through every pointer that a guest can set.
 //!
-//! Each kind of attack first runs on our own memory (`armed`): otherwise an empty result would prove nothing. With a
-//! `--share` below the VRAM that the card reports, the command must fail: the rest then counts as a neighbour's VRAM.
-//! It leaves the card in a state in which a driver must initialize it again.
+//! Each kind of attack first runs on our own memory (`armed`): otherwise an empty result would not prove anything. With
+//! a `--share` below the VRAM that the card reports, the command must fail: the rest then counts as a neighbour's VRAM.
+//! The command leaves the card in a state in which a driver must initialize it again.
 
 use anyhow::{Result, bail, ensure};
 
@@ -18,16 +18,16 @@ use crate::tests::Facts;
 
 /// Virtual address in BAR1 and BAR3 where our own data page is mapped.
 const OWN_VA: u64 = 0x10_0000;
-/// Virtual address where the pages outside begin.
+/// First virtual address of the pages outside the share.
 const OUTSIDE_VA: u64 = 0x20_0000;
-/// Virtual address where large pages outside begin.
+/// First virtual address of the large pages outside the share.
 const LARGE_VA: u64 = 0x400_0000;
 /// No guest of the tests has RAM at this address or above.
 pub const BEYOND_GUEST_RAM: u64 = 1 << 39;
-/// Dwords that are read from each page.
+/// Number of dwords that are read from each page.
 const READS: u64 = 4;
 
-/// `bar hostile`
+/// Runs `bar hostile`.
 pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let pattern = options.text("pattern").map(hex_bytes).transpose()?.unwrap_or_default();
     ensure!(pattern.is_empty() || pattern.len() >= 4, "--pattern must have 4 bytes or more");
@@ -76,7 +76,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     Ok((Counts { bytes: probes * 4, copies: 0, channels: channels.count }, facts))
 }
 
-/// The PRAMIN window outside the share, and on guest RAM.
+/// Tries the PRAMIN window outside the share, and on guest RAM.
 fn window(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(1 << 16, probes) {
         for target in [0, 2, 3] {
@@ -95,7 +95,7 @@ fn window(ground: &mut Ground<'_>, probes: u64) {
             }
         }
     }
-    // Our last page, and addresses past the end without moving the window.
+    // Access our last page, and addresses past the end without moving the window.
     let last = ground.vram - (64 << 10);
     ground.poke(reg::PRAMIN_WINDOW, (last >> 16) as u32);
     for read in 0..READS {
@@ -104,8 +104,8 @@ fn window(ground: &mut Ground<'_>, probes: u64) {
     }
 }
 
-/// Sets up BAR1 and BAR3 with our own tables; then accesses pages outside. Returns true if our own page was visible in
-/// both.
+/// Sets up BAR1 and BAR3 with our own tables, then accesses pages outside the share. Returns true if our own page was
+/// visible in both BARs.
 fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     let base = ground.base;
     for (space, instance) in [own::BAR1_INSTANCE, own::BAR3_INSTANCE].into_iter().enumerate() {
@@ -118,7 +118,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     point_at_own(ground);
     let seen = |region: &Mapping| region.load(OWN_VA as usize, Width::Dword) as u32 == MARKER;
     let armed = ground.apertures.into_iter().all(seen);
-    // If the VMM has memory mapped under all of them, PRAMIN shows no page that an aperture shows.
+    // If the VMM has mapped memory under all apertures, PRAMIN shows no page that an aperture shows.
     for space in 0..2 {
         ground.clear_page(space, OWN_VA);
         ground.flush(base + own::DIRECTORIES[space]);
@@ -130,7 +130,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     for aperture in [Aperture::Vram, Aperture::Peer, Aperture::Coherent, Aperture::Noncoherent] {
         let addresses: Vec<u64> = match aperture {
             Aperture::Vram | Aperture::Peer => ground.outside(PAGE, probes),
-            // Guest RAM that the guest does not have: far above, and at random high addresses.
+            // Test RAM that the guest does not have: far above its RAM, and at random high addresses.
             _ => (0..probes)
                 .map(|_| BEYOND_GUEST_RAM | ground.random.below(BEYOND_GUEST_RAM))
                 .map(|at| at & !(PAGE - 1))
@@ -187,7 +187,7 @@ fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str)
     }
 }
 
-/// Page tables, page directories and instance blocks that are themselves outside.
+/// Tries page tables, page directories and instance blocks that are themselves outside the share.
 fn tables(ground: &mut Ground<'_>, probes: u64) {
     let directory = ground.base + own::DIRECTORIES[0];
     for address in ground.outside(PAGE, probes) {
@@ -198,7 +198,7 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
             look(ground, 0, OUTSIDE_VA, PAGE, &format!("BAR1 page table at {address:#x} {aperture:?}"));
             ground.set_directory(0, 0, Some((address, aperture)), None);
             ground.flush(directory);
-            // Of a large page, in BAR1 however small that is.
+            // Test an entry of a large page, in BAR1 regardless of its size.
             let large = (LARGE_VA / 2).min(ground.apertures[0].len() as u64 / 2);
             look(ground, 0, large, PAGE, &format!("BAR1 large page table at {address:#x} {aperture:?}"));
         }
@@ -221,7 +221,7 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
     point_at_own(ground);
 }
 
-/// Every other register that holds an address or a channel, with values that are not ours.
+/// Tries every other register that holds an address or a channel, with values that are not ours.
 fn pointers(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(PAGE, probes) {
         let id = ground.random.below(CHANNELS.into()) as u32;
@@ -252,7 +252,7 @@ fn pointers(ground: &mut Ground<'_>, probes: u64) {
         ground.poke(reg::CHANNEL_STATE + 8 * id, 0);
         ground.poke(reg::CHANNEL + 8 * id, 0);
     }
-    // A runlist of ours that names every channel, and some that do not exist.
+    // Write a runlist that names every channel, and some channels that do not exist.
     let list = ground.base + own::RUNLIST;
     for entry in 0..256u32 {
         ground.card.vram_write(list + u64::from(entry) * 8, if entry == 255 { u32::MAX } else { entry });

@@ -20,25 +20,25 @@ pub const RAMFC: [(u64, u32); 11] = [
 pub mod reg {
     /// Chip identity.
     pub const BOOT0: u32 = 0x000000;
-    /// Engines on.
+    /// Enabled engines.
     pub const PMC_ENABLE: u32 = 0x000200;
-    /// PBDMAs on.
+    /// Enabled PBDMAs.
     pub const PBDMA_ENABLE: u32 = 0x000204;
-    /// Bus interrupts, write one to clear.
+    /// Bus interrupts; writing one clears a bit.
     pub const PBUS_INTR: u32 = 0x001100;
     /// Address of the PRAMIN window >> 16, target in 25:24.
     pub const PRAMIN_WINDOW: u32 = 0x001700;
     /// Instance block of BAR1: valid in 31, target in 29:28, address >> 12.
     pub const BAR1_INSTANCE: u32 = 0x001704;
-    /// The same of BAR3.
+    /// Instance block of BAR3, in the same format.
     pub const BAR3_INSTANCE: u32 = 0x001714;
-    /// The same of the peephole.
+    /// Instance block of the peephole, in the same format.
     pub const PEEPHOLE_INSTANCE: u32 = 0x001718;
-    /// PFIFO interrupts, write one to clear.
+    /// PFIFO interrupts; writing one clears a bit.
     pub const PFIFO_INTR: u32 = 0x002100;
-    /// Scheduler on in bit 0.
+    /// Bit 0 enables the scheduler.
     pub const PFIFO_ENABLE: u32 = 0x002200;
-    /// PBDMAs on, as PFIFO sees them.
+    /// PBDMAs that are enabled in PFIFO.
     pub const PFIFO_PBDMAS: u32 = 0x002204;
     /// PBDMAs that do not serve an engine; six engines.
     pub const PFIFO_ROUTE: u32 = 0x002208;
@@ -46,17 +46,17 @@ pub mod reg {
     pub const USERD_BASE: u32 = 0x002254;
     /// Address of a runlist >> 12, target in 29:28.
     pub const RUNLIST: u32 = 0x002270;
-    /// Its length; the write submits it.
+    /// Length of the runlist; the write submits the runlist.
     pub const RUNLIST_SUBMIT: u32 = 0x002274;
-    /// Engines that are not scheduled, one bit each.
+    /// Mask of engines that are not scheduled.
     pub const SCHED_DISABLE: u32 = 0x002630;
-    /// Preempt a channel.
+    /// Preempts a channel.
     pub const PREEMPT: u32 = 0x002634;
-    /// Channel table: two registers each.
+    /// Channel table, with two registers for each channel.
     pub const CHANNEL: u32 = 0x003000;
     /// State of a channel.
     pub const CHANNEL_STATE: u32 = 0x003004;
-    /// PTIMER's alarm raises an interrupt: bit 0.
+    /// Bit 0 lets PTIMER's alarm raise an interrupt.
     pub const PTIMER_INTR_EN: u32 = 0x009140;
     /// Low half of the time at which the alarm fires.
     pub const PTIMER_ALARM: u32 = 0x009420;

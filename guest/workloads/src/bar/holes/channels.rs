@@ -7,8 +7,8 @@ use super::lab::{BRAND, Channel, Lab, MARKER, Ran, Verdict, copies, va};
 use crate::access::Width;
 use crate::push::Push;
 
-/// Creates a channel with two pages, whose copy from `va::A` to `va::B` works. Returns it and the address of the second
-/// page.
+/// Creates a channel with two pages, whose copy from `va::A` to `va::B` works. Returns the channel and the address of
+/// the second page.
 fn worker(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     let (from, to) = (lab.take(1), lab.take(1));
     let channel = lab.channel(id);
@@ -61,7 +61,7 @@ pub fn instance_rewritten(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// 4: instances that are written into FECS and the copy engines directly.
+/// 4: instances that are written directly into FECS and the copy engines.
 pub fn unknown_instances(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (hidden, to) = worker(lab, 2);
     let mut addresses = lab.outside(PAGE);
@@ -95,25 +95,25 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
     {
         let what = format!("{at:#x}, target {target}");
         lab.ram()?.set(MARKER);
-        // The word of the channel table.
+        // Test the word of the channel table.
         lab.card.write(reg::CHANNEL + 8 * channel.id, 0x4000_0000 | instance_pointer(at, target));
         lab.card.write(reg::CHANNEL_STATE + 8 * channel.id, 0x001f_0001);
         lab.list(&channel);
         let ran = lab.go(&mut channel, &Push::default(), false);
         verdict.must_not_run(&format!("instance {what}"), ran);
         lab.stop(&channel);
-        // The runlist.
+        // Test the runlist.
         lab.card.write(reg::RUNLIST, target << 28 | (at >> 12) as u32);
         lab.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0004);
         lab.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0000);
-        // USERD, in an otherwise valid block: the card's writes there must not reach our page.
+        // Test USERD, in an otherwise valid block: the card's writes to USERD must not reach our page.
         lab.card.vram_write(channel.instance + 8, at as u32 & !0xfff | target);
         lab.card.vram_write(channel.instance + 12, (at >> 32) as u32);
         lab.start(&mut channel);
         lab.go(&mut channel, &Push::default(), false);
         lab.stop(&channel);
         lab.fill_instance(&channel);
-        // Targets of faults, flushes and tags.
+        // Test the targets of faults, flushes and tags.
         for register in reg::GPC_MMU_SINKS.into_iter().chain([reg::SYSMEM_FLUSH, reg::TAG_BASE, 0x100cc8, 0x100ccc]) {
             lab.card.write(register, target << 28 | (at >> 8) as u32 & 0x0fff_ffff);
         }
@@ -123,7 +123,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
         lab.card.write(reg::PEEPHOLE[2], BRAND);
         lab.settle();
         verdict.note(&format!("sinks and USERD {what}: our RAM was written"), false, lab.ram()?.word() != MARKER);
-        // BAR3's instance block.
+        // Test BAR3's instance block.
         lab.card.write(reg::BAR3_INSTANCE, instance_pointer(at, target));
         lab.flush();
         let word = lab.bars[1].load(0x1000, Width::Dword) as u32;
@@ -133,7 +133,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
     Ok(())
 }
 
-/// 12: runlists with channels of others or of none, of endless length, outside memory.
+/// 12: runlists that name other VMs' channels or nonexistent ones, have endless length, or are outside memory.
 pub fn runlist_entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, _) = worker(lab, 4);
     let list = lab.take(1);
@@ -174,7 +174,7 @@ pub fn channel_numbers(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.card.write(reg::PREEMPT, id | 0x10_0000);
     }
     lab.card.write(reg::PREEMPT, u32::MAX);
-    // PBDMAs, engines and fault units that do not exist.
+    // Test PBDMAs, engines and fault units that do not exist.
     for register in [0x046108, 0x04e120, 0x002658, 0x0025c0, 0x002a48, 0x004000] {
         let before = lab.card.read(register);
         lab.card.write(register, BRAND);

@@ -22,7 +22,7 @@ pub mod va {
     pub const FENCE: u64 = 0x3_0000;
     /// The engines' contexts.
     pub const IMAGE: u64 = 0x4_0000;
-    /// A buffer of ours.
+    /// A buffer of this guest.
     pub const A: u64 = 0x10_0000;
     /// Address that the attempt accesses.
     pub const B: u64 = 0x20_0000;
@@ -32,12 +32,12 @@ pub mod va {
     pub const LARGE: u64 = 0x80_0000;
 }
 
-/// Written to memory where it must not persist.
+/// Value written to memory where it must not persist.
 pub const BRAND: u32 = 0xa77a_c4ed;
-/// Written to our own memory, where it must persist.
+/// Value written to our own memory, where it must persist.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// Start of the first hole's own VRAM, and the size of each hole's VRAM: holes do not see each other's leftovers.
+/// Start of the first hole's own VRAM, and the size of each hole's VRAM: a hole does not see data of other holes.
 const FIRST_HOLE_AT: u64 = 4 << 20;
 const BYTES_PER_HOLE: u64 = 2 << 20;
 /// One more than the highest number of a hole.
@@ -49,7 +49,7 @@ const DIRECTORY: u64 = 64 << 10;
 const TABLE: u64 = 32 << 10;
 /// Size code of such a table in a directory entry.
 const EIGHTH: u32 = 3 << 2;
-/// Pages of the engines' contexts.
+/// Number of pages of the engines' contexts.
 pub const IMAGE_PAGES: u64 = 16;
 const PUSH_PAGES: u64 = 4;
 const RING_ORDER: u32 = 6;
@@ -64,7 +64,7 @@ pub struct Lab<'a> {
     pub card: &'a Card,
     /// BAR1 and BAR3.
     pub bars: [&'a Mapping; 2],
-    /// VRAM of the share, in bytes.
+    /// Size of the share's VRAM, in bytes.
     pub share: u64,
     /// Pattern that fills a neighbour's memory, for recognition.
     pub pattern: Vec<u8>,
@@ -81,9 +81,9 @@ pub struct Lab<'a> {
 /// A page of this program, with its address in the guest.
 pub struct RamPage {
     _file: File,
-    /// Its bytes.
+    /// Contents of the page.
     pub bytes: Mapping,
-    /// Guest-physical address.
+    /// Guest-physical address of the page.
     pub gpa: u64,
 }
 
@@ -127,7 +127,7 @@ impl Channel {
         ]
     }
 
-    /// Changes the fence to one that is never released.
+    /// Changes the fence to a value that is never released.
     pub fn sequence_skipped(&mut self) {
         self.sequence += 1;
     }
@@ -142,16 +142,16 @@ pub enum Ran {
     Fault(u64),
     /// The card reported another error.
     Error,
-    /// No result within the time limit.
+    /// No result arrived within the time limit.
     Nothing,
 }
 
 /// Outcome of the attempts of a hole.
 #[derive(Debug, Default)]
 pub struct Verdict {
-    /// Attempts that were visibly refused.
+    /// Number of attempts that were visibly refused.
     pub denied: u64,
-    /// Attempts that had no effect.
+    /// Number of attempts that had no effect.
     pub contained: u64,
     /// Attempts that had an effect.
     pub open: Vec<String>,
@@ -178,7 +178,7 @@ impl Verdict {
         self.note(&format!("{what}: {ran:x?}"), true, elsewhere || !matches!(ran, Ran::Fault(_)));
     }
 
-    /// Records a condition that an attempt requires, or that it must not change.
+    /// Records a condition that an attempt requires, or that the attempt must not change.
     pub fn check(&mut self, what: &str, good: bool) {
         if !good {
             self.open.push(what.to_owned());
@@ -237,7 +237,7 @@ impl<'a> Lab<'a> {
         }
         card.write(reg::BAR1_INSTANCE, instance_pointer(self.bar1_instance, 0));
         self.flush();
-        // Exceeds the number of faults that can be pending after the first.
+        // This exceeds the number of faults that can be pending after the first.
         for _ in 0..1000 {
             self.acknowledge();
             if self.error().is_none() {
@@ -246,18 +246,18 @@ impl<'a> Lab<'a> {
         }
     }
 
-    /// The hole's own VRAM: its address and its size in bytes.
+    /// Returns the address and the size in bytes of the hole's own VRAM.
     pub fn room(&self) -> (u64, u64) {
         (self.base, BYTES_PER_HOLE)
     }
 
-    /// Starts again, in memory that another function has cleared.
+    /// Starts again, in memory that the caller has cleared.
     pub fn renew(&mut self) -> Result<()> {
         *self = Self::new(self.card, self.number, self.share, std::mem::take(&mut self.pattern))?;
         Ok(())
     }
 
-    /// Pages of VRAM that hold zeros.
+    /// Allocates pages of VRAM that contain zeros.
     pub fn take(&mut self, pages: u64) -> u64 {
         let at = self.next;
         self.next += pages * PAGE;
@@ -353,7 +353,7 @@ impl<'a> Lab<'a> {
         }
     }
 
-    /// Binds, enables and lists a channel, from the ring's start on.
+    /// Binds, enables and lists a channel, starting at the beginning of the ring.
     pub fn start(&self, channel: &mut Channel) {
         let card = self.card;
         channel.put = 0;
@@ -369,7 +369,7 @@ impl<'a> Lab<'a> {
         self.list(channel);
     }
 
-    /// Makes a runlist of only this channel.
+    /// Submits a runlist with only this channel.
     pub fn list(&self, channel: &Channel) {
         self.set(channel.list, [channel.id, 4]);
         self.card.write(reg::RUNLIST, (channel.list >> 12) as u32);
@@ -438,7 +438,7 @@ impl<'a> Lab<'a> {
         shown.then_some(Ran::Error)
     }
 
-    /// Runs words on a channel that is started before and stopped after them.
+    /// Starts a channel, runs words on it, and stops it.
     pub fn run(&self, channel: &mut Channel, push: &Push) -> Ran {
         self.start(channel);
         let ran = self.go(channel, push, true);
@@ -454,7 +454,7 @@ impl<'a> Lab<'a> {
         ran
     }
 
-    /// Runs words on a channel that has been started.
+    /// Runs words on a channel that is already started.
     pub fn go(&self, channel: &mut Channel, push: &Push, patient: bool) -> Ran {
         self.queue(channel, push);
         self.ring(channel);
@@ -466,7 +466,7 @@ impl<'a> Lab<'a> {
         self.run(channel, &copies(&[(from, to)]))
     }
 
-    /// A page of this program's RAM.
+    /// Allocates a page of this program's RAM.
     pub fn ram(&mut self) -> Result<&RamPage> {
         if self.page.is_none() {
             self.page = Some(RamPage::new()?);
@@ -487,7 +487,7 @@ impl<'a> Lab<'a> {
         addresses
     }
 
-    /// Returns true if a word that was read from outside reveals something.
+    /// Returns true if a word that was read from outside reveals data.
     pub fn tells(&self, word: u32) -> bool {
         let bytes = word.to_le_bytes();
         let piece = |start: usize| self.pattern.iter().cycle().skip(start).take(4).eq(bytes.iter());
@@ -509,7 +509,7 @@ impl<'a> Lab<'a> {
         self.card.write(0x400500, 0x0001_0001);
     }
 
-    /// Fails unless the card answers, its clock runs, and a channel of ours copies.
+    /// Fails unless the card answers, its clock runs, and one of our channels can copy.
     pub fn alive(&mut self, boot0: u32) -> Result<()> {
         ensure!(self.card.read(reg::BOOT0) == boot0, "BOOT0 is {:#x}", self.card.read(reg::BOOT0));
         let clock = || u64::from(self.card.read(reg::PTIMER_HIGH)) << 32 | u64::from(self.card.read(reg::PTIMER_LOW));
@@ -555,18 +555,18 @@ impl RamPage {
         Ok(Self { _file: file, bytes, gpa: frame * PAGE })
     }
 
-    /// Its first word.
+    /// Returns the page's first word.
     pub fn word(&self) -> u32 {
         self.bytes.load(0, Width::Dword) as u32
     }
 
-    /// Sets its first word.
+    /// Sets the page's first word.
     pub fn set(&self, word: u32) {
         self.bytes.store(0, Width::Dword, word.into());
     }
 }
 
-/// Copies of one page each by copy engine 0.
+/// Returns words that make copy engine 0 copy pages, one for each pair.
 pub fn copies(pairs: &[(u64, u64)]) -> Push {
     let mut push = Push::default();
     push.bind(Engine::Ce0.object());

@@ -1,7 +1,7 @@
-//! Holes 31 to 38: requests through the paravirtual interface. Numbers in brackets are those of the reference code's
-//! holes.
+//! Holes 31 to 38: requests through the paravirtual interface. Numbers in brackets are the numbers of the reference
+//! code's holes.
 //!
-//! If the card does not offer it, no hole is tried.
+//! If the card does not offer the interface, no hole is tried.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -17,7 +17,7 @@ use super::queue::{AVAILABLE, NEXT, Queue, USED, WRITE};
 use crate::access::Width;
 use crate::push::Push;
 
-/// Handles of a directory and a small-page table, and of a large-page table.
+/// Handles of a directory, a small-page table and a large-page table.
 const DIRECTORY: u32 = 1;
 const SMALL: u32 = 2;
 const LARGE: u32 = 3;
@@ -27,12 +27,12 @@ const SMALL_ENTRIES: u32 = 32768;
 const LARGE_ENTRIES: u32 = 1024;
 /// Size of a small-page table in bytes.
 const SMALL_BYTES: u64 = 256 << 10;
-/// A key as a neighbour of another group might choose it.
+/// A key that a neighbour of another group might choose.
 const ANY_KEY: u64 = 0x5e67;
 /// Addresses at which a guest of the tests has no RAM, and no device whose memory could be used.
 const NO_RAM: [u64; 5] = [0xb000_0000, 0xfec0_0000, 1 << 40, 1 << 63, u64::MAX - 0xfff];
 
-/// The interface's capability; its absence counts as a refusal.
+/// Returns the interface's capability; its absence counts as a refusal.
 fn offered(config: &[u8], verdict: &mut Verdict) -> Option<Capability> {
     let found = pv::guest::capability(config);
     if found.is_none() {
@@ -41,7 +41,7 @@ fn offered(config: &[u8], verdict: &mut Verdict) -> Option<Capability> {
     found
 }
 
-/// Makes an attempt with an interface that is set up. A reset must repair the effects.
+/// Makes an attempt with an interface that is set up. A reset must undo the effects.
 fn with_queue(
     lab: &mut Lab<'_>,
     verdict: &mut Verdict,
@@ -77,7 +77,7 @@ fn entry(address: u64, aperture: Aperture) -> u64 {
     high << 32 | low
 }
 
-/// Index of the small page at `va`.
+/// Returns the index of the small page at `va`.
 fn page(va: u64) -> u32 {
     (va / PAGE) as u32
 }
@@ -87,8 +87,8 @@ fn map(ops: Ops, table: u32, va: u64, address: u64, pages: u64) -> Ops {
     ops.run(table, page(va), pages as u32, entry(address, Aperture::Vram), PAGE >> 8)
 }
 
-/// Creates a channel in an address space that the mediator keeps, with pages of ours at `va::A` and `va::C`. Returns it
-/// and the first page.
+/// Creates a channel in an address space that the mediator keeps, with pages of ours at `va::A` and `va::C`. Returns
+/// the channel and the first page.
 fn channel(lab: &mut Lab<'_>, queue: &mut Queue<'_>, id: u32) -> Result<(Channel, u64)> {
     let channel = lab.channel(id);
     let own = lab.take(2);
@@ -103,7 +103,7 @@ fn channel(lab: &mut Lab<'_>, queue: &mut Queue<'_>, id: u32) -> Result<(Channel
     Ok((channel, own))
 }
 
-/// Reading and writing `va` must fault there.
+/// Checks that reading and writing `va` fault at this address.
 fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Channel, va: u64) {
     for (verb, from, to) in [("reading", va, va::A), ("writing", va::A, va)] {
         let ran = lab.copy(channel, from, to);
@@ -135,13 +135,13 @@ pub fn channels(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             must_refuse(queue, verdict, &Ops::new().bind(handle, 0), 0, Status::NoObject);
             must_refuse(queue, verdict, &Ops::new().flush(handle), 0, Status::NoObject);
         }
-        // All channels: the batch must stop at the limit.
+        // Create all channels: the batch must stop at the limit.
         let all = (6..CHANNELS).fold(Ops::new(), |ops, id| ops.channel(op::CHANNEL_CREATE, id));
         let reply = queue.call(&all);
         let limited = reply.status == Status::Limit as u32 && reply.done > 0;
         verdict.note(&format!("all channels: {reply:x?}"), true, !limited);
         queue.start()?;
-        // An address space without any mapping.
+        // Test an address space without any mapping.
         let mut empty = lab.channel(5);
         must_do(queue, &Ops::new().create(DIRECTORY, kind::DIRECTORY).bind(DIRECTORY, empty.instance))?;
         let ran = lab.try_run(&mut empty, &Push::default());
@@ -177,8 +177,8 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         for index in [DIRECTORY_ENTRIES, 1 << 29, u32::MAX] {
             must_refuse(queue, verdict, &Ops::new().set(DIRECTORY, index, SMALL, 0), 0, Status::Range);
         }
-        // The last two entries belong to the mediator, so their contents do not matter. Segments would use the one
-        // before the last.
+        // The last two entries belong to the mediator, so their contents do not matter. Segments would use the last
+        // entry but one.
         let shared = DIRECTORY_ENTRIES - 2;
         must_do(
             queue,
@@ -220,7 +220,7 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 33 (15): tables of one type for another; types, handles and bits that mean nothing.
+/// 33 (15): tables of one type used as another; types, handles and bits without a meaning.
 pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, _) = channel(lab, queue, 7)?;
@@ -264,7 +264,7 @@ pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 34 (16, 17): tables whose handles are destroyed while a channel uses them; tables that are made again; limits.
+/// 34 (16, 17): tables whose handles are destroyed while a channel uses them; tables that are created again; limits.
 pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let own = lab.ram()?.gpa;
@@ -275,7 +275,7 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             lab.queue(&mut work, &copies(&[(va::A, va::B); 3]));
         }
         lab.ring(&work);
-        // Unmapped and freed while in use.
+        // Unmap and free the table while it is in use.
         must_do(
             queue,
             &Ops::new().zero(SMALL, page(va::B), 1).flush(0).destroy(SMALL).destroy(LARGE).destroy(DIRECTORY),
@@ -290,7 +290,7 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         let ran = lab.run(&mut work, &copies(&[(va::A, va::C)]));
         verdict.check(&format!("without handles: {ran:x?}"), ran == Ran::Done);
         must_refuse(queue, verdict, &Ops::new().zero(SMALL, 0, 1), 0, Status::NoObject);
-        // Their handles and memory are in use again: the old contents are gone.
+        // The handles and memory are in use again: the old contents are gone.
         let ops = Ops::new().bind(0, work.instance).flush(0);
         let ops = ops.create(DIRECTORY, kind::DIRECTORY).create(SMALL, kind::SMALL).create(LARGE, kind::LARGE);
         must_do(queue, &ops.set(DIRECTORY, 0, SMALL, LARGE).bind(DIRECTORY, work.instance))?;
@@ -327,7 +327,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             verdict.note(&format!("{what}: {reply:x?}"), true, reply != refused);
         };
         let list = Ops::new().list(SMALL, 0, &[1, 2, 3]).bytes();
-        // In the header: operations, bytes. In the operation: units, the list's count.
+        // Change the operations and bytes in the header, and the units and the list's count in the operation.
         for (what, at, width) in [("operations", 0, 4), ("bytes", 4, 4), ("units", 10, 2), ("a count", 20, 4)] {
             let now = list[at];
             for value in [0, 1, now.wrapping_sub(1).into(), u32::from(now) + 1, 0x1000, 0xffff, 1 << 31, u32::MAX] {
@@ -348,7 +348,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         let mut many = vec![0; PAGE as usize];
         many[..4].copy_from_slice(&(MAX_BATCH_OPS + 1).to_le_bytes());
         not_read(queue, "too many operations", &many);
-        // Without memory for an answer no operation starts.
+        // No operation may start without memory for an answer.
         for room in [0, 1, 7] {
             let reply = queue.send_with(&Ops::new().destroy(SMALL).bytes(), room);
             verdict.note(&format!("{room} bytes for the answer: {reply:x?}"), true, reply.status != u32::MAX);
@@ -388,7 +388,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             let reply = queue.send(&batch);
             verdict.note("a mutation", reply.status != 0, false);
             statuses.insert(reply.status);
-            // Otherwise the next batch would end with its first operation.
+            // Without this, the next batch would end with its first operation.
             queue.call(&Ops::new().destroy(20));
         }
         verdict.check(&format!("mutations were all alike: {statuses:?}"), statuses.len() > 3);
@@ -397,7 +397,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// Starts again after operations that wrote anywhere in our VRAM.
+/// Clears our VRAM after operations that wrote anywhere in it, and starts again.
 fn cleared(lab: &mut Lab<'_>, queue: &mut Queue<'_>) -> Result<()> {
     queue.start()?;
     let (room, bytes) = lab.room();
@@ -432,7 +432,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             }
         }
         queue.start()?;
-        // A circle; heads that are not descriptors.
+        // Test a circle, and heads that are not descriptors.
         queue.descriptor(0, queue.request.gpa, 8, NEXT, 0);
         for head in [0, 16, 60_000, u16::MAX] {
             queue.publish(head);
@@ -465,7 +465,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             queue.write(register::DOORBELL, 0);
             fails(queue, verdict, &format!("register {register:#x} of {value:#x}"));
         }
-        // Features that were not accepted.
+        // Test features that were not accepted.
         queue.describe(0);
         queue.write(register::STATUS, status::READY);
         must_refuse(queue, verdict, &Ops::new().query(query::VRAM), 0, Status::Unsupported);
@@ -494,7 +494,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// The interface must have failed, and must not do more work.
+/// Checks that the interface has failed, and does no more work.
 fn fails(queue: &mut Queue<'_>, verdict: &mut Verdict, what: &str) {
     let now = queue.status();
     verdict.note(&format!("{what}: status {now:#x}"), true, now != status::FAILED);
@@ -502,8 +502,8 @@ fn fails(queue: &mut Queue<'_>, verdict: &mut Verdict, what: &str) {
     verdict.check(&format!("{what}: {reply:x?} of an interface that has failed"), reply.status == u32::MAX);
 }
 
-/// 37: rings, descriptors and a batch that change while they are read. The doorbell is posted: the device reads while
-/// we write.
+/// 37: rings, descriptors and a batch that change while they are being read. The doorbell is posted, so the device
+/// reads while we write.
 pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let own = lab.take(1);
@@ -514,7 +514,8 @@ pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             .flush(0)
             .destroy(20)
             .bytes();
-        // At most one page after the start of a page of ours, so that the device's writes hit no memory of our kernel.
+        // Choose addresses at most one page after the start of one of our pages, so that the device's writes do not hit
+        // memory of our kernel.
         let places: Vec<_> = [queue.ring.gpa, queue.request.gpa, queue.reply.gpa].into_iter().chain(NO_RAM).collect();
         let random = &mut lab.random;
         for _ in 0..1000 {
@@ -545,7 +546,7 @@ pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 38: segments of others or of no VM; sizes and rights that no segment has.
+/// 38: segments of other VMs or of no VM; sizes and rights that no segment has.
 pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 10)?;
@@ -556,7 +557,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
                 must_refuse(queue, verdict, &Ops::new().control(id, command, 0), 0, Status::NoObject);
             }
         }
-        // Keys of another group, or of none.
+        // Test keys of another group, or of no group.
         let group = queue.read(register::FEATURES) & feature::SHARE_ABROAD != 0;
         let abroad = if group { Status::NoObject } else { Status::Unsupported };
         for key in [ANY_KEY, 1, u64::MAX] {
@@ -579,7 +580,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             must_refuse(queue, verdict, &Ops::new().share_get(77, bytes, flags, mode), 0, status);
         }
         must_refuse(queue, verdict, &Ops::new().share_get(5, 1 << 20, 0, 0), 0, Status::Range);
-        // It contains no data of others, and is not accessible once it is detached.
+        // The segment contains no data of others, and is not accessible once it is detached.
         lab.start(&mut work);
         let there = must_do(queue, &Ops::new().attach(segment, work.id, 0))?.value();
         let ran = lab.go(&mut work, &copies(&[(there, va::A)]), true);
@@ -592,7 +593,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.stop(&work);
         must_do(queue, &Ops::new().control(segment, share::control::REMOVE, 0))?;
         must_refuse(queue, verdict, &Ops::new().control(segment, share::control::SIZE, 0), 0, Status::NoObject);
-        // Read-only, at an address without neighbouring mappings.
+        // Map a segment read-only, at an address without neighbouring mappings.
         let segment = must_do(queue, &Ops::new().share_get(6, PAGE, share::CREATE, 0))?.value() as u32;
         lab.start(&mut work);
         let there = must_do(queue, &Ops::new().attach(segment, work.id, share::READ_ONLY))?.value();

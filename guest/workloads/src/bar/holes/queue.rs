@@ -11,30 +11,30 @@ use crate::access::{Mapping, Width};
 
 /// Number of entries: small enough that all rings fit in one page.
 pub const ENTRIES: u16 = 16;
-/// Offset of the available ring in that page.
+/// Offset of the available ring in the page.
 pub const AVAILABLE: usize = 0x400;
-/// Offset of the used ring.
+/// Offset of the used ring in the page.
 pub const USED: usize = 0x800;
-/// Flag of a descriptor: another follows. Source of these and of the rings' layout: VIRTIO 1.2, 2.7.
+/// Flag of a descriptor: another one follows. Source of the flags and of the rings' layout: VIRTIO 1.2, 2.7.
 pub const NEXT: u16 = 1;
-/// Flag of a descriptor: the device writes there.
+/// Flag of a descriptor: the device writes to its memory.
 pub const WRITE: u16 = 2;
 
 /// An interface and its queue, reset on drop.
 pub struct Queue<'a> {
     registers: &'a Mapping,
     offset: usize,
-    /// Descriptors, available ring, used ring.
+    /// Page with the descriptors, the available ring and the used ring.
     pub ring: RamPage,
-    /// The batch.
+    /// Page with the batch.
     pub request: RamPage,
-    /// The answer.
+    /// Page with the answer.
     pub reply: RamPage,
     next: u16,
 }
 
 impl<'a> Queue<'a> {
-    /// Allocates pages for a queue, without any setup.
+    /// Allocates pages for a queue, without setting it up.
     pub fn new(card: &'a Card, capability: &Capability) -> Result<Self> {
         let registers = card.region(capability.bar.into())?;
         let offset = usize::try_from(capability.offset)?;
@@ -52,7 +52,7 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Resets the interface and describes an empty queue. `features`: those to accept, as far as they are offered.
+    /// Resets the interface and describes an empty queue. Accepts the offered ones of `features`.
     pub fn describe(&mut self, features: u32) {
         self.write(register::STATUS, status::RESET);
         for page in [&self.ring, &self.request, &self.reply] {
@@ -102,10 +102,10 @@ impl<'a> Queue<'a> {
         self.write(register::DOORBELL, 0);
     }
 
-    /// Makes any bytes available as a batch, and rings the doorbell; `room` bytes for the answer.
+    /// Makes any bytes available as a batch, with `room` bytes of space for the answer, and rings the doorbell.
     ///
     /// # Panics
-    /// If they are more than a page.
+    /// If the bytes exceed a page.
     pub fn post(&mut self, batch: &[u8], room: u32) {
         let head = self.next % (ENTRIES / 2) * 2;
         self.request.bytes.write(0, batch);
@@ -119,10 +119,10 @@ impl<'a> Queue<'a> {
         self.send_with(batch, PAGE as u32)
     }
 
-    /// The same, with less room for the answer.
+    /// Like [`Self::send`], with `room` bytes of space for the answer.
     pub fn send_with(&mut self, batch: &[u8], room: u32) -> Reply {
         self.post(batch, room);
-        // A read is ordered after all work of the doorbell.
+        // A read completes after all work of the doorbell.
         self.read(register::ENDED);
         let slot = USED + 4 + 8 * usize::from(self.next.wrapping_sub(1) % ENTRIES);
         let ended = self.ring.bytes.load(USED + 2, Width::Word) == u64::from(self.next);
@@ -140,7 +140,7 @@ impl<'a> Queue<'a> {
 
 impl Drop for Queue<'_> {
     fn drop(&mut self) {
-        // The kernel gets the pages back.
+        // The kernel gets the pages back after this reset.
         self.write(register::STATUS, status::RESET);
     }
 }

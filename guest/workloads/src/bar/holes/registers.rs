@@ -1,6 +1,6 @@
-//! Hole 6, and 20 to 29: registers that would affect the whole machine.
+//! Holes 6 and 20 to 29: registers that would affect the whole machine.
 //!
-//! The effect of a write on the machine is only visible to the neighbour, and through the card's further function.
+//! The effect of a write on the machine is only visible to the neighbour, and through the card's other function.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ use super::super::layout::{Aperture, PAGE, instance_pointer, reg};
 use super::lab::{BRAND, Lab, MARKER, Ran, Verdict, copies, va};
 use crate::access::Width;
 
-/// Bytes between two writes of the sweep; the offset within varies.
+/// Bytes between two writes of the sweep; the offset within the stride varies.
 const STRIDE: u32 = 0x200;
 
 /// Writes both values; the only requirement is that the card survives.
@@ -28,7 +28,7 @@ pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.take(1);
     lab.card.vram_write(own, MARKER);
     let masks = reg::INTR_MASKS.map(|register| (register, lab.card.read(register)));
-    // Microcode for FECS, GPCCS, both copy engines and the PMU.
+    // Write microcode for FECS, GPCCS, both copy engines and the PMU.
     for falcon in [0x409000, 0x41a000, 0x104000, 0x105000, 0x10a000] {
         lab.card.write(falcon + 0x180, 1 << 24);
         for block in 0..4 {
@@ -48,7 +48,7 @@ pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     // The sweep skips the window on our own memory.
     let sweep = (0..0x100_0000).step_by(STRIDE as usize).map(|offset| offset + offset / STRIDE * 4 % STRIDE);
     write_all(lab, verdict, sweep.filter(|offset| !(reg::PRAMIN..reg::PRAMIN + 0x10_0000).contains(offset)));
-    // Drivers of this card do not write them: the card would never raise an interrupt again.
+    // Drivers of this card do not write these registers: the card would never raise an interrupt again.
     masks.into_iter().for_each(|(register, value)| lab.card.write(register, value));
     verdict.check("our memory is whole", lab.card.vram_read(own) == MARKER);
     Ok(())
@@ -77,7 +77,7 @@ pub fn scheduler_masks(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         }
         verdict.note("a mask", false, false);
     }
-    // Engines that are disabled during work, and enabled again.
+    // Disable engines during work, and enable them again.
     let (from, to) = (lab.take(1), lab.take(1));
     let mut channel = lab.channel(21);
     lab.card.write(0x2224, 0);
@@ -171,7 +171,7 @@ pub fn display(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 27: interrupts that are re-armed without end, and raised by software.
+/// 27: interrupts that are re-armed endlessly, and raised by software.
 pub fn msi_rearm(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for _ in 0..500 {
         lab.card.write(0x88704, u32::MAX);
@@ -184,7 +184,7 @@ pub fn msi_rearm(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 28: accesses of all sizes at odd offsets.
+/// 28: accesses of all sizes at unaligned offsets.
 pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let registers = lab.card.region(0)?;
     let window = reg::PRAMIN as usize;
@@ -201,7 +201,7 @@ pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
             }
         }
     }
-    // Across the ends of the share, of the window, and of the regions.
+    // Access data across the ends of the share, of the window, and of the regions.
     lab.card.write(reg::PRAMIN_WINDOW, (lab.share >> 16) as u32 - 1);
     for (offset, width) in [(0xfffc, Width::Qword), (0xffff, Width::Word), (0xf_fffc, Width::Qword)] {
         registers.store(window + offset, width, BRAND.into());
@@ -226,7 +226,7 @@ pub fn pci_configuration(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     let mut before = [0; 256];
     let length = config.read_at(&mut before, 0).context("configuration space")?;
     for (at, _) in before[..length].iter().enumerate() {
-        // Command and BARs follow below.
+        // The command register and the BARs follow below.
         if (0x04..0x06).contains(&at) || (0x10..0x28).contains(&at) || (0x30..0x34).contains(&at) {
             continue;
         }

@@ -6,7 +6,7 @@ use super::super::layout::{Aperture, LARGE_PAGE, PAGE, page_entry};
 use super::lab::{BRAND, Channel, IMAGE_PAGES, Lab, MARKER, Ran, Verdict, copies, va};
 use crate::push::{Engine, Push, Rect};
 
-/// Creates a channel with a page of ours at `va::A`. Returns it and the page's address.
+/// Creates a channel with a page of ours at `va::A`. Returns the channel and the page's address.
 fn holder(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     let page = lab.take(1);
     let channel = lab.channel(id);
@@ -37,7 +37,7 @@ pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     lab.map(channel.space, va::C, back, Aperture::Vram, 1);
     for (kind, tag) in [(0xffu32, 0), (0xfe, 0x1_ffff), (0xdb, 1), (0x00, 0x1_ffff), (0x06, 0), (0x17, 0x155)] {
         let [low, high] = page_entry(own, Aperture::Vram);
-        // Encrypted memory, too.
+        // Test encrypted memory, too.
         lab.raw(channel.space, va::B, [low | 8, high | kind << 4 | tag << 12]);
         lab.flush();
         let what = format!("kind {kind:#x}, tag {tag:#x}");
@@ -54,7 +54,7 @@ pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
 pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 8);
     let entry = lab.large(channel.space);
-    // The table works: a large page of our own VRAM.
+    // Check that the table works, with a large page of our own VRAM.
     let base = lab.share - LARGE_PAGE;
     lab.card.vram_write(base + LARGE_PAGE - PAGE, MARKER);
     lab.set(entry, page_entry(base, Aperture::Vram));
@@ -62,7 +62,8 @@ pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     lab.card.vram_write(page, 0);
     let ran = lab.copy(&mut channel, va::LARGE + LARGE_PAGE - PAGE, va::A);
     ensure!(ran == Ran::Done && lab.card.vram_read(page) == MARKER, "a large page of our own: {ran:x?}");
-    // After 512 MiB, the size of all guests of the tests; PCI's memory, the APIC; the end of VRAM.
+    // Test addresses after 512 MiB (the memory of all guests of the tests), PCI's memory, the APIC, and the end of
+    // VRAM.
     for (address, aperture) in [
         (0x2000_0000, Aperture::Coherent),
         (0xb000_0000, Aperture::Noncoherent),
@@ -93,7 +94,7 @@ pub fn stale_dma(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         must_fault(lab, verdict, "unmapped RAM", &mut channel, page, va::B);
         verdict.check("RAM was written after it was unmapped", lab.ram()?.word() == BRAND);
     }
-    // While in use.
+    // Unmap the page while it is in use.
     lab.map(channel.space, va::B, own, Aperture::Coherent, 1);
     lab.flush();
     lab.start(&mut channel);
@@ -132,27 +133,27 @@ pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let share = lab.share;
     let foreign = page_entry(share, Aperture::Vram);
     let (mut channel, page) = holder(lab, 15);
-    // The table of small pages as one of large pages: its entry for a page that the channel does not use then is one
-    // for a large page.
+    // Use the small-page table as a large-page table: its entry for a page that the channel does not use is then the
+    // entry of a large page.
     let index = 0x60;
     lab.raw(channel.space, index * PAGE, foreign);
     lab.card.vram_write(channel.space.directory, (channel.space.table >> 8) as u32 | 1 | 3 << 2);
     must_fault(lab, verdict, "a small table as a large one", &mut channel, page, index * LARGE_PAGE);
     lab.card.vram_write(channel.space.directory, 0);
-    // Entries as a directory.
+    // Use table entries as a directory.
     let fake = lab.take(16);
     (0..512).for_each(|index| lab.set(fake + index * 8, foreign));
     lab.card.vram_write(channel.instance + 0x200, fake as u32);
     let ran = lab.try_run(&mut channel, &Push::default());
     verdict.must_not_run("entries as directory", ran);
-    // A directory as its own table.
+    // Use a directory as its own table.
     lab.card.vram_write(channel.instance + 0x200, channel.space.directory as u32);
     lab.set(channel.space.directory, [0, (channel.space.directory >> 8) as u32 | 1]);
     let ran = lab.try_run(&mut channel, &Push::default());
     verdict.must_not_run("a directory as its own table", ran);
 
-    // A copy engine writes entries for others' memory into our table, and uses them: at once, after a flush, after
-    // another bind.
+    // A copy engine writes entries for other VMs' memory into our table, and uses them: immediately, after a flush, and
+    // after another bind.
     let (mut channel, page) = holder(lab, 16);
     let forged = lab.take(1);
     (0..512).for_each(|index| lab.set(forged + index * 8, page_entry(share + index * PAGE, Aperture::Vram)));
@@ -180,7 +181,8 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.start(&mut channel);
         let ran = lab.go(&mut channel, &copies(&[(va::A, va::B)]), true);
         verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
-        // The table's entries below 4 MiB: all that the channel uses except its contexts, which have a separate hole.
+        // The table's entries below 4 MiB: everything that the channel uses except its contexts, which have a separate
+        // hole.
         let image = va::IMAGE / PAGE..va::IMAGE / PAGE + IMAGE_PAGES;
         for index in (0..1024).filter(|index| !image.contains(index)) {
             lab.set(channel.space.table + index * 8, fill);
@@ -197,8 +199,8 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Presumed addresses of the images that the card uses: the mediator's part of an address space, bytes for each of the
-/// card's channels, and pages in such a span.
+/// Presumed addresses of the images that the card uses: the mediator's part of an address space, the bytes for each of
+/// the card's channels, and page numbers in this span.
 const IMAGES: (u64, u64, [u64; 3]) = (0xff_f800_0000, 128 << 10, [4, 5, 6]);
 
 /// 30: context images. PGRAPH's firmware writes the registers that an image names when the context is loaded: this
@@ -235,7 +237,7 @@ pub fn context_images(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 18: numbers near the end.
+/// 18: numbers close to the end of their range.
 pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 18);
     for address in [(1u64 << 40) - PAGE, (1 << 32) - PAGE, 1 << 32] {
@@ -248,7 +250,7 @@ pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             must_fault(lab, verdict, &format!("{address:#x} {aperture:?}"), &mut channel, page, va::B);
         }
     }
-    // Ring entries at the end of the address space, too long ones, and ones of all ones.
+    // Test ring entries at the end of the address space, entries that are too long, and entries of all ones.
     for entry in [
         [0xffff_fffc, 0x0000_04ff],
         [0xffff_fffc, 0x7fff_fcff],
@@ -263,11 +265,11 @@ pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         verdict.must_not_run(&format!("ring entry {entry:x?}"), ran);
         lab.stop(&channel);
     }
-    // Endless rings, and rings beyond the end.
+    // Test endless rings, and rings beyond the end.
     for (low, high) in [(va::RING as u32, 31 << 16), (va::RING as u32, 0xffff << 16), (0xffff_fff8, 0x0014_00ff)] {
         lab.set(channel.instance + 0x48, [low, high]);
         let ran = lab.try_run(&mut channel, &Push::default());
-        // A ring that is larger than its memory belongs to us; it may run.
+        // A ring that is larger than its memory uses only our own memory, so it may run.
         verdict.note(
             &format!("ring {low:#x} {high:#x}: {ran:x?}"),
             ran != Ran::Done,
@@ -275,7 +277,7 @@ pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         );
     }
     lab.fill_instance(&channel);
-    // Copies beyond the mapped pages, and beyond the address space.
+    // Test copies beyond the mapped pages, and beyond the address space.
     let rect = |target: u64, line_bytes: u32, lines: u32| {
         let mut push = Push::default();
         push.bind(Engine::Ce0.object());

@@ -1,4 +1,4 @@
-//! Holes 1, 2, 10, 14 and 17: the CPU's view.
+//! Holes 1, 2, 10, 14 and 17: windows of the CPU.
 
 use anyhow::Result;
 
@@ -9,7 +9,7 @@ use crate::access::Width;
 /// An offset in an aperture, away from USERD.
 const OFFSET: u64 = 0x40_0000;
 
-/// Reads there, before and after a write, and records whether data was visible.
+/// Reads through an aperture before and after a write, and records whether data was visible.
 fn look(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, register: u32) {
     let before = lab.card.read(register);
     lab.card.write(register, BRAND);
@@ -29,7 +29,7 @@ pub fn pramin_beyond_vram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
             look(lab, verdict, &format!("{address:#x}+{offset:#x}"), reg::PRAMIN + offset);
         }
     }
-    // Past the end without moving the window: of the share, and of 40 bits, where address 0 would follow.
+    // Read past the end of the share without moving the window, and past 40 bits, where address 0 would follow.
     for base in [lab.share - 0x1_0000, (1 << 40) - 0x1_0000] {
         lab.card.write(reg::PRAMIN_WINDOW, (base >> 16) as u32);
         for offset in [0x1_0000, 0x8_0000, 0xf_fffc] {
@@ -73,7 +73,7 @@ fn poke(lab: &Lab<'_>, bar: usize, offset: u64, value: u32) {
     lab.bars[bar].store(offset as usize, Width::Dword, value.into());
 }
 
-/// Reads an offset where nothing may be visible.
+/// Reads an offset where no data may be visible.
 fn look_through(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, bar: usize, offset: u64) {
     let before = peek(lab, bar, offset);
     poke(lab, bar, offset, BRAND);
@@ -89,7 +89,7 @@ pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
         lab.ram()?.set(MARKER);
         lab.map(space, OFFSET, own, Aperture::Coherent, 1);
         lab.flush();
-        // VRAM at the same address, if it is in our share, must not change.
+        // VRAM at the same address must not change, if it is in our share.
         let same = (own < lab.share).then(|| lab.card.vram_read(own));
         verdict.check("our RAM is seen", peek(lab, bar, OFFSET) == MARKER);
         poke(lab, bar, OFFSET, BRAND);
@@ -112,7 +112,7 @@ pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// 14: offsets and indexes beyond the limit, the table, the memory.
+/// 14: offsets and indexes beyond the limit, the table, or the memory.
 pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let share = lab.share;
     for (bar, space, instance) in apertures(lab) {
@@ -130,12 +130,12 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
         }
         lab.join(instance, space);
         lab.flush();
-        // Its size code makes the table cover 16 MiB; the memory after it must not be read as entries.
+        // The size code makes the table cover 16 MiB; the memory after the table must not be read as entries.
         if end > 0x100_0000 {
             lab.set(space.table + 0x100_0000 / PAGE * 8, page_entry(own, Aperture::Vram));
             look_through(lab, verdict, "behind a shortened table", bar, 0x100_0000);
         }
-        // A table that extends beyond the share: its first foreign page.
+        // Test the first foreign page of a table that extends beyond the share.
         for (table, offset) in [(share - PAGE, 512 * PAGE), (share, 0), ((1 << 40) - PAGE, 512 * PAGE)] {
             lab.card.vram_write(space.directory + 4, (table >> 8) as u32 | 1);
             lab.flush();
