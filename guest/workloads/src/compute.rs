@@ -1,8 +1,8 @@
 //! The GPU through nouveau's ioctls: a channel with M2MF and compute, buffers, programs, launches.
 //!
 //! Transfers to and from VRAM go through a staging buffer and M2MF; buffers in RAM are mapped. All work of the channel
-//! is in order. Each launch is stamped before and after, which gives its time on the GPU. If a stamp is missing after
-//! the kernel has reported the end, that launch and the later ones were cut short.
+//! is executed in order. Time stamps before and after each launch give its time on the GPU. If a stamp is missing after
+//! the guest's kernel has reported the end, that launch and the later ones were cut short.
 //!
 //! Launches without a wait run ahead by as many submissions as the channel has pushbuffers.
 
@@ -21,9 +21,9 @@ use methods::{Area, Code, STAMP_BYTES};
 
 /// Size of the staging buffer in bytes.
 const STAGING: u64 = 2 << 20;
-/// Number of launches with kept stamps.
+/// Number of launches whose stamps are kept.
 const STAMPED: u64 = 128;
-/// Maximum number of submissions in flight: each of them has stamps.
+/// Maximum number of submissions in flight: each needs its own stamps.
 pub const MOST_IN_FLIGHT: u64 = STAMPED / 2;
 /// Offset of the stamp of [`Gpu::finish`] in the buffer of stamps; pairs of launches come before it.
 const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
@@ -31,13 +31,13 @@ const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
 /// Work that was done on a [`Guest`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Copies launched.
+    /// Number of copies launched.
     pub copies: u64,
-    /// Grids launched.
+    /// Number of grids launched.
     pub launches: u64,
     /// Bytes that the CPU copied to and from memory that the card accesses.
     pub cpu_bytes: u64,
-    /// Bytes that the card copied between that memory and its own.
+    /// Bytes that the card copied between such memory and its own.
     pub link_bytes: u64,
     /// Time that the GPU spent on grids, by its own clock.
     pub gpu_time: Duration,
@@ -49,16 +49,16 @@ struct Loaded {
     program: sm20::Program,
 }
 
-/// Memory that kernels can use.
+/// Memory that compute kernels can use.
 #[derive(Debug)]
 enum Held {
-    /// A buffer of the kernel, which every submission that uses it must name.
+    /// A buffer of the guest's kernel; every submission that uses the buffer must name it.
     Own(Buffer),
-    /// Memory at a virtual address that the kernel did not allocate.
+    /// Memory at a virtual address that the guest's kernel did not allocate.
     Foreign(u64),
 }
 
-/// An offset in such memory.
+/// An offset in memory that compute kernels can use.
 #[derive(Debug, Clone, Copy)]
 struct Spot<'a> {
     address: u64,
@@ -135,12 +135,12 @@ impl Guest {
         })
     }
 
-    /// The channel's number in the guest.
+    /// Returns the channel's number in the guest.
     pub fn number(&self) -> i32 {
         self.channel.number()
     }
 
-    /// Records the end time of each launch from now on.
+    /// From now on, records the end time of each launch.
     pub fn keep_ends(&mut self) {
         self.ends = Some(Vec::new());
     }
@@ -162,8 +162,8 @@ impl Guest {
         Ok(u32::from_le_bytes(word))
     }
 
-    /// Registers a buffer at `address` of the channel's address space that the kernel did not allocate. It must be
-    /// freed before that memory.
+    /// Registers a buffer at `address` of the channel's address space that the kernel did not allocate. The buffer must
+    /// be freed before that memory.
     pub fn adopt(&mut self, address: u64, bytes: u64) -> workloads::Buffer {
         self.buffers.push(Some(Held::Foreign(address)));
         workloads::Buffer { index: self.buffers.len() - 1, address, bytes }
@@ -173,7 +173,7 @@ impl Guest {
         self.buffers.get(buffer.index).and_then(Option::as_ref).context("a buffer that is not there")
     }
 
-    /// Returns the kernel's buffer, if the memory is one.
+    /// Returns the guest kernel's buffer, if the memory is one.
     fn buffer(&self, buffer: workloads::Buffer) -> Result<Option<&Buffer>> {
         Ok(match self.held(buffer)? {
             Held::Own(buffer) => Some(buffer),
@@ -181,7 +181,7 @@ impl Guest {
         })
     }
 
-    /// Returns the same as CPU memory; `None` if it is in VRAM.
+    /// Returns the buffer as CPU memory; `None` if it is in VRAM.
     fn in_ram(&self, buffer: workloads::Buffer) -> Result<Option<&Buffer>> {
         Ok(self.buffer(buffer)?.filter(|buffer| buffer.domain() == Domain::Gart))
     }
@@ -226,7 +226,7 @@ impl Guest {
         self.busy = true;
     }
 
-    /// Makes local memory large enough for `bytes` per thread.
+    /// Makes local memory large enough for `bytes` bytes per thread.
     fn provide_local(&mut self, bytes: u32) -> Result<()> {
         let wanted = methods::local_area(u64::from(self.multiprocessors), bytes);
         if self.local.as_ref().is_some_and(|local| local.size() >= wanted) {
@@ -237,7 +237,7 @@ impl Guest {
         methods::wait_for_idle(&mut push);
         methods::set_local(&mut push, Area { address: local.address(), bytes: local.size() });
         self.submit(&push, &[Use::write(&local)])?;
-        // The kernel keeps the old one mapped until its users end.
+        // The guest's kernel keeps the old local memory mapped until its users end.
         self.local = Some(local);
         Ok(())
     }
@@ -267,12 +267,13 @@ impl Guest {
     }
 }
 
-/// Offset of the two stamps of a launch.
+/// Returns the offset of the two stamps of a launch.
 fn stamps_at(number: u64) -> u64 {
     number % STAMPED * 2 * STAMP_BYTES
 }
 
-/// Payload of the stamps of a launch: it differs from that of earlier launches with the same stamps.
+/// Returns the payload of the stamps of a launch, which differs from the payload of earlier launches with the same
+/// stamps.
 fn mark(number: u64) -> u32 {
     (number as u32).wrapping_add(1)
 }

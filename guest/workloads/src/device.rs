@@ -41,7 +41,7 @@ impl Device {
         Ok(Rc::new(device))
     }
 
-    /// The value of a parameter, one of [`uapi::param`].
+    /// Returns the value of a parameter, one of [`uapi::param`].
     pub fn parameter(&self, param: u64) -> Result<u64> {
         let mut argument = uapi::GetParam { param, value: 0 };
         self.call(&mut argument).with_context(|| format!("parameter {param}"))?;
@@ -53,7 +53,7 @@ impl Device {
     }
 }
 
-/// Makes a request of a driver. The argument holds no addresses, except those that this file writes there.
+/// Makes a request of a driver. The argument contains no addresses except the ones that this file writes to it.
 pub fn call<T: Request>(file: &File, argument: &mut T) -> io::Result<()> {
     loop {
         // SAFETY: the number contains the number of bytes that the kernel may read and write, which is the size of `T`.
@@ -63,7 +63,7 @@ pub fn call<T: Request>(file: &File, argument: &mut T) -> io::Result<()> {
             return Ok(());
         }
         let error = io::Error::last_os_error();
-        // The kernel may request another try after a signal or a reservation.
+        // The kernel may request a retry after a signal or a reservation.
         if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) {
             return Err(io::Error::new(error.kind(), format!("{}: {error}", T::NAME)));
         }
@@ -77,12 +77,12 @@ pub enum Domain {
     Vram,
     /// Guest RAM only.
     Gart,
-    /// Either: VRAM if it has room; the kernel moves the buffer as requested.
+    /// Either: VRAM if the buffer fits; the kernel moves the buffer as requested.
     Either,
 }
 
 impl Domain {
-    /// The kernel's bits.
+    /// Returns the kernel's bits.
     pub fn bits(self) -> u32 {
         match self {
             Self::Vram => uapi::DOMAIN_VRAM,
@@ -91,7 +91,7 @@ impl Domain {
         }
     }
 
-    /// Name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Vram => "vram",
@@ -114,7 +114,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Allocates; the kernel rounds the size up to pages.
+    /// Allocates a buffer; the kernel rounds the size up to pages.
     pub fn new(device: &Rc<Device>, domain: Domain, size: u64) -> Result<Self> {
         let info = uapi::GemInfo {
             size,
@@ -128,22 +128,22 @@ impl Buffer {
         Ok(Self { device: Rc::clone(device), handle, domain, size, address, map_handle, mapping: OnceCell::new() })
     }
 
-    /// Bytes, rounded up by the kernel.
+    /// Returns the size in bytes, rounded up by the kernel.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// GPU virtual address; moves do not change it.
+    /// Returns the GPU virtual address; moves do not change it.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Memory that the buffer may be in.
+    /// Returns the memory that the buffer may be in.
     pub fn domain(&self) -> Domain {
         self.domain
     }
 
-    /// Queries the current memory: [`Domain::Vram`] or [`Domain::Gart`].
+    /// Queries the memory that the buffer is currently in: [`Domain::Vram`] or [`Domain::Gart`].
     pub fn place(&self) -> Result<Domain> {
         let mut info = uapi::GemInfo { handle: self.handle, ..Default::default() };
         self.device.call(&mut info)?;
@@ -151,7 +151,7 @@ impl Buffer {
         Ok(if info.domain & uapi::DOMAIN_VRAM == 0 { Domain::Gart } else { Domain::Vram })
     }
 
-    /// The CPU's view, which goes through BAR1 while the buffer is in VRAM.
+    /// Returns the CPU's view, which goes through BAR1 while the buffer is in VRAM.
     pub fn map(&self) -> Result<&Mapping> {
         if let Some(mapping) = self.mapping.get() {
             return Ok(mapping);
@@ -166,7 +166,7 @@ impl Buffer {
         self.mapping.take();
     }
 
-    /// Waits until the GPU has written it, and with `to_write` also until it has read it.
+    /// Waits until the GPU has written the buffer, and with `to_write` also until it has read the buffer.
     pub fn wait(&self, to_write: bool) -> Result<()> {
         let flags = if to_write { uapi::CPU_PREP_WRITE } else { 0 };
         let mut prepare = uapi::GemCpuPrep { handle: self.handle, flags };
@@ -189,26 +189,26 @@ impl Drop for Buffer {
 pub struct Use<'a> {
     /// The buffer.
     pub buffer: &'a Buffer,
-    /// The GPU reads it.
+    /// Set if the GPU reads the buffer.
     pub reads: bool,
-    /// The GPU writes it.
+    /// Set if the GPU writes the buffer.
     pub writes: bool,
-    /// Memory that it must be in during the submission; the kernel moves it there.
+    /// Memory that the buffer must be in during the submission; the kernel moves it there.
     pub place: Domain,
 }
 
 impl<'a> Use<'a> {
-    /// The GPU reads the buffer, in any memory.
+    /// Creates a use in which the GPU reads the buffer, in any memory.
     pub fn read(buffer: &'a Buffer) -> Self {
         Self { buffer, reads: true, writes: false, place: buffer.domain }
     }
 
-    /// The GPU writes the buffer, in any memory.
+    /// Creates a use in which the GPU writes the buffer, in any memory.
     pub fn write(buffer: &'a Buffer) -> Self {
         Self { buffer, reads: false, writes: true, place: buffer.domain }
     }
 
-    /// The same, in the given memory.
+    /// Returns the same use in the given memory.
     pub fn at(self, place: Domain) -> Self {
         Self { place, ..self }
     }
@@ -232,7 +232,8 @@ impl Channel {
         Self::with_ring(device, RING)
     }
 
-    /// The same with a number of pushbuffers: a submission waits for the earlier one with the same pushbuffer.
+    /// Allocates a channel with a number of pushbuffers: a submission waits for the earlier one with the same
+    /// pushbuffer.
     pub fn with_ring(device: &Rc<Device>, pushbuffers: usize) -> Result<Self> {
         ensure!(pushbuffers > 0, "a channel without a pushbuffer");
         let mut argument = uapi::ChannelAlloc::default();
@@ -245,7 +246,7 @@ impl Channel {
         Ok(channel)
     }
 
-    /// The channel's number in the guest.
+    /// Returns the channel's number in the guest.
     pub fn number(&self) -> i32 {
         self.number
     }
@@ -261,21 +262,21 @@ impl Channel {
         self.submit(&push, &[])
     }
 
-    /// Submits a pushbuffer to the GPU; returns before it is done.
+    /// Submits a pushbuffer to the GPU; returns before the work is done.
     pub fn submit(&self, push: &Push, uses: &[Use<'_>]) -> Result<()> {
         let words = push.words();
         ensure!(!words.is_empty() && words.len() <= MOST_WORDS, "a pushbuffer of {} dwords", words.len());
         let index = self.next.get();
         self.next.set((index + 1) % self.ring.len());
         let buffer = &self.ring[index];
-        // The GPU may still fetch from it.
+        // The GPU may still fetch from the buffer.
         buffer.wait(true)?;
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         buffer.map()?.write(0, &bytes);
 
         let mut list = vec![entry(&Use::read(buffer))];
         for used in uses {
-            // A buffer may be in the list only once.
+            // The list may contain a buffer only once.
             match list.iter_mut().find(|entry| entry.handle == used.buffer.handle) {
                 Some(entry) => merge(entry, used),
                 None => list.push(entry(used)),

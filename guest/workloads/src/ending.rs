@@ -13,7 +13,7 @@ extern "C" fn asked(_signal: libc::c_int) {
     ASKED.store(true, Ordering::Relaxed);
 }
 
-/// Records SIGTERM from now on, instead of ending at once, so that started work is still checked.
+/// From now on, records SIGTERM instead of ending immediately, so that started work is still checked.
 pub fn take_note() {
     // SAFETY: the handler only stores to an atomic, which a handler may do at any time.
     unsafe { libc::signal(libc::SIGTERM, asked as *const () as libc::sighandler_t) };
@@ -33,12 +33,12 @@ impl Ending {
         Self { began: Instant::now(), duration }
     }
 
-    /// Returns true if it is over.
+    /// Returns true if the time is over.
     pub fn is_over(&self) -> bool {
         ASKED.load(Ordering::Relaxed) || self.began.elapsed() >= self.duration
     }
 
-    /// Time since its start.
+    /// Returns the time since the start.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }

@@ -1,15 +1,14 @@
 //! Drives a GPU through nouveau's raw ioctls, or through its PCI regions, and checks every byte.
 //!
-//! The parts: [`uapi`] (the kernel's structures), [`device`] (device, buffer, channel), [`push`] (pushbuffers and
-//! copies), [`compute`] (kernels), [`pattern`] (test data), [`access`] (mapped memory), [`rig`] (filling, checking,
-//! counting), [`mediator`] (the mediator's own device), [`ending`] (time limits), [`marks`] (pauses for the host's
-//! counters), [`tests`] (one file per command), [`bar`] (without the driver), [`report`] (the result lines that the
-//! host reads).
+//! Parts: [`uapi`] (the kernel's structures), [`device`] (device, buffer, channel), [`push`] (pushbuffers and copies),
+//! [`compute`] (kernels), [`pattern`] (test data), [`access`] (mapped memory), [`rig`] (filling, checking, counting),
+//! [`mediator`] (the mediator's own device), [`ending`] (time limits), [`marks`] (pauses for the host's counters),
+//! [`tests`] (one file per command), [`bar`] (without the driver), [`report`] (the result lines that the host reads).
 //!
-//! It serves the stock drivers of Debian's 6.1 and 6.12 on a Fermi card and has no code for others: no relocations, no
-//! tiled buffers, no `VM_BIND`. It does not draw.
+//! The program supports the stock drivers of Debian's 6.1 and 6.12 on a Fermi card, and no other drivers: it has no
+//! relocations, no tiled buffers and no `VM_BIND`. It does not draw.
 //!
-//! Exit status: 0 if all was verified, 1 if not, 2 if the command line was wrong.
+//! Exit status: 0 if all data was verified, 1 if not, 2 if the command line was invalid.
 
 mod access;
 mod bar;
@@ -41,9 +40,9 @@ pub const DEFAULT_NODE: &str = "/dev/dri/renderD128";
 
 /// A command that uses the DRM device.
 pub struct Test {
-    /// The command.
+    /// Name of the command.
     pub name: &'static str,
-    /// Options that it takes; names that end in `=` have a value.
+    /// Options of the command; names that end in `=` have a value.
     pub options: &'static [&'static str],
     /// One line of help.
     pub help: &'static str,
@@ -86,7 +85,7 @@ const TESTS: [Test; 22] = [
 ];
 
 impl Test {
-    /// The test of a command.
+    /// Returns the test of a command.
     pub fn named(name: &str) -> Option<Self> {
         TESTS.into_iter().find(|test| test.name == name)
     }
@@ -125,7 +124,7 @@ fn main() -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Differs in every run, so that a check does not accept data of an earlier run.
+/// Returns a seed that differs in every run, so that a check does not accept data of an earlier run.
 fn new_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     pattern::mix(now.as_nanos() as u64 ^ u64::from(std::process::id()) << 48)

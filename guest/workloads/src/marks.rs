@@ -19,7 +19,7 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Marks that are made if `wanted`.
+    /// Returns marks, which have an effect only if `wanted` is set.
     pub fn new(wanted: bool) -> Self {
         Self { wanted }
     }

@@ -1,6 +1,6 @@
 //! The mediator's own interface in the guest: `/dev/gpu-mediator` of the module `gpu_mediator_pv`.
 //!
-//! Names and layouts are those of `gpu_mediator_uapi.h` and `gpu_mediator_abi.h` in the module's folder.
+//! Names and layouts are the same as in `gpu_mediator_uapi.h` and `gpu_mediator_abi.h` in the module's folder.
 
 use std::fs::{File, OpenOptions};
 use std::rc::Rc;
@@ -12,24 +12,24 @@ use crate::uapi::{READ, WRITE, requests};
 
 const NODE: &str = "/dev/gpu-mediator";
 
-/// Create the segment if the key is unused.
+/// Creates the segment if the key is unused.
 pub const CREATE: u32 = 1 << 0;
-/// Find or create a segment of the group of virtual machines.
+/// Finds or creates a segment of the group of virtual machines.
 pub const ABROAD: u32 = 1 << 2;
-/// Attach for reading only.
+/// Attaches for reading only.
 pub const READ_ONLY: u32 = 1 << 3;
-/// Rights of other virtual machines: all.
+/// All rights of other virtual machines.
 pub const ABROAD_READ_WRITE: u32 = 3;
 /// Removes the key of a segment.
 const REMOVE: u32 = 5;
-/// Address spaces that it is attached to.
+/// Queries the number of address spaces that have the segment attached.
 const ATTACHED: u32 = 2;
 
 /// Queries, by their numbers in `gpu_mediator_abi.h`.
 pub mod question {
-    /// VRAM that the machine sees.
+    /// Size of the VRAM that the machine sees.
     pub const VRAM: u32 = 1;
-    /// Bytes of it on the card.
+    /// Number of bytes of this VRAM that are on the card.
     pub const PLACED: u32 = 4;
 }
 
@@ -93,16 +93,16 @@ pub struct Mediator {
     file: File,
 }
 
-/// Request for a segment.
+/// A request for a segment.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
-    /// Its key; 0 for none.
+    /// Key of the segment; 0 for none.
     pub key: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// [`CREATE`], [`ABROAD`].
+    /// [`CREATE`] and [`ABROAD`].
     pub flags: u32,
-    /// Rights in this machine, as those of a file: 0600 the owner, 0006 others.
+    /// Rights in this machine, like those of a file: 0600 for the owner, 0006 for others.
     pub mode: u32,
     /// Rights of other virtual machines.
     pub abroad: u32,
@@ -124,25 +124,25 @@ impl Mediator {
         Ok(argument.id)
     }
 
-    /// Maps a segment for a channel; returns its GPU virtual address there.
+    /// Maps a segment for a channel; returns its GPU virtual address in the channel's address space.
     pub fn attach(&self, id: u32, channel: i32, flags: u32) -> Result<u64> {
         let mut argument = ShareAttach { id, channel: u32::try_from(channel)?, flags, ..Default::default() };
         call(&self.file, &mut argument).with_context(|| format!("attaching segment {id} to channel {channel}"))?;
         Ok(argument.address)
     }
 
-    /// Unmaps it.
+    /// Unmaps a segment.
     pub fn detach(&self, id: u32, channel: i32) -> Result<()> {
         let mut argument = ShareDetach { id, channel: u32::try_from(channel)? };
         call(&self.file, &mut argument).with_context(|| format!("detaching segment {id} from channel {channel}"))
     }
 
-    /// Removes its key; the segment is freed when no address space has it attached.
+    /// Removes the key of a segment; the segment is freed when no address space has it attached.
     pub fn remove(&self, id: u32) -> Result<()> {
         self.control(id, REMOVE).map(drop)
     }
 
-    /// Returns the number of address spaces that have it attached.
+    /// Returns the number of address spaces that have a segment attached.
     pub fn attached(&self, id: u32) -> Result<u64> {
         self.control(id, ATTACHED)
     }

@@ -15,7 +15,7 @@ pub struct Options {
 const COMMON: [&str; 2] = ["node=", "seed="];
 
 impl Options {
-    /// Parses; `known` are the options of the command, those with a value end in `=`.
+    /// Parses arguments; `known` are the options of the command, which end in `=` if they have a value.
     pub fn parse(arguments: &[String], known: &[&str]) -> Result<Self> {
         let mut options = Self::default();
         let mut arguments = arguments.iter();
@@ -46,7 +46,7 @@ impl Options {
         Ok(options)
     }
 
-    /// The words that are not options.
+    /// Returns the words that are not options.
     pub fn words(&self) -> &[String] {
         &self.words
     }
@@ -56,12 +56,12 @@ impl Options {
         self.values.contains_key(name)
     }
 
-    /// The text of an option.
+    /// Returns the text of an option.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str)
     }
 
-    /// The number of an option, or `default`.
+    /// Returns the number of an option, or `default`.
     pub fn number(&self, name: &str, default: u64) -> Result<u64> {
         match self.text(name) {
             Some(text) => number(text).with_context(|| format!("--{name} {text}")),
@@ -70,7 +70,7 @@ impl Options {
     }
 }
 
-/// A number: decimal or 0x hexadecimal, with k, m or g for powers of 1024.
+/// Parses a number: decimal or 0x hexadecimal, with k, m or g for powers of 1024.
 pub fn number(text: &str) -> Result<u64> {
     let lower = text.to_ascii_lowercase();
     if let Some(digits) = lower.strip_prefix("0x") {
@@ -86,7 +86,7 @@ pub fn number(text: &str) -> Result<u64> {
     value.checked_mul(1 << shift).context("too large")
 }
 
-/// Bytes from hexadecimal digits, for patterns.
+/// Parses hexadecimal digits to bytes, for patterns.
 pub fn hex_bytes(text: &str) -> Result<Vec<u8>> {
     let digits = text.trim_start_matches("0x");
     if digits.is_empty() || !digits.len().is_multiple_of(2) || !digits.is_ascii() {

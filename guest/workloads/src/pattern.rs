@@ -14,7 +14,7 @@ impl Stream {
         mix(self.0.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
-    /// Fills `out` with the bytes of the stream from byte `offset` on.
+    /// Fills `out` with bytes of the stream, starting at byte `offset`.
     pub fn fill(self, offset: u64, out: &mut [u8]) {
         let shift = (offset % 8) as u32 * 8;
         let mut index = offset / 8;
@@ -37,30 +37,30 @@ impl Stream {
     }
 }
 
-/// The finishing function of splitmix64.
+/// Computes the finishing function of splitmix64.
 pub fn mix(mut value: u64) -> u64 {
     value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ value >> 31
 }
 
-/// Random numbers for choosing cases, and seeds of streams: the guest's program needs [`mix`] in any case.
+/// Random numbers for choosing cases, and seeds of streams; this uses [`mix`], which the guest's program needs anyway.
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// Any number.
+    /// Returns any number.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// A number below `bound`; 0 if `bound` is 0.
+    /// Returns a number below `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }
 
-    /// A new stream.
+    /// Returns a new stream.
     pub fn stream(&mut self) -> Stream {
         Stream(self.next())
     }
@@ -69,17 +69,17 @@ impl Random {
 /// A part of a buffer that holds a part of a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece {
-    /// First byte in the buffer.
+    /// Offset of the first byte in the buffer.
     pub at: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Its contents.
+    /// Stream with the contents.
     pub stream: Stream,
-    /// First byte in the stream.
+    /// Offset of the first byte in the stream.
     pub from: u64,
 }
 
-/// Contents that a buffer should have: a background with pieces over it, later ones on top.
+/// Expected contents of a buffer: a background with pieces over it, where later pieces cover earlier ones.
 #[derive(Debug, Clone)]
 pub struct Expected {
     background: Stream,
@@ -87,19 +87,19 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Byte `i` of the buffer is byte `i` of the stream.
+    /// Creates contents in which byte `i` of the buffer is byte `i` of the stream.
     pub fn background(background: Stream) -> Self {
         Self { background, pieces: Vec::new() }
     }
 
-    /// Puts a part over the earlier contents.
+    /// Puts a piece over the earlier contents.
     pub fn put(&mut self, piece: Piece) {
         if piece.length > 0 {
             self.pieces.push(piece);
         }
     }
 
-    /// Writes the expected bytes from `offset` on.
+    /// Writes the expected bytes to `out`, starting at `offset`.
     pub fn fill(&self, offset: u64, out: &mut [u8]) {
         self.background.fill(offset, out);
         let end = offset + out.len() as u64;

@@ -1,7 +1,8 @@
 //! Pushbuffers: Fermi method headers, and copies in the methods of M2MF and of the copy engines.
 //!
-//! Repeated here on purpose, independent of `nvspec`: this is the other side of the decoders under test, and a mistake
-//! must not cancel out. Sources: envytools' `rnndb/fifo` and `rnndb/graph`, the methods that nouveau itself sends.
+//! The definitions are repeated here on purpose, independently of `nvspec`: this is the other side of the decoders
+//! under test, and a mistake must not cancel out. Sources: envytools' `rnndb/fifo` and `rnndb/graph`, and the methods
+//! that nouveau itself sends.
 
 use std::ops::Range;
 
@@ -17,10 +18,10 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// All of them.
+    /// All engines.
     pub const ALL: [Self; 3] = [Self::M2mf, Self::Ce0, Self::Ce1];
 
-    /// Name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::M2mf => "m2mf",
@@ -29,7 +30,7 @@ impl Engine {
         }
     }
 
-    /// Class of the object.
+    /// Returns the class of the object.
     pub fn class(self) -> u16 {
         match self {
             Self::M2mf => 0x9039,
@@ -38,7 +39,7 @@ impl Engine {
         }
     }
 
-    /// Subchannel that this program binds it to.
+    /// Returns the subchannel that this program binds the object to.
     pub fn subchannel(self) -> u32 {
         match self {
             Self::M2mf => 2,
@@ -47,7 +48,7 @@ impl Engine {
         }
     }
 
-    /// Returns the object that a channel needs to use it.
+    /// Returns the object that a channel needs to use the engine.
     pub fn object(self) -> Object {
         let engine = match self {
             Self::M2mf => 0,
@@ -57,7 +58,7 @@ impl Engine {
         Object { class: self.class(), engine, subchannel: self.subchannel() }
     }
 
-    /// Maximum number of lines of one launch.
+    /// Returns the maximum number of lines of one launch.
     pub fn most_lines(self) -> u32 {
         match self {
             Self::M2mf => 2047,
@@ -69,30 +70,30 @@ impl Engine {
 /// An object of a channel, and the subchannel to which this program binds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Object {
-    /// Its class.
+    /// Class of the object.
     pub class: u16,
-    /// The engine that has the class, as PFIFO numbers engines.
+    /// The engine that supports the class, as PFIFO numbers engines.
     pub engine: u32,
     /// The subchannel.
     pub subchannel: u32,
 }
 
 impl Object {
-    /// Compute of a Fermi, part of PGRAPH.
+    /// The compute object of a Fermi card, part of PGRAPH.
     pub const COMPUTE: Self = Self { class: 0x90c0, engine: 0, subchannel: 1 };
 
-    /// Data of `SET_OBJECT`: class in 15:0, engine in 20:16.
+    /// Returns the data of `SET_OBJECT`: class in 15:0, engine in 20:16.
     pub fn data(self) -> u32 {
         self.engine << 16 | u32::from(self.class)
     }
 }
 
-/// Longest line of a copy; the copy engines count its bytes in 16 bits.
+/// Maximum size of a line of a copy in bytes; the copy engines count its bytes in 16 bits.
 pub const MOST_LINE_BYTES: u32 = 0x8000;
-/// The copy engines hold pitches in 19 bits.
+/// Maximum pitch; the copy engines store pitches in 19 bits.
 pub const MOST_PITCH: u32 = 0x7ffff;
 
-/// Lines of bytes, `pitch` apart, from one GPU virtual address to another.
+/// A copy of lines of bytes, `pitch` apart, from one GPU virtual address to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rect {
     /// GPU virtual address of the first source line.
@@ -109,7 +110,7 @@ pub struct Rect {
     pub lines: u32,
 }
 
-/// Returns the rects that copy `length` bytes contiguously on an engine that takes `most_lines`.
+/// Returns the rects that copy `length` bytes contiguously on an engine that accepts `most_lines` lines.
 pub fn linear(source: u64, target: u64, length: u64, most_lines: u32) -> Vec<Rect> {
     let line = u64::from(MOST_LINE_BYTES);
     let mut rects = Vec::new();
@@ -140,11 +141,11 @@ pub struct Push {
 /// Maximum number of dwords of a pushbuffer of this program.
 pub const MOST_WORDS: usize = 4096;
 
-/// Dwords of the longest rect.
+/// Number of dwords of the longest rect.
 const RECT_WORDS: usize = 16;
 
 impl Push {
-    /// The dwords.
+    /// Returns the dwords.
     pub fn words(&self) -> &[u32] {
         &self.words
     }
@@ -154,7 +155,7 @@ impl Push {
         self.words.len() + RECT_WORDS <= MOST_WORDS
     }
 
-    /// Sends data to the methods from `method` (bytes) on, rising by 4.
+    /// Sends data to consecutive methods, starting at byte address `method`, in steps of 4.
     pub fn methods(&mut self, subchannel: u32, method: u32, data: &[u32]) {
         self.words.push(0x2000_0000 | (data.len() as u32) << 16 | subchannel << 13 | method >> 2);
         self.words.extend_from_slice(data);
@@ -171,12 +172,12 @@ impl Push {
         self.methods(object.subchannel, 0x0000, &[object.data()]);
     }
 
-    /// Has no effect.
+    /// Adds a method without effect.
     pub fn nop(&mut self, subchannel: u32) {
         self.methods(subchannel, 0x0008, &[0]);
     }
 
-    /// Waits until the word at `address` is `payload`. With `yields`, other channels may use the PBDMA meanwhile.
+    /// Waits until the word at `address` is `payload`. With `yields`, other channels may use the PBDMA during the wait.
     pub fn acquire(&mut self, address: u64, payload: u32, yields: bool) {
         self.semaphore(address, payload, u32::from(yields) << 12 | 1);
     }
@@ -186,7 +187,7 @@ impl Push {
         self.semaphore(address, payload, 0x0110_0002);
     }
 
-    /// The host engine's semaphore, which every subchannel has.
+    /// Uses the host engine's semaphore, which every subchannel has.
     fn semaphore(&mut self, address: u64, payload: u32, operation: u32) {
         self.methods(0, 0x0010, &[(address >> 32) as u32, address as u32, payload, operation]);
     }
@@ -208,7 +209,7 @@ impl Push {
                     rect.lines,
                 ];
                 self.methods(subchannel, 0x030c, &source);
-                // Both pitch-linear, no completion, one-word semaphore.
+                // Both sides are pitch-linear, without a completion, with a one-word semaphore.
                 self.methods(subchannel, 0x0300, &[0x0010_0110]);
             }
             Engine::Ce0 | Engine::Ce1 => {
@@ -223,14 +224,14 @@ impl Push {
                     rect.lines,
                 ];
                 self.methods(subchannel, 0x030c, &all);
-                // Both pitch-linear.
+                // Both sides are pitch-linear.
                 self.immediate(subchannel, 0x0300, 0x0110);
             }
         }
     }
 }
 
-/// The bytes that the rects of a copy write, each `(target, source)` range in order.
+/// Returns the ranges that a copy writes and reads: one `(target, source)` pair per line, in order.
 pub fn lines(rect: &Rect) -> impl Iterator<Item = (Range<u64>, Range<u64>)> + '_ {
     (0..u64::from(rect.lines)).map(|line| {
         let source = rect.source + line * u64::from(rect.source_pitch);

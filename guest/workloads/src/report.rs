@@ -1,10 +1,11 @@
 //! Result lines: `RESULT name=... ok=... bytes=... copies=... channels=... seconds=...`, then facts, then the error if
 //! any.
 //!
-//! Values other than the error hold no blanks; the error is last and quoted.
+//! Values other than the error contain no blanks; the error is last and quoted.
 //!
-//! If requested, the end times of kernels come before it: `ENDS at_us=... after_us=...,...` in microseconds of the
-//! card's clock, the first of a line in full, each further one as the difference to the previous one.
+//! If requested, the end times of kernels are printed before the result line: `ENDS at_us=... after_us=...,...` in
+//! microseconds of the card's clock, with the first time of a line in full, and each further time as the difference
+//! from the previous one.
 
 use std::time::Instant;
 
@@ -39,7 +40,7 @@ pub fn print_as(json: bool, name: &str, counts: Counts, seconds: f64, outcome: &
     }
 }
 
-/// Numbers stay numbers there; other values are strings.
+/// Returns a JSON object, in which numbers remain numbers and other values are strings.
 fn object(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) -> Value {
     let Counts { bytes, copies, channels } = counts;
     let mut object = json!({
@@ -54,7 +55,7 @@ fn object(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) -> 
     object
 }
 
-/// Number of times in a line.
+/// Number of end times in a line.
 const ENDS: usize = 200;
 
 /// Prints the end times of kernels, given in nanoseconds.

@@ -1,7 +1,7 @@
 //! The common part of the tests: the device, counters, filling and checking buffers in any memory.
 //!
-//! The CPU fills and checks guest RAM. VRAM of more than a few KiB goes through a bounce buffer with a GPU copy, on
-//! another engine than the one under test if possible, because each CPU access to BAR1 may be a trap; a few words are
+//! The CPU fills and checks guest RAM. VRAM of more than a few KiB goes through a bounce buffer with a GPU copy, on a
+//! different engine than the one under test if possible, because each CPU access to BAR1 may be a trap; a few words are
 //! still read through BAR1.
 
 use std::cell::Cell;
@@ -16,15 +16,15 @@ use crate::pattern::{Expected, Piece, Random, Stream};
 use crate::push::{Engine, Push, Rect, linear, lines};
 use crate::uapi::param;
 
-/// Up to this size VRAM is filled and checked through BAR1 alone.
+/// Maximum size in bytes up to which VRAM is filled and checked only through BAR1.
 const DIRECT: u64 = 2048;
-/// Buffers larger than this are not mapped through BAR1.
+/// Maximum size in bytes of buffers that are mapped through BAR1.
 pub const MOST_MAPPED: u64 = 16 << 20;
-/// Words of a large buffer that are read through BAR1.
+/// Number of words of a large buffer that are read through BAR1.
 const SAMPLED_WORDS: u64 = 24;
 /// Size of the bounce buffer in bytes.
 const BOUNCE: u64 = 2 << 20;
-/// Bytes that the CPU generates or compares at once.
+/// Number of bytes that the CPU generates or compares at once.
 const CHUNK: u64 = 64 << 10;
 
 /// The device, and counters of its use.
@@ -41,16 +41,16 @@ pub struct Rig {
 /// Counters of a [`Rig`] at a point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Bytes compared with the expected ones.
+    /// Bytes that were compared with the expected bytes.
     pub bytes: u64,
     /// Copies launched on the GPU.
     pub copies: u64,
-    /// Channels made.
+    /// Number of created channels.
     pub channels: u64,
 }
 
 impl Rig {
-    /// Opens the device; `seed` decides all test data and choices.
+    /// Opens the device; `seed` determines all test data and choices.
     pub fn open(node: &Path, seed: u64) -> Result<Self> {
         Ok(Self {
             device: Device::open(node)?,
@@ -63,22 +63,22 @@ impl Rig {
         })
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Rc<Device> {
         &self.device
     }
 
-    /// Seed of the data.
+    /// Returns the seed of the data.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Seconds since the device was opened.
+    /// Returns the seconds since the device was opened.
     pub fn seconds(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// The next independent source of choices.
+    /// Returns the next independent source of choices.
     pub fn random(&self) -> Random {
         let mut random = Random(self.random.get());
         let next = random.next();
@@ -86,7 +86,7 @@ impl Rig {
         Random(next)
     }
 
-    /// Returns the counts up to now.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         Counts { bytes: self.verified.get(), copies: self.copies.get(), channels: self.channels.get() }
     }
@@ -98,17 +98,17 @@ impl Rig {
         self.channels.set(self.channels.get() + counts.channels);
     }
 
-    /// Returns the VRAM in bytes that the kernel has for buffers.
+    /// Returns the size of the VRAM that the kernel has for buffers, in bytes.
     pub fn vram(&self) -> Result<u64> {
         self.device.parameter(param::FB_SIZE)
     }
 
-    /// A buffer of at least `size` bytes.
+    /// Allocates a buffer of at least `size` bytes.
     pub fn buffer(&self, domain: Domain, size: u64) -> Result<Buffer> {
         Buffer::new(&self.device, domain, size)
     }
 
-    /// A channel with the objects of `engines`.
+    /// Creates a channel with the objects of `engines`.
     pub fn channel(&self, engines: &[Engine]) -> Result<Channel> {
         let channel = Channel::new(&self.device)?;
         self.add(Counts { channels: 1, ..Counts::default() });
@@ -118,7 +118,7 @@ impl Rig {
         Ok(channel)
     }
 
-    /// A channel with every copying engine that the card has; M2MF is required.
+    /// Creates a channel with every copying engine that the card has; M2MF is required.
     pub fn full_channel(&self) -> Result<(Channel, Vec<Engine>)> {
         let channel = self.channel(&[Engine::M2mf])?;
         let mut engines = vec![Engine::M2mf];
@@ -131,7 +131,7 @@ impl Rig {
         Ok((channel, engines))
     }
 
-    /// Submits the rects, in as many submissions as needed; returns before they are done.
+    /// Submits the rects, in as many submissions as needed; returns before the copies are done.
     pub fn launch(&self, channel: &Channel, engine: Engine, rects: &[Rect], uses: &[Use<'_>]) -> Result<()> {
         let mut push = Push::default();
         for rect in rects {
@@ -166,7 +166,7 @@ pub struct Helper<'a> {
 }
 
 impl<'a> Helper<'a> {
-    /// A helper whose GPU copies run on `engine`.
+    /// Creates a helper whose GPU copies run on `engine`.
     pub fn new(rig: &'a Rig, engine: Engine) -> Result<Self> {
         let (channel, bounce) = (rig.channel(&[engine])?, rig.buffer(Domain::Gart, BOUNCE)?);
         Ok(Self { rig, channel, engine, bounce })
@@ -232,13 +232,13 @@ impl<'a> Helper<'a> {
     }
 }
 
-/// Lets the GPU use the buffer in its current memory.
+/// Returns a use of the buffer by the GPU in its current memory.
 fn stay(buffer: &Buffer, writes: bool) -> Result<Use<'_>> {
     let used = if writes { Use::write(buffer) } else { Use::read(buffer) };
     Ok(used.at(buffer.place()?))
 }
 
-/// Writes the expected bytes from `from` on to byte `at` of the buffer, with the CPU.
+/// Writes the expected bytes, starting at `from`, to byte `at` of the buffer, with the CPU.
 fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &Expected) -> Result<()> {
     let mut chunk = vec![0; CHUNK.min(length) as usize];
     let mut done = 0;
@@ -251,7 +251,7 @@ fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &E
     Ok(())
 }
 
-/// Compares the first `length` bytes of the buffer with the expected ones from `from` on, with the CPU.
+/// Compares the first `length` bytes of the buffer with the expected bytes, starting at `from`, with the CPU.
 fn check_expected(what: &str, buffer: &Buffer, length: u64, from: u64, expected: &Expected) -> Result<()> {
     let mut chunk = vec![0; CHUNK.min(length) as usize];
     let mut done = 0;
@@ -287,7 +287,7 @@ pub fn expect_copy(target: &mut Expected, rects: &[Rect], source: &Buffer, strea
     }
 }
 
-/// Refuses a copy beyond its buffers, which would be this program's own mistake.
+/// Refuses a copy beyond its buffers, which would be a bug of this program.
 pub fn ensure_inside(rects: &[Rect], source: &Buffer, target: &Buffer) -> Result<()> {
     for rect in rects {
         if rect.lines == 0 || rect.line_bytes == 0 {

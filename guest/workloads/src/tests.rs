@@ -1,4 +1,5 @@
-//! The tests, one file each. All take the rig and the options of their command, and return facts for the result line.
+//! The tests, one file each. Each test takes the rig and the options of its command, and return facts for the result
+//! line.
 
 pub mod all;
 pub mod channels;
@@ -21,5 +22,5 @@ pub mod sweep;
 pub mod timed;
 pub mod workload;
 
-/// Further facts for the result line.
+/// Additional facts for the result line.
 pub type Facts = Vec<(&'static str, String)>;

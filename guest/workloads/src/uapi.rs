@@ -1,19 +1,19 @@
 //! The kernel's interface: DRM and nouveau ioctl numbers and argument layouts.
 //!
-//! Names and layouts are those of `drm.h` and `nouveau_drm.h`; 6.1 and 6.12 agree in everything in this file. Both
-//! still serve all the calls that are marked deprecated there (`GROBJ_ALLOC`).
+//! Names and layouts are the same as in `drm.h` and `nouveau_drm.h`; 6.1 and 6.12 agree on everything in this file.
+//! Both still support all calls that these headers mark as deprecated (`GROBJ_ALLOC`).
 
 /// An ioctl argument with its request number, so that no call can pair them wrongly.
 pub trait Request {
     /// The ioctl number, with direction and size.
     const NUMBER: u32;
-    /// For messages.
+    /// Name of the request, for messages.
     const NAME: &'static str;
 }
 
-/// The kernel reads the argument.
+/// Set if the kernel reads the argument.
 pub const WRITE: u32 = 1;
-/// The kernel writes the argument.
+/// Set if the kernel writes the argument.
 pub const READ: u32 = 2;
 const DRM_COMMAND_BASE: u32 = 0x40;
 
@@ -22,7 +22,7 @@ pub const fn number<T>(kind: u8, direction: u32, command: u32) -> u32 {
     direction << 30 | (size_of::<T>() as u32) << 16 | (kind as u32) << 8 | command
 }
 
-/// Pairs types with requests of a driver, which has a letter.
+/// Pairs types with requests of a driver, which is identified by a letter.
 macro_rules! requests {
     ($kind:literal: $($type:ty, $direction:expr, $command:expr;)*) => {$(
         impl $crate::uapi::Request for $type {
@@ -48,17 +48,17 @@ requests! { b'd':
 
 pub(crate) use requests;
 
-/// `drm_version`; of the strings only the name is requested.
+/// `drm_version`; only the name is requested of the strings.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Version {
     /// Major, minor, patch level.
     pub numbers: [i32; 3],
-    /// Room for, then length of, the driver's name.
+    /// Request: size of the buffer for the driver's name. Answer: length of the name.
     pub name_length: usize,
-    /// Address of the room for the name.
+    /// Address of the buffer for the name.
     pub name: usize,
-    /// Date and description: length, address, length, address; zero.
+    /// Unused: length and address of the date, length and address of the description; zero.
     pub unused: [usize; 4],
 }
 
@@ -68,7 +68,7 @@ pub struct Version {
 pub struct GemClose {
     /// The handle to close.
     pub handle: u32,
-    /// Zero.
+    /// Always zero.
     pub pad: u32,
 }
 
@@ -88,17 +88,17 @@ pub mod param {
     pub const PCI_VENDOR: u64 = 3;
     /// PCI device id.
     pub const PCI_DEVICE: u64 = 4;
-    /// 1 PCI, 2 PCI Express.
+    /// Bus type: 1 is PCI, 2 is PCI Express.
     pub const BUS_TYPE: u64 = 5;
-    /// Bytes of VRAM for buffers.
+    /// Size of the VRAM for buffers in bytes.
     pub const FB_SIZE: u64 = 8;
-    /// Bytes of GPU address space for guest RAM.
+    /// Size of the GPU address space for guest RAM in bytes.
     pub const GART_SIZE: u64 = 9;
     /// Chipset number, 0xc0 for GF100.
     pub const CHIPSET_ID: u64 = 11;
-    /// GPCs, TPCs << 8, ROPs << 32.
+    /// Number of GPCs, of TPCs << 8, and of ROPs << 32.
     pub const GRAPH_UNITS: u64 = 13;
-    /// PTIMER, nanoseconds.
+    /// Time of PTIMER in nanoseconds.
     pub const PTIMER_TIME: u64 = 14;
 }
 
@@ -106,9 +106,9 @@ pub mod param {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct ChannelAlloc {
-    /// Not used by Fermi; zero.
+    /// Not used on Fermi; zero.
     pub fb_ctxdma_handle: u32,
-    /// Not used by Fermi; zero.
+    /// Not used on Fermi; zero.
     pub tt_ctxdma_handle: u32,
     /// The channel's number.
     pub channel: i32,
@@ -118,7 +118,7 @@ pub struct ChannelAlloc {
     pub notifier_handle: u32,
     /// Handle and class of enforced subchannels.
     pub subchan: [[u32; 2]; 8],
-    /// Number of them.
+    /// Number of enforced subchannels.
     pub nr_subchan: u32,
 }
 
@@ -142,14 +142,14 @@ pub struct ObjectAlloc {
     pub class: i32,
 }
 
-/// Buffer is in VRAM.
+/// The buffer is in VRAM.
 pub const DOMAIN_VRAM: u32 = 1 << 1;
-/// Buffer is in guest RAM that the GPU reaches.
+/// The buffer is in guest RAM that the GPU can access.
 pub const DOMAIN_GART: u32 = 1 << 2;
-/// Buffer can be mapped by the CPU.
+/// The CPU can map the buffer.
 pub const DOMAIN_MAPPABLE: u32 = 1 << 3;
 
-/// VRAM of the buffer need not be in one piece.
+/// The buffer's VRAM need not be contiguous.
 pub const TILE_NONCONTIG: u32 = 8;
 
 /// `drm_nouveau_gem_info`.
@@ -158,13 +158,13 @@ pub const TILE_NONCONTIG: u32 = 8;
 pub struct GemInfo {
     /// The buffer.
     pub handle: u32,
-    /// Memory that it may be in (in `GemNew`), or is in (in answers).
+    /// Memory that the buffer may be in (in `GemNew`), or is in (in answers).
     pub domain: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// GPU virtual address.
     pub offset: u64,
-    /// Offset to map at, in the DRM file.
+    /// Offset at which to map the buffer, in the DRM file.
     pub map_handle: u64,
     /// Zero: not tiled.
     pub tile_mode: u32,
@@ -180,7 +180,7 @@ pub struct GemNew {
     pub info: GemInfo,
     /// Not used.
     pub channel_hint: u32,
-    /// Bytes.
+    /// Alignment in bytes.
     pub align: u32,
 }
 
@@ -196,13 +196,13 @@ pub struct PushbufBuffer {
     pub read_domains: u32,
     /// Domains that are written.
     pub write_domains: u32,
-    /// Domains that it may be in.
+    /// Domains that the buffer may be in.
     pub valid_domains: u32,
     /// Only for GPUs without address spaces.
     pub presumed_valid: u32,
-    /// The same.
+    /// Only for GPUs without address spaces.
     pub presumed_domain: u32,
-    /// The same.
+    /// Only for GPUs without address spaces.
     pub presumed_offset: u64,
 }
 
@@ -212,11 +212,11 @@ pub struct PushbufBuffer {
 pub struct PushbufPush {
     /// Index in the list of buffers.
     pub bo_index: u32,
-    /// Zero.
+    /// Always zero.
     pub pad: u32,
-    /// Byte in the buffer.
+    /// Offset in the buffer in bytes.
     pub offset: u64,
-    /// Bytes, below 2^23.
+    /// Length in bytes, below 2^23.
     pub length: u64,
 }
 
@@ -228,27 +228,27 @@ pub struct GemPushbuf {
     pub channel: u32,
     /// Length of the list of buffers.
     pub nr_buffers: u32,
-    /// Its address.
+    /// Address of the list of buffers.
     pub buffers: u64,
-    /// No relocations: Fermi has address spaces.
+    /// Number of relocations, always 0: Fermi has address spaces.
     pub nr_relocs: u32,
     /// Length of the list of pieces.
     pub nr_push: u32,
-    /// Zero.
+    /// Always zero.
     pub relocs: u64,
     /// Address of the list of pieces.
     pub push: u64,
     /// Only for old GPUs.
     pub suffix0: u32,
-    /// The same.
+    /// Only for old GPUs.
     pub suffix1: u32,
-    /// From the kernel: bytes.
+    /// From the kernel: available VRAM in bytes.
     pub vram_available: u64,
-    /// From the kernel: bytes.
+    /// From the kernel: available GART memory in bytes.
     pub gart_available: u64,
 }
 
-/// The CPU will write: wait for the GPU's reads too.
+/// The CPU will write: also waits for the GPU's reads.
 pub const CPU_PREP_WRITE: u32 = 4;
 
 /// `drm_nouveau_gem_cpu_prep`.

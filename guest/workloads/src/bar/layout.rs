@@ -67,35 +67,35 @@ pub mod reg {
     pub const PTIMER_HIGH: u32 = 0x009410;
     /// Number of memory partitions.
     pub const FBP_COUNT: u32 = 0x022438;
-    /// Partitions that are off.
+    /// Mask of disabled partitions.
     pub const FBP_DISABLED: u32 = 0x022554;
-    /// MiB of partition 0; 0x1000 apart.
+    /// Size of partition 0 in MiB; partitions are 0x1000 apart.
     pub const FBP_MIB: u32 = 0x11020c;
-    /// Interrupts of PBDMA 0; 0x2000 apart.
+    /// Interrupts of PBDMA 0; PBDMAs are 0x2000 apart.
     pub const PBDMA_INTR: u32 = 0x040108;
-    /// Their enables.
+    /// Enabled interrupts of PBDMA 0.
     pub const PBDMA_INTR_ENABLE: u32 = 0x04010c;
     /// Peephole: address high, address low, data.
     pub const PEEPHOLE: [u32; 3] = [0x06000c, 0x060010, 0x060014];
-    /// Flush the CPU's writes through a region.
+    /// Flushes the CPU's writes through a region.
     pub const BAR_FLUSH: u32 = 0x070000;
     /// Address that the card flushes guest RAM to, >> 8.
     pub const SYSMEM_FLUSH: u32 = 0x100c10;
-    /// Page directory for the flush >> 12, << 4.
+    /// Page directory for the flush: its address >> 12, << 4.
     pub const TLB_DIRECTORY: u32 = 0x100cb8;
-    /// Flush.
+    /// Starts a flush.
     pub const TLB_TRIGGER: u32 = 0x100cbc;
     /// Current channel of a copy engine.
     pub const CE_CHANNEL: [u32; 2] = [0x104050, 0x105050];
     /// DMA of a copy engine's falcon: base >> 8, offset in its memory, command, offset from base.
     pub const CE_DMA: [u32; 4] = [0x104110, 0x104114, 0x104118, 0x10411c];
-    /// Tag memory base.
+    /// Base address of tag memory.
     pub const TAG_BASE: u32 = 0x17e8d4;
-    /// FECS: data and command; command 1 makes a channel current.
+    /// FECS data register; command 1 makes the channel in it current.
     pub const FECS_DATA: u32 = 0x409500;
-    /// The command.
+    /// FECS command register.
     pub const FECS_COMMAND: u32 = 0x409504;
-    /// FECS: current and next channel.
+    /// Current and next channel of FECS.
     pub const FECS_CHANNELS: [u32; 2] = [0x409b00, 0x409b04];
     /// Targets of bad accesses >> 8.
     pub const GPC_MMU_SINKS: [u32; 2] = [0x4188b4, 0x4188b8];
@@ -113,23 +113,23 @@ pub const LARGE_PAGE: u64 = 128 << 10;
 /// Memory that a table entry or a pointer names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Aperture {
-    /// VRAM.
+    /// The card's VRAM.
     Vram,
-    /// Another card.
+    /// Another card's memory.
     Peer,
     /// Guest RAM, with snooping.
     Coherent,
-    /// Guest RAM, without.
+    /// Guest RAM, without snooping.
     Noncoherent,
 }
 
 impl Aperture {
-    /// Bits 34:33 of a page table entry.
+    /// Returns bits 34:33 of a page table entry.
     fn of_page(self) -> u32 {
         self as u32
     }
 
-    /// Bits 1:0 of a page directory entry; 0 means no table.
+    /// Returns bits 1:0 of a page directory entry; 0 means no table.
     fn of_table(self) -> u32 {
         match self {
             Self::Vram | Self::Peer => 1,
@@ -139,14 +139,14 @@ impl Aperture {
     }
 }
 
-/// Low and high dword of a valid page table entry.
+/// Returns the low and high dword of a valid page table entry.
 pub fn page_entry(address: u64, aperture: Aperture) -> [u32; 2] {
-    // Guest RAM is mapped volatile, as nouveau does.
+    // Guest RAM is mapped as volatile, like in nouveau.
     let volatile = u32::from(aperture != Aperture::Vram);
     [(address >> 8) as u32 & 0xffff_fff0 | 1, volatile | aperture.of_page() << 1]
 }
 
-/// Low and high dword of a page directory entry with a large and a small table at these addresses.
+/// Returns the low and high dword of a page directory entry with a large and a small table at these addresses.
 pub fn directory_entry(large: Option<(u64, Aperture)>, small: Option<(u64, Aperture)>) -> [u32; 2] {
     let half = |table: Option<(u64, Aperture)>| {
         table.map_or(0, |(address, aperture)| (address >> 8) as u32 & 0xffff_fff0 | aperture.of_table())
@@ -154,12 +154,12 @@ pub fn directory_entry(large: Option<(u64, Aperture)>, small: Option<(u64, Apert
     [half(large), half(small)]
 }
 
-/// Value of a register that points to an instance block.
+/// Returns the value of a register that points to an instance block.
 pub fn instance_pointer(address: u64, target: u32) -> u32 {
     0x8000_0000 | (target & 3) << 28 | (address >> 12) as u32 & 0x0fff_ffff
 }
 
-/// Addresses of the attacks' own structures, from a base in the card's VRAM.
+/// Offsets of the attacks' own structures from a base in the card's VRAM.
 pub mod own {
     /// Instance block of BAR1.
     pub const BAR1_INSTANCE: u64 = 0x0000;
@@ -167,23 +167,23 @@ pub mod own {
     pub const BAR3_INSTANCE: u64 = 0x1000;
     /// Instance block of the channel.
     pub const INSTANCE: u64 = 0x2000;
-    /// A runlist.
+    /// The runlist.
     pub const RUNLIST: u64 = 0x3000;
-    /// A ring of GPFIFO entries.
+    /// The ring of GPFIFO entries.
     pub const RING: u64 = 0x4000;
-    /// A pushbuffer.
+    /// The pushbuffer.
     pub const PUSH: u64 = 0x5000;
-    /// Data.
+    /// A data page.
     pub const DATA: u64 = 0x6000;
     /// USERD of the channel.
     pub const USERD: u64 = 0x7000;
     /// Page directories of BAR1, BAR3 and the channel, 64 KiB each.
     pub const DIRECTORIES: [u64; 3] = [0x1_0000, 0x2_0000, 0x3_0000];
-    /// Their small page tables, 256 KiB each.
+    /// Small page tables of BAR1, BAR3 and the channel, 256 KiB each.
     pub const TABLES: [u64; 3] = [0x4_0000, 0x8_0000, 0xc_0000];
     /// A large page table of BAR1, 8 KiB.
     pub const LARGE_TABLE: u64 = 0x10_0000;
-    /// End of all of these.
+    /// End of all structures.
     pub const END: u64 = 0x11_0000;
 }
 

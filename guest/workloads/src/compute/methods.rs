@@ -1,44 +1,45 @@
 //! Methods of a channel's compute object: those of its setup, and those of each launch.
 //!
-//! Repeated here, independent of `nvspec`, as `push` is. Sources: envytools' `rnndb/graph/gf100_compute.xml`, and the
-//! order in which Mesa's driver for this hardware sends them.
+//! Like `push`, this module repeats the methods independently of `nvspec`. Sources: envytools'
+//! `rnndb/graph/gf100_compute.xml`, and the order in which Mesa's driver for this hardware sends them.
 
 use workloads::{Grid, Params};
 
 use crate::push::{Object, Push};
 
-/// Bytes of a warp's stack of calls and divergence in memory.
+/// Size in bytes of a warp's stack of calls and divergence in memory.
 const STACK_BYTES: u32 = 0x800;
-/// Warps that a multiprocessor holds.
+/// Number of warps that a multiprocessor holds.
 const WARPS: u64 = 48;
-/// Lanes of a warp.
+/// Number of lanes of a warp.
 const LANES: u64 = 32;
-/// Local memory is sized in units of these bytes.
+/// Unit of the size of local memory, in bytes.
 const LOCAL_UNIT: u64 = 0x2_0000;
-/// Upper byte of the windows in which a generic address means local and shared memory.
+/// Upper byte of the windows in which a generic address refers to local and shared memory.
 const LOCAL_WINDOW: u32 = 0xff << 24;
 const SHARED_WINDOW: u32 = 0xfe << 24;
-/// Addresses that generic loads and stores treat as one of the windows.
+/// Addresses that generic loads and stores interpret as a window.
 pub const WINDOWS: std::ops::Range<u64> = (SHARED_WINDOW as u64)..(1 << 32);
-/// Bytes of the constant buffer that holds the parameters.
+/// Size in bytes of the constant buffer that holds the parameters.
 pub const BANK_BYTES: u32 = 0x1000;
-/// Offset of the parameters there.
+/// Offset of the parameters in the constant buffer.
 const PARAMS_AT: u32 = 0x20;
-/// Size of a time stamp in bytes: payload, zero, 64 bits of nanoseconds.
+/// Size of a time stamp in bytes: a payload, a zero, and 64 bits of nanoseconds.
 pub const STAMP_BYTES: u64 = 16;
 
-/// Bytes that local memory and stacks need on a card with `multiprocessors`, for kernels with `local_bytes` per thread.
+/// Returns the bytes that local memory and stacks need on a card with `multiprocessors` multiprocessors, for kernels
+/// with `local_bytes` bytes per thread.
 pub fn local_area(multiprocessors: u64, local_bytes: u32) -> u64 {
     let warp = u64::from(STACK_BYTES) + u64::from(local_bytes).next_multiple_of(16) * LANES;
     (warp * WARPS * multiprocessors).next_multiple_of(LOCAL_UNIT)
 }
 
-/// Memory that holds local memory.
+/// An area for local memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Area {
     /// GPU virtual address.
     pub address: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
@@ -47,7 +48,7 @@ pub struct Area {
 pub struct Code<'a> {
     /// GPU virtual address of its program.
     pub address: u64,
-    /// Kernel that it runs.
+    /// The kernel to run.
     pub kernel: &'a sm20::Kernel,
 }
 
@@ -67,14 +68,14 @@ pub fn set_up(push: &mut Push, multiprocessors: u32, bank: u64) {
     set(push, 0x02a0, &[0x8000]);
     set(push, 0x02c4, &[0]);
     for upper in 0..=0xff {
-        // Readable, writable, mapped to itself.
+        // The entry is readable, writable, and mapped to itself.
         set(push, 0x02c8, &[0xc << 28 | upper << 16 | upper]);
     }
     set(push, 0x02c4, &[1]);
     set(push, 0x077c, &[LOCAL_WINDOW]);
     set(push, 0x0214, &[SHARED_WINDOW]);
     select_bank(push, bank);
-    // Valid, bank 0.
+    // The binding is valid, with bank 0.
     set(push, 0x1694, &[1]);
 }
 
@@ -89,7 +90,7 @@ fn select_bank(push: &mut Push, bank: u64) {
 
 /// Stores a time stamp with a payload when all earlier work has ended.
 pub fn stamp(push: &mut Push, address: u64, payload: u32) {
-    // Release, four words.
+    // The operation is a release of four words.
     set(push, 0x1b00, &[high(address), address as u32, payload, 0]);
 }
 
@@ -98,22 +99,22 @@ pub fn wait_for_idle(push: &mut Push) {
     push.immediate(Object::COMPUTE.subchannel, 0x0110, 0);
 }
 
-/// Launches a grid. Methods load its parameters, so an earlier grid still sees its own.
+/// Launches a grid. Methods load the grid's parameters, so an earlier grid still sees its own parameters.
 pub fn launch(push: &mut Push, code: Code<'_>, grid: Grid, params: &Params, bank: u64) {
     let Code { address, kernel } = code;
     select_bank(push, bank);
     let words: Vec<u32> = params.bytes().as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
     for (index, words) in (0..).zip(words.chunks(16)) {
-        // The offset, then its sixteen data methods.
+        // Send the offset, then its sixteen data methods.
         let mut row = vec![PARAMS_AT + 64 * index];
         row.extend_from_slice(words);
         set(push, 0x238c, &row);
     }
-    // Code, global memory, constants.
+    // Flush code, global memory and constants.
     push.immediate(Object::COMPUTE.subchannel, 0x1698, 0x1011);
     set(push, 0x1608, &[high(address), address as u32]);
     set(push, 0x03b4, &[kernel.entry_offset]);
-    // Local memory below and above, the stack.
+    // Set the lower and upper part of local memory, and the stack.
     set(push, 0x0204, &[kernel.local_bytes.next_multiple_of(16), 0, STACK_BYTES]);
     set(push, 0x02c0, &[kernel.registers.max(4)]);
     let [x, y, z] = grid.threads;
@@ -147,7 +148,7 @@ mod tests {
     #[test]
     fn local_memory_has_room_for_all_warps() {
         assert_eq!(local_area(1, 0), 0x2_0000);
-        // A stack and 112 bytes for each of 32 lanes, for 14 times 48 warps: 29 pieces.
+        // The size is a stack and 112 bytes for each of 32 lanes, for 14 times 48 warps: 29 pieces.
         assert_eq!(local_area(14, 100), 29 * 0x2_0000);
     }
 }

@@ -7,10 +7,10 @@ use crate::options::Options;
 use crate::rig::Rig;
 use crate::{Test, report};
 
-/// The tests of `all`.
+/// The tests that `all` runs.
 const NAMES: [&str; 9] = ["query", "map", "copy", "sweep", "move", "fences", "channels", "procs", "scan"];
 
-/// `all [--quick]`: continues after a failure, to show all failures.
+/// Runs `all [--quick]`: continues after a failure, to show all failures.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let mut failed = Vec::new();
     for name in NAMES {

@@ -13,7 +13,7 @@ use crate::rig::{Helper, Rig, expect_copy};
 
 /// Size of each channel's buffers in bytes.
 const BUFFER_BYTES: u64 = 96 << 10;
-/// Channels of one open file. The 6.1 kernel has room for the notifications of 16.
+/// Maximum number of channels of one open file. The 6.1 kernel has space for the notifications of 16 channels.
 const MOST_OF_A_CLIENT: u64 = 12;
 /// All of the hardware's channels, except some for the kernel and the helpers.
 const MAX_CHANNELS: u64 = 100;
@@ -35,7 +35,7 @@ struct Group<'a> {
     lanes: Vec<Lane>,
 }
 
-/// `channels [--n N] [--rounds N] [--quick]`
+/// Runs `channels [--n N] [--rounds N] [--quick]`.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let quick = options.flag("quick");
     let count = options.number("n", if quick { 4 } else { 8 })?;
@@ -94,7 +94,7 @@ impl<'a> Group<'a> {
         Ok(Lane { channel: self.rig.channel(&[engine])?, engine, source, target, stream, expected })
     }
 
-    /// Prints the end times of kernels, given in nanoseconds.
+    /// Makes each channel copy, and checks the results.
     fn copy_in_each(&mut self, random: &mut Random) -> Result<()> {
         for lane in &mut self.lanes {
             let length = 1 + random.below(BUFFER_BYTES / 4);

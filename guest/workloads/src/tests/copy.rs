@@ -9,10 +9,10 @@ use crate::pattern::{Expected, Random};
 use crate::push::{Engine, MOST_LINE_BYTES, MOST_PITCH, Rect, linear};
 use crate::rig::{Helper, Rig, ensure_inside, expect_copy};
 
-/// Bytes that stay untouched before and after a copy.
+/// Number of bytes that stay untouched before and after a copy.
 const MARGIN_BYTES: u64 = 64;
 
-/// The engines for a name on the command line.
+/// Returns the engine for a name on the command line.
 pub fn engine(name: &str) -> Result<Engine> {
     Ok(match name {
         "m2mf" => Engine::M2mf,
@@ -30,21 +30,21 @@ fn domain(name: &str) -> Result<Domain> {
     })
 }
 
-/// Layout of the bytes.
+/// Layout of the copied bytes.
 #[derive(Debug, Clone, Copy)]
 pub enum Shape {
-    /// In one piece.
+    /// The bytes are contiguous.
     Linear {
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     },
-    /// In lines.
+    /// The bytes are in lines.
     Pitch {
         /// Number of lines.
         lines: u32,
         /// Size of a line in bytes.
         line_bytes: u32,
-        /// Bytes from line to line in the source.
+        /// Bytes from one line to the next in the source.
         source_pitch: u32,
         /// Bytes from one line to the next in the target.
         target_pitch: u32,
@@ -63,7 +63,7 @@ impl Shape {
         }
     }
 
-    /// The rects of the copy on an engine.
+    /// Returns the rects of the copy on an engine.
     pub fn rects(self, source: u64, target: u64, engine: Engine) -> Vec<Rect> {
         match self {
             Self::Linear { size } => linear(source, target, size, engine.most_lines()),
@@ -92,19 +92,19 @@ pub struct Case {
 }
 
 impl Case {
-    /// A copy with random offsets below 256, including odd ones.
+    /// Creates a copy with random offsets below 256, including odd ones.
     pub fn anywhere(engine: Engine, from: Domain, to: Domain, shape: Shape, random: &mut Random) -> Self {
         Self { engine, from, to, shape, source_offset: random.below(256), target_offset: random.below(256) }
     }
 
-    /// For messages.
+    /// Returns a name for messages.
     pub fn name(&self) -> String {
         let Self { engine, from, to, shape, source_offset, target_offset } = self;
         let names = (engine.name(), from.name(), to.name());
         format!("{} {} to {} {shape:?} at {source_offset} to {target_offset}", names.0, names.1, names.2)
     }
 
-    /// Does the copy and checks it; the helper fills and checks by other means.
+    /// Executes the copy and checks it; the helper fills and checks by other means.
     pub fn run(&self, rig: &Rig, channel: &Channel, helper: &Helper<'_>) -> Result<()> {
         let mut random = rig.random();
         let (source_extent, target_extent) = self.shape.extents();
@@ -129,7 +129,7 @@ pub fn other_engine(tested: Engine, present: &[Engine]) -> Engine {
     present.iter().copied().find(|engine| *engine != tested).unwrap_or(tested)
 }
 
-/// `copy`: one case, several times.
+/// Runs `copy`: one case, several times.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let engine = engine(options.text("engine").unwrap_or("m2mf"))?;
     let from = domain(options.text("from").unwrap_or("gart"))?;

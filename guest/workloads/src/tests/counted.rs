@@ -12,8 +12,8 @@ use crate::marks::Marks;
 use crate::options::Options;
 use crate::rig::{Counts, Rig};
 
-/// `phases --name NAME [--marks]`: a workload once, with its own device, and a mark at the end of each phase except the
-/// last, which closes the device.
+/// Runs `phases --name NAME [--marks]`: a workload once, with its own device, and a mark at the end of each phase
+/// except the last, which closes the device.
 pub fn phases(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").context("--name is missing")?;
     let chosen = workloads::Options { seed: rig.seed(), ..workloads::Options::default() };
@@ -34,8 +34,8 @@ pub fn phases(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("workload", name.to_owned()), ("size", workload.size().replace(", ", "+").replace(' ', "_"))])
 }
 
-/// `launches --name NAME --count N [--side N]`: a workload's kernels N times, each with a wait; then once more, with a
-/// check of its result.
+/// Runs `launches --name NAME --count N [--side N]`: a workload's kernels N times, each with a wait; then once more,
+/// with a check of the result.
 pub fn launches(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").context("--name is missing")?;
     let count = options.number("count", 1)?;
@@ -59,7 +59,7 @@ pub fn launches(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("launches", count.to_string()), ("gpu_us", gpu.done().gpu_time.as_micros().to_string())])
 }
 
-/// `yardstick`: time of a computation on the processor alone.
+/// Runs `yardstick`: measures a computation on the processor alone.
 pub fn yardstick(_rig: &Rig, _options: &Options) -> Result<Facts> {
     Ok(vec![("cpu_us", workloads::yardstick().as_micros().to_string())])
 }

@@ -1,7 +1,8 @@
 //! Gdev's data-flow programs (figure 11): graphs of matrix operations, each node in its own context. The result of a
 //! node goes to the next through the CPU's memory, or through a segment that both have mapped.
 //!
-//! The time counts from the inputs in the CPU's memory to the result there; contexts are made before.
+//! The measured time is from the inputs in the CPU's memory to the result in the CPU's memory; contexts are created
+//! before.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -35,7 +36,7 @@ struct Graph {
 }
 
 impl Graph {
-    /// Each node adds two outputs of the previous level; the last level has one node.
+    /// Creates a graph in which each node adds two outputs of the previous level; the last level has one node.
     fn tree(leaves: usize) -> Self {
         let mut levels = vec![(0..leaves).map(|at| [From::Input(2 * at), From::Input(2 * at + 1)]).collect::<Vec<_>>()];
         while levels.last().is_some_and(|level| level.len() > 1) {
@@ -45,7 +46,7 @@ impl Graph {
         Self { levels, inputs: 2 * leaves }
     }
 
-    /// Each node takes two neighbours of the previous level; all levels have the same width.
+    /// Creates a graph in which each node uses two neighbours of the previous level; all levels have the same width.
     fn rectangle(depth: usize, width: usize) -> Self {
         let first = (0..width).map(|at| [From::Input(2 * at), From::Input(2 * at + 1)]).collect();
         let other = || (0..width).map(|at| [From::Node(at), From::Node((at + 1) % width)]).collect();
@@ -54,7 +55,7 @@ impl Graph {
     }
 }
 
-/// A context: an open device, a channel, the program.
+/// A context: an open device, a channel, and the program.
 struct Node {
     gpu: Guest,
     module: Module,
@@ -86,7 +87,7 @@ enum Way {
     Shared(Rc<Mediator>),
 }
 
-/// `dataflow [--shape tree|rectangle] [--kernel madd|mmul] [--side N] [--contexts N] [--share] [--marks]`
+/// Runs `dataflow [--shape tree|rectangle] [--kernel madd|mmul] [--side N] [--contexts N] [--share] [--marks]`.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let shape = options.text("shape").unwrap_or("tree");
     let graph = match shape {
@@ -137,7 +138,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     ])
 }
 
-/// Text of a mark: the bytes that all nodes have copied so far.
+/// Returns the text of a mark: the number of bytes that all nodes have copied so far.
 fn said(nodes: &[Node]) -> String {
     let sum = |of: fn(&Done) -> u64| nodes.iter().map(|node| of(&node.gpu.done())).sum::<u64>();
     format!("cpu_bytes={} link_bytes={}", sum(|done| done.cpu_bytes), sum(|done| done.link_bytes))

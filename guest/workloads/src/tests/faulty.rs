@@ -17,18 +17,18 @@ pub const UNMAPPED_ADDR: u64 = 0x7f_1234_0000;
 const NO_METHOD: u32 = 0x1ffc;
 /// Size of a copy in bytes.
 const COPY_BYTES: u64 = 65536;
-/// Time that the kernel may take to notice that a channel is dead.
+/// Time limit for the kernel to notice that a channel is dead.
 const NOTICED: Duration = Duration::from_secs(60);
-/// Maximum number of copies until a card that should hang has hung.
+/// Maximum number of copies until a card that should hang is hung.
 const COPIES: u32 = 4000;
 
-/// `faulty --what unmapped|method|hang`, or one of [`faulty_kernels::KERNELS`].
+/// Runs `faulty --what unmapped|method|hang`, or one of [`faulty_kernels::KERNELS`].
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let what = options.text("what").unwrap_or("unmapped");
     if let Some(faulty) = faulty_kernels::KERNELS.iter().find(|faulty| faulty.what == what) {
         return faulty_kernels::run(rig, faulty);
     }
-    // Both exist before the fault, and must work after it.
+    // Both channels exist before the fault, and must work after it.
     let bystander = rig.channel(&[Engine::Ce0])?;
     let victim = rig.channel(&[Engine::M2mf])?;
     let number = victim.number();
@@ -39,7 +39,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     match what {
         "unmapped" => {
             let rects = linear(UNMAPPED_ADDR, target.address(), 4096, Engine::M2mf.most_lines());
-            // The kernel may detect the dead channel before the submission returns; then `dies` also reports it.
+            // The kernel may detect the dead channel before the submission returns; `dies` then reports it as well.
             if let Err(error) = rig.launch(&victim, Engine::M2mf, &rects, &[Use::write(&target)]) {
                 println!("the kernel says at once: {error:#}");
             }

@@ -13,7 +13,7 @@ use crate::rig::{Counts, Rig};
 
 /// Word that each kernel stores before its error.
 const STARTED_MARK: u32 = 0x600d;
-/// One thread.
+/// A grid of one thread.
 const ONE: Grid = Grid { blocks: [1; 3], threads: [1; 3] };
 
 /// A kernel of `faulty_kernels.sm20`.
@@ -21,12 +21,12 @@ pub struct Faulty {
     /// Name on the command line.
     pub what: &'static str,
     kernel: &'static str,
-    /// Set if the channel is killed. The kernel's driver only reports a warp's error: the grid ends there, and the
-    /// channel continues.
+    /// Set if the channel is killed. The kernel's driver only reports a warp's error: the grid ends at the error, and
+    /// the channel continues.
     killed: bool,
 }
 
-/// All of them.
+/// All faulty kernels.
 pub const KERNELS: [Faulty; 4] = [
     Faulty { what: "kernel-unmapped", kernel: "unmapped", killed: true },
     Faulty { what: "kernel-illegal", kernel: "illegal", killed: false },
@@ -34,7 +34,7 @@ pub const KERNELS: [Faulty; 4] = [
     Faulty { what: "kernel-endless", kernel: "endless", killed: true },
 ];
 
-/// Launches a kernel, and checks that an earlier and a later channel compute.
+/// Launches a kernel, and checks that a channel created before it and one created after it still compute.
 pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
     let mut bystander = Guest::new(rig.device())?;
     let mut victim = Guest::new(rig.device())?;

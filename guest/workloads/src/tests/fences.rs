@@ -9,14 +9,14 @@ use crate::options::Options;
 use crate::push::{Engine, Push, Rect};
 use crate::rig::{Counts, Rig};
 
-/// Submissions between two waits of the second part.
+/// Number of submissions between two waits of the second part.
 const SUBMISSIONS_PER_WAIT: u64 = 32;
 
 fn word(source: u64, target: u64) -> Rect {
     Rect { source, target, source_pitch: 4, target_pitch: 4, line_bytes: 4, lines: 1 }
 }
 
-/// `fences [--count N] [--quick]`
+/// Runs `fences [--count N] [--quick]`.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let count = options.number("count", if options.flag("quick") { 96 } else { 512 })?.clamp(1, 1 << 16);
     let (channel, engines) = rig.full_channel()?;
@@ -32,7 +32,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     }
     last.map()?.store(0, Width::Dword, u64::from(salt));
 
-    // With a wait for each: when the wait returns, its word is stored and no later one.
+    // Wait for each submission: when the wait returns, its word is stored and no later word.
     for at in 0..count {
         let engine = engines[at as usize % engines.len()];
         let mut push = Push::default();
@@ -44,7 +44,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     }
     rig.add(Counts { bytes: count * 4, copies: count, channels: 0 });
 
-    // All in flight together: each stores its predecessor's number, then its own.
+    // All submissions are in flight together: each stores its predecessor's number, then its own.
     last.wait(true)?;
     last.map()?.store(0, Width::Dword, u64::from(salt));
     for start in (0..count).step_by(SUBMISSIONS_PER_WAIT as usize) {
@@ -68,7 +68,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("fences", (2 * count).to_string()), ("interrupts", interrupts.to_string())])
 }
 
-/// Returns the number of the card's interrupts up to now, on all CPUs.
+/// Returns the number of the card's interrupts so far, on all CPUs.
 fn interrupts() -> u64 {
     let table = std::fs::read_to_string("/proc/interrupts").unwrap_or_default();
     let of_card = |line: &&str| line.ends_with("nvkm") || line.ends_with("nouveau");

@@ -10,10 +10,10 @@ use crate::pattern::{Expected, Piece, Random};
 use crate::push::{Engine, linear};
 use crate::rig::{Helper, Rig};
 
-/// Unaligned accesses per buffer.
+/// Number of unaligned accesses per buffer.
 const ACCESSES: u64 = 300;
 
-/// `map [--quick]`
+/// Runs `map [--quick]`.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let quick = options.flag("quick");
     let helper = Helper::new(rig, Engine::M2mf)?;
@@ -29,7 +29,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("buffers", buffers.to_string()), ("windows", windows.to_string())])
 }
 
-/// The CPU writes all through BAR1, the GPU reads.
+/// Checks data that the CPU writes through BAR1 and the GPU reads.
 fn written_by_cpu(rig: &Rig, helper: &Helper<'_>, size: u64) -> Result<()> {
     let buffer = rig.buffer(Domain::Vram, size)?;
     let expected = Expected::background(rig.random().stream());
@@ -39,7 +39,7 @@ fn written_by_cpu(rig: &Rig, helper: &Helper<'_>, size: u64) -> Result<()> {
     helper.check(&format!("{size} bytes written through BAR1"), &buffer, &expected)
 }
 
-/// The GPU writes all, the CPU reads it through BAR1.
+/// Checks data that the GPU writes and the CPU reads through BAR1.
 fn written_by_gpu(rig: &Rig, helper: &Helper<'_>, size: u64) -> Result<()> {
     let buffer = rig.buffer(Domain::Vram, size)?;
     let expected = Expected::background(rig.random().stream());
@@ -50,7 +50,7 @@ fn written_by_gpu(rig: &Rig, helper: &Helper<'_>, size: u64) -> Result<()> {
     expected.check("written by the GPU, read through BAR1", 0, &bytes)
 }
 
-/// Loads and stores of all widths at any byte, compared with a plain copy of the memory.
+/// Checks loads and stores of all widths at any byte, compared with a plain copy of the memory.
 fn odd_accesses(rig: &Rig, size: u64, accesses: u64) -> Result<()> {
     let mut random = rig.random();
     let buffer = rig.buffer(Domain::Vram, size)?;
@@ -79,7 +79,7 @@ fn odd_accesses(rig: &Rig, size: u64, accesses: u64) -> Result<()> {
     same_to_the_gpu(rig, &buffer, &plain)
 }
 
-/// Mostly near the edges of words and pages, where accesses get split.
+/// Returns an offset, mostly near the edges of words and pages, where accesses get split.
 fn place(random: &mut Random, size: u64, width: Width) -> usize {
     let last = size - width.bytes() as u64;
     let near_an_edge = random.below(size / 4096 + 1) * 4096 + random.below(16);
@@ -101,7 +101,7 @@ fn same_to_the_gpu(rig: &Rig, buffer: &Buffer, plain: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Many buffers mapped at once, then unmapped and mapped again.
+/// Maps many buffers at once, then unmaps and maps them again.
 fn many(rig: &Rig, count: u64) -> Result<()> {
     let mut random = rig.random();
     let mut buffers = Vec::new();
@@ -128,7 +128,7 @@ fn many(rig: &Rig, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// More mappings than fit in BAR1, so that the kernel withdraws ranges and assigns them again.
+/// Creates more mappings than fit in BAR1, so that the kernel withdraws ranges and assigns them again.
 fn more_than_the_aperture(rig: &Rig) -> Result<u64> {
     const WINDOW_BYTES: u64 = 8 << 20;
     let windows = (rig.vram()? * 3 / 4 / WINDOW_BYTES).min(24);

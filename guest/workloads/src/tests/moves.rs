@@ -9,7 +9,7 @@ use crate::pattern::{Expected, Piece};
 use crate::push::{Engine, Push};
 use crate::rig::{Helper, Rig};
 
-/// `move [--quick] [--pressure]`
+/// Runs `move [--quick] [--pressure]`.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let quick = options.flag("quick");
     let channel = rig.channel(&[Engine::M2mf])?;
@@ -42,7 +42,7 @@ fn by_request(rig: &Rig, channel: &Channel, helper: &Helper<'_>, size: u64, roun
         ensure!(buffer.place()? == place, "the kernel did not move {size} bytes to {}", place.name());
         moves += 1;
         helper.check(&format!("{size} bytes after move {round} to {}", place.name()), &buffer, &expected)?;
-        // New contents each time, so that a check does not accept an old copy.
+        // Write new contents each time, so that a check does not accept an old copy.
         let (at, stream) = (random.below(size - 16), random.stream());
         expected.put(Piece { at, length: 16, stream, from: 0 });
         let mut bytes = [0; 16];

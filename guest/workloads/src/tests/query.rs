@@ -7,7 +7,7 @@ use crate::options::Options;
 use crate::rig::Rig;
 use crate::uapi::param;
 
-/// Readings of PTIMER that must rise.
+/// Number of readings of PTIMER, which must increase.
 const READINGS: usize = 100;
 
 /// Queries every parameter and checks that the clock runs.

@@ -9,16 +9,16 @@ use crate::options::{Options, hex_bytes};
 use crate::push::{Engine, linear};
 use crate::rig::Rig;
 
-/// Buffers are allocated in these sizes: the next size when the previous one no longer fits.
+/// Sizes of the allocated buffers: the next size is used when the previous one no longer fits.
 const BUFFER_SIZES_BYTES: [u64; 3] = [4 << 20, 256 << 10, 16 << 10];
 /// Maximum number of allocated buffers.
 const MOST_BUFFERS: usize = 4096;
 /// Size of the buffer in guest RAM in bytes.
 const BOUNCE: u64 = 4 << 20;
-/// Shorter patterns would occur by chance.
+/// Permitted length of the pattern in bytes: shorter patterns would occur by chance.
 const PATTERN_BYTES: std::ops::RangeInclusive<usize> = 4..=64;
 
-/// `fill --pattern HEX`
+/// Runs `fill --pattern HEX`.
 pub fn fill(rig: &Rig, options: &Options) -> Result<Facts> {
     let pattern = pattern(rig, options)?;
     let (channel, bounce) = (rig.channel(&[Engine::M2mf])?, rig.buffer(Domain::Gart, BOUNCE)?);
@@ -49,7 +49,7 @@ pub fn fill(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("filled", filled.to_string()), ("buffers", buffers.len().to_string()), ("hits", found.to_string())])
 }
 
-/// `scan --pattern HEX`: fails if it is found.
+/// Runs `scan --pattern HEX`, which fails if the pattern is found.
 pub fn scan(rig: &Rig, options: &Options) -> Result<Facts> {
     let pattern = pattern(rig, options)?;
     let (channel, bounce) = (rig.channel(&[Engine::M2mf])?, rig.buffer(Domain::Gart, BOUNCE)?);
@@ -84,7 +84,7 @@ fn all_vram(rig: &Rig) -> Result<Vec<Buffer>> {
     let mut buffers = Vec::new();
     for size in BUFFER_SIZES_BYTES {
         while buffers.len() < MOST_BUFFERS {
-            // Without room for its page tables a buffer fails as a whole: this also counts as full.
+            // If its page tables do not fit, the allocation of a buffer fails: this also counts as full.
             let Ok(buffer) = rig.buffer(Domain::Either, size) else { break };
             if buffer.place()? != Domain::Vram {
                 break;
@@ -127,7 +127,7 @@ fn scan_buffer(rig: &Rig, channel: &Channel, bounce: &Buffer, buffer: &Buffer, p
     Ok(total)
 }
 
-/// Occurrences of the pattern, at any byte, without overlaps.
+/// Returns the number of occurrences of the pattern, at any byte, without overlaps.
 pub fn count(bytes: &[u8], pattern: &[u8]) -> u64 {
     let Some(first) = pattern.first() else { return 0 };
     let (mut hits, mut at) = (0, 0);

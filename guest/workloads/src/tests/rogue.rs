@@ -1,5 +1,5 @@
-//! Work that tries to harm other users of the card: each does one thing for the requested time, then shows that its own
-//! channels still work, as far as they can.
+//! Work that tries to harm other users of the card: each rogue does one thing for the requested time, then shows that
+//! its own channels still work, if possible.
 
 mod registers;
 
@@ -21,24 +21,24 @@ use crate::pattern::Expected;
 use crate::push::{Engine, Push, linear};
 use crate::rig::{Counts, Helper, Rig};
 
-/// Submissions that a flood keeps in flight.
+/// Number of submissions that a flood keeps in flight.
 const FLOOD: usize = 256;
-/// Loop iterations of a thread of `split`: at 70 ns per warp instruction, about 20 us for 256 threads.
+/// Number of loop iterations of a thread of `split`: at 70 ns per warp instruction, about 20 us for 256 threads.
 const SPLIT_ROUNDS: u32 = 9;
-/// Channels that wait for a channel with a delayed doorbell.
+/// Number of channels that wait for a channel with a delayed doorbell.
 const WAITERS: u32 = 4;
 /// Delay of that doorbell.
 const HELD_BACK: Duration = Duration::from_millis(50);
-/// Bytes that each of them copies afterwards.
+/// Number of bytes that each waiting channel copies afterwards.
 const COPY_BYTES: u64 = 4096;
-/// Handovers between two channels in a submission, and bytes that are copied at each.
+/// Number of handovers between two channels in a submission, and number of bytes copied at each handover.
 const HANDOVERS: u32 = 32;
 const HANDED: u64 = 64 << 10;
-/// The host engine's method for a non-stall interrupt, and one that no class has.
+/// The host engine's method for a non-stall interrupt, and a method that no class has.
 const NON_STALL: u32 = 0x20;
 const NO_METHOD: u32 = 0x1ffc;
-/// Methods of a stream in one submission. The guest's kernel takes about a millisecond to acknowledge each illegal one;
-/// the submission holds the engine meanwhile, and is charged for it.
+/// Number of methods of a stream in one submission. The guest's kernel takes about a millisecond to acknowledge each
+/// illegal method; the submission holds the engine during this time, and is charged for it.
 const INTERRUPTS: u32 = 2000;
 const ILLEGAL: u32 = 20;
 /// The kernel's log level on the console: each line is a trap under emulation, which would slow the attack down.
@@ -67,7 +67,7 @@ const ROGUES: [Rogue; 14] = [
     Rogue { what: "batches", run: registers::batches },
 ];
 
-/// `rogue --what WHAT [--duration SECONDS]`, with one of [`ROGUES`]
+/// Runs `rogue --what WHAT [--duration SECONDS]`, with one of [`ROGUES`].
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let what = options.text("what").unwrap_or_default();
     let Some(rogue) = ROGUES.iter().find(|rogue| rogue.what == what) else {
@@ -79,7 +79,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(facts)
 }
 
-/// Submissions without work, as many as the kernel accepts.
+/// Submits empty work, as much as the kernel accepts.
 fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
     let channel = Channel::with_ring(rig.device(), FLOOD)?;
     channel.add(Engine::M2mf.object())?;
@@ -95,7 +95,7 @@ fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("submissions", submissions.to_string())])
 }
 
-/// Endless series of kernels that are each too short to be checked while they run.
+/// Runs an endless series of kernels, each too short to be checked while it runs.
 fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
     let options = workloads::Options { seed: rig.seed(), rounds: Some(SPLIT_ROUNDS), ..workloads::Options::default() };
     let pieces = workloads::by_name("loop", options).context("a workload")?;
@@ -107,7 +107,7 @@ fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("submissions", iterations.to_string())])
 }
 
-/// Endless kernels, each on a new channel.
+/// Runs endless kernels, each on a new channel.
 fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
     let (ending, mut killed, mut refused) = (Ending::after(duration), 0u64, 0u64);
     while !ending.is_over() {
@@ -124,8 +124,8 @@ fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("killed", killed.to_string()), ("refused", refused.to_string())])
 }
 
-/// Channels that wait for a semaphore of another one whose doorbell is delayed. With `yields`, they let other channels
-/// run meanwhile, instead of keeping the PBDMA until their time slice is over.
+/// Runs channels that wait for a semaphore of another channel, whose doorbell is delayed. With `yields`, they let other
+/// channels run during the wait, instead of keeping the PBDMA until their time slice is over.
 fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
     let source = rig.buffer(Domain::Gart, COPY_BYTES)?;
@@ -163,7 +163,7 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     Ok(vec![("rounds", round.to_string())])
 }
 
-/// Two channels that wait for each other repeatedly, and copy in between.
+/// Runs two channels that wait for each other repeatedly, and copy in between.
 fn handover(rig: &Rig, duration: Duration) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
     semaphore.map()?.store(0, Width::Dword, 0);
@@ -191,7 +191,7 @@ fn handover(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", turn.to_string())])
 }
 
-/// Channels that fault on one engine, and also have a context of another.
+/// Runs channels that fault on one engine, and also have a context of another engine.
 fn faults(rig: &Rig, duration: Duration) -> Result<Facts> {
     fs::write(PRINTK, "1").context(PRINTK)?;
     let (ending, mut killed, mut refused) = (Ending::after(duration), 0u64, 0u64);

@@ -1,5 +1,5 @@
-//! Segments of device memory: keys, rights and lifetimes within a machine; and between machines, of which one writes
-//! and the other reads.
+//! Segments of device memory: keys, rights and lifetimes within a machine, and sharing between machines, of which one
+//! writes and the other reads.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -24,7 +24,7 @@ const BYTES: u64 = 256 << 10;
 const MAX_POLLS: u32 = 400;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// `share [--what keys|hold|steal|put|get] [--key N] [--channel N] [--duration SECONDS]`
+/// Runs `share [--what keys|hold|steal|put|get] [--key N] [--channel N] [--duration SECONDS]`.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let what = options.text("what").unwrap_or("keys");
     let node = Path::new(options.text("node").unwrap_or(crate::DEFAULT_NODE));
@@ -49,7 +49,7 @@ fn wanted(key: u64, flags: u32) -> Wanted {
     Wanted { key, bytes: BYTES, flags, mode: 0o600, abroad }
 }
 
-/// A context: an open device and a channel.
+/// Creates a context: an open device and a channel.
 fn context(node: &Path) -> Result<Guest> {
     Guest::new(&Device::open(node)?)
 }
@@ -116,7 +116,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Rc<Mediator>, key: u64) -> Result<()>
     holder.wait()?;
     attached(mediator, id, 2)?;
 
-    // Detached while the GPU may use it: at most that channel is lost, and the other continues.
+    // Detach the segment while the GPU may use it: at most that channel is lost, and the other channel continues.
     let segment = first.adopt(here, BYTES);
     for _ in 0..4 {
         first.upload(segment, 0, &data(rig.seed() + 1))?;
@@ -131,7 +131,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Rc<Mediator>, key: u64) -> Result<()>
     write(&mut third, again, &data(rig.seed() + 2))?;
     check(rig, &mut second, there, &data(rig.seed() + 2))?;
 
-    // After its removal the segment remains for address spaces that have it attached, and no key finds it.
+    // After its removal the segment remains for address spaces that have it attached, but it has no key.
     mediator.remove(id)?;
     ensure!(mediator.share_get(wanted(key, 0)).is_err(), "the key of a removed segment finds it");
     check(rig, &mut second, there, &data(rig.seed() + 2))?;

@@ -13,12 +13,12 @@ use crate::pattern::Expected;
 use crate::push::{Engine, linear};
 use crate::rig::{Counts, Helper, Rig};
 
-/// Largest copy.
+/// Maximum size of a copy in bytes.
 const MAX_COPY_BYTES: u64 = 8 << 20;
-/// Copies are multiples of this: a large page, so that buffers are no larger than the copies.
+/// Unit of the size of copies in bytes: a large page, so that buffers are no larger than the copies.
 const UNIT: u64 = 128 << 10;
 
-/// `stream [--engine m2mf|ce0|ce1] [--size BYTES] [--in-flight N] [--duration SECONDS]`
+/// Runs `stream [--engine m2mf|ce0|ce1] [--size BYTES] [--in-flight N] [--duration SECONDS]`.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("engine").unwrap_or("ce0");
     let engine = Engine::ALL.into_iter().find(|engine| engine.name() == name);

@@ -14,10 +14,10 @@ use crate::rig::{Helper, Rig};
 
 /// Time between two lines of progress.
 const PROGRESS: Duration = Duration::from_secs(2);
-/// Cases after which the channel is replaced.
+/// Number of cases after which the channel is replaced.
 const CHANNEL_LIFE: u64 = 64;
 
-/// `stress --seconds N [--max SIZE]`
+/// Runs `stress --seconds N [--max SIZE]`.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let limit = Duration::from_secs(options.number("seconds", 10)?.min(86_400));
     let most = options.number("max", 1 << 20)?.clamp(64, 64 << 20);
@@ -54,7 +54,7 @@ fn one(
 ) -> Result<()> {
     let mut domain = || if random.below(2) == 0 { Domain::Vram } else { Domain::Gart };
     let (from, to) = (domain(), domain());
-    // Small sizes as often as large ones.
+    // Choose small sizes as often as large ones.
     let halvings = random.below(u64::from(most.ilog2()) - 2);
     let size = 1 + random.below(most >> halvings);
     let shape = if random.below(4) == 0 {

@@ -27,10 +27,10 @@ const SIZES_BYTES: [u64; 14] = [
     (16 << 20) + 5,
 ];
 
-/// Larger than BAR1 of 128 MiB.
+/// A size in bytes that exceeds a BAR1 of 128 MiB.
 const BEYOND_APERTURE: u64 = (132 << 20) + 13;
 
-/// Lines, line bytes, source pitch, target pitch.
+/// Lines, line bytes, source pitch and target pitch of each copy.
 const QUICK_PITCHES: [[u32; 4]; 4] = [[2, 1, 3, 1], [17, 100, 4096, 333], [2047, 5, 5, 8], [64, 4096, 4099, 8192]];
 const PITCHES: [[u32; 4]; 5] = [
     [2047, 700, 701, 1024],
@@ -42,7 +42,7 @@ const PITCHES: [[u32; 4]; 5] = [
 
 const DOMAINS: [Domain; 2] = [Domain::Vram, Domain::Gart];
 
-/// `sweep [--quick]`
+/// Runs `sweep [--quick]`.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let quick = options.flag("quick");
     let (channel, engines) = rig.full_channel()?;
@@ -84,7 +84,7 @@ fn matrix(rig: &Rig, channel: &Channel, engine: Engine, helper: &Helper<'_>, qui
     Ok(cases)
 }
 
-/// Copies more than an aperture holds, if the VRAM is large enough.
+/// Copies more data than an aperture holds, if the VRAM is large enough.
 fn beyond_aperture(rig: &Rig, channel: &Channel, engines: &[Engine]) -> Result<bool> {
     let room = rig.vram()? * 7 / 8;
     let (from, to) = if room >= 2 * BEYOND_APERTURE {

@@ -14,7 +14,7 @@ use crate::rig::{Helper, Rig};
 
 /// Size of the buffers of small copies in bytes.
 const SMALL_COPY_BYTES: u64 = 4096;
-/// Channels of an open file that the 6.1 kernel has room for.
+/// Maximum number of channels of an open file that the 6.1 kernel has space for.
 const MAX_CHANNELS_PER_FILE: u64 = 12;
 
 /// A workload: its repeated function, and its default number of repetitions.
@@ -36,7 +36,7 @@ const WORKLOADS: [Workload; 8] = [
     Workload { name: "small-submissions", count: 800, run: small_submissions },
 ];
 
-/// `timed --what NAME [--count N]`
+/// Runs `timed --what NAME [--count N]`.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("what").unwrap_or_default();
     let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) else {
@@ -48,7 +48,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("what", name.to_owned()), ("count", count.to_string()), ("timed_us", format!("{:.0}", seconds * 1e6))])
 }
 
-/// Channels made, used once and destroyed.
+/// Creates channels, uses each once, and destroys them.
 fn channels(rig: &Rig, count: u64) -> Result<f64> {
     let helper = Helper::new(rig, Engine::M2mf)?;
     let expected = Expected::background(rig.random().stream());
@@ -73,7 +73,7 @@ fn channels(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Copies with a wait for each.
+/// Makes copies, with a wait for each.
 fn copies(rig: &Rig, count: u64, from: Domain, to: Domain, size: u64) -> Result<f64> {
     let (from, to) = (rig.buffer(from, size)?, rig.buffer(to, size)?);
     let channel = rig.channel(&[Engine::M2mf])?;
@@ -93,7 +93,7 @@ fn copies(rig: &Rig, count: u64, from: Domain, to: Domain, size: u64) -> Result<
     Ok(seconds)
 }
 
-/// Buffers that are allocated, used by the GPU and freed: each is mapped into and out of the address space.
+/// Allocates buffers, uses them on the GPU and frees them: each is mapped into and out of the address space.
 fn map_churn(rig: &Rig, count: u64) -> Result<f64> {
     let channel = rig.channel(&[Engine::M2mf])?;
     let helper = Helper::new(rig, Engine::M2mf)?;
@@ -115,7 +115,7 @@ fn map_churn(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Copies in many channels at once, with one wait for all.
+/// Makes copies in many channels at once, with one wait for all.
 fn many_channels(rig: &Rig, count: u64) -> Result<f64> {
     let helper = Helper::new(rig, Engine::M2mf)?;
     let source = rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?;
@@ -141,7 +141,7 @@ fn many_channels(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Submissions of one small copy, with a wait only sometimes.
+/// Submits small copies, with only occasional waits.
 fn small_submissions(rig: &Rig, count: u64) -> Result<f64> {
     const SUBMISSIONS_PER_WAIT: u64 = 32;
     let channel = rig.channel(&[Engine::M2mf])?;

@@ -1,5 +1,5 @@
-//! The papers' workloads: each with its own device and channel, timed in the papers' phases, its result compared with
-//! one that the CPU computes.
+//! The papers' workloads: each has its own device and channel, is timed in the papers' phases, and its result is
+//! compared with a result that the CPU computes.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -16,10 +16,10 @@ use crate::options::Options;
 use crate::report;
 use crate::rig::{Counts, Rig};
 
-/// The largest `--scale`, as the crate `workloads` promises.
+/// Maximum of `--scale`, as promised by the crate `workloads`.
 const MOST_SCALE: u64 = 1000;
 
-/// Time of one run, and its work.
+/// Time and work of one run.
 struct Outcome {
     /// The first phase, `init`, includes opening the device.
     report: Report,
@@ -28,13 +28,13 @@ struct Outcome {
     looped: Option<Looped>,
 }
 
-/// Work that was repeated.
+/// Result of repeated work.
 pub struct Looped {
-    /// Times that all kernels were launched.
+    /// Number of times that all kernels were launched.
     pub iterations: u64,
-    /// Time until the end of the last one.
+    /// Time until the end of the last iteration.
     pub took: Duration,
-    /// If each iteration had a wait: the durations, shortest first.
+    /// Durations of the iterations, shortest first, if each iteration had a wait.
     pub each: Vec<Duration>,
 }
 
@@ -43,16 +43,16 @@ pub struct Looped {
 pub struct Repeat {
     /// Time during which iterations are launched.
     pub duration: Duration,
-    /// Maximum number of submissions in flight; with 1, each iteration is waited for.
+    /// Maximum number of submissions in flight; with 1, each iteration has a wait.
     pub in_flight: u64,
-    /// From the end of an iteration to the next.
+    /// Pause between the end of an iteration and the next one.
     pub pause: Option<Duration>,
-    /// Record and report the end of each kernel.
+    /// Set to record and report the end of each kernel.
     pub ends: bool,
 }
 
-/// `workload --name NAME|all [--scale N] [--rounds N] [--side N] [--working-set BYTES] [--duration SECONDS [--in-flight
-/// N] [--pause-ms N] [--ends]] [--json]`
+/// Runs `workload --name NAME|all [--scale N] [--rounds N] [--side N] [--working-set BYTES] [--duration SECONDS
+/// [--in-flight N] [--pause-ms N] [--ends]] [--json]`.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").unwrap_or("all");
     let names = if name == "all" { NAMES.to_vec() } else { vec![name] };
@@ -103,7 +103,7 @@ fn facts(workload: &dyn Workload, outcome: &Outcome) -> Facts {
     let Outcome { report, close, done, looped } = outcome;
     let [init, htod, launch, dtoh] = report.times;
     let mut facts = vec![
-        // Values of a result line hold no blanks.
+        // Values of a result line contain no blanks.
         ("size", workload.size().replace(", ", "+").replace(' ', "_")),
         ("init_us", us(init)),
         ("htod_us", us(htod)),
@@ -141,7 +141,7 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     let done_in_loop = gpu.done();
     let mut report = workloads::run(workload, &mut gpu)?;
     report.times[0] += opened;
-    // With a duration, only the work within it counts; the final run shows that the card still computes.
+    // With a duration, only the work within it counts; the final run shows that the card can still compute.
     let done = if looped.is_some() { done_in_loop } else { gpu.done() };
     let began = Instant::now();
     drop(gpu);
@@ -150,8 +150,8 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     Ok(Outcome { report, close, done, looped })
 }
 
-/// Launches until the time is over, and waits for all. Does not check the results: kernels that work in place get their
-/// own output as input.
+/// Launches kernels until the time is over, and waits for all of them. Does not check the results: kernels that work in
+/// place get their own output as input.
 pub fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, repeat: Repeat) -> Result<Looped> {
     let setup = Setup::new(workload, gpu)?;
     setup.upload(gpu)?;

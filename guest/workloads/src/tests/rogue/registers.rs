@@ -1,8 +1,8 @@
-//! Attacks through the card's registers while the driver is bound: registers that the driver writes sometimes are
+//! Attacks through the card's registers while the driver is bound: registers that the driver writes occasionally are
 //! written as fast as possible.
 //!
-//! The kernel's driver does not know of it. Its own channels may suffer: a channel that is lost meanwhile is counted,
-//! and another one replaces it.
+//! The kernel's driver does not know of the attack. The program's own channels may suffer: a channel that is lost
+//! during the attack is counted, and another one replaces it.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -23,40 +23,40 @@ use crate::ending::Ending;
 use crate::rig::{Counts, Rig};
 use crate::tests::Facts;
 
-/// Side of the matrices and rounds of a kernel: 50 ms of the card's time as the tests with several guests model it.
+/// Side of the matrices and rounds of a kernel: 50 ms of the card's time in the model of the tests with several guests.
 const SIDE: u32 = 32;
 const ROUNDS: u32 = 100;
-/// Kernels in flight.
+/// Number of kernels in flight.
 const IN_FLIGHT: u64 = 4;
-/// Times that a register is changed and changed back between two kernels.
+/// Number of times that a register is changed and changed back between two kernels.
 const TOGGLES: u32 = 64;
-/// All engines in PFIFO's mask.
+/// Mask of all engines in PFIFO.
 const ENGINES: u32 = 0x3f;
-/// A channel's state register: may run.
+/// Value of a channel's state register that lets the channel run.
 const RUNS: u32 = 0x001f_0001;
 /// Number of entries in the register that submits a runlist.
 const RUNLIST_LENGTH_MASK: u32 = 0xfff;
-/// Bytes of guest RAM that the card has entries for while bus mastering changes, in buffers of 16 MiB.
+/// Number of buffers of 16 MiB in guest RAM that the card has entries for while bus mastering changes.
 const MAPPED: usize = 6;
 const BUFFER: u64 = 16 << 20;
 /// Command register of PCI configuration space, and its bit for bus mastering.
 const COMMAND: u64 = 4;
 const BUS_MASTER: u16 = 1 << 2;
-/// VRAM that batches copy within, and copies of a batch: 3.9 GiB together.
+/// Size of the VRAM that batches copy within, and number of copies of a batch: 3.9 GiB together.
 const ARENA: u64 = 8 << 20;
 const COPIES: u32 = 1000;
 /// Size of a copy's operation in bytes, and number of operations in a page.
 const COPY_BYTES: u32 = 32;
 const IN_PAGE: u32 = 100;
-/// Offset of a batch's header in the page of the rings, after them.
+/// Offset of a batch's header in the page of the rings, after the rings.
 const HEADER: usize = 0xc00;
-/// First word of the arena's pages, with the page's number.
+/// First word of the arena's pages, combined with the page's number.
 const BRAND: u32 = 0xa2e4_0000;
 
 /// Changes the register of a running channel so that it may not run, and back.
 type Toggle = fn(&Card, u32);
 
-/// The state register.
+/// Toggles the state register.
 pub fn stopped(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[state])
 }
@@ -91,7 +91,7 @@ fn mask(card: &Card, _channel: u32) {
     card.write(reg::SCHED_DISABLE, 0);
 }
 
-/// Toggles while kernels run, with each method in turn.
+/// Toggles registers while kernels run, with each method in turn.
 fn under_kernels(rig: &Rig, duration: Duration, ways: &[Toggle]) -> Result<Facts> {
     let card = Card::open(None)?;
     let options = workloads::Options { seed: rig.seed(), rounds: Some(ROUNDS), side: Some(SIDE), ..Default::default() };
@@ -137,7 +137,7 @@ fn run_toggled(
     setup.free(gpu)
 }
 
-/// Bus mastering off and on, while the card has entries for many pages of RAM.
+/// Turns bus mastering off and on, while the card has entries for many pages of RAM.
 pub fn mastering(rig: &Rig, duration: Duration) -> Result<Facts> {
     let card = Card::open(None)?;
     let buffers = (0..MAPPED).map(|_| rig.buffer(Domain::Gart, BUFFER)).collect::<Result<Vec<Buffer>>>()?;
@@ -156,7 +156,7 @@ pub fn mastering(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", writes.to_string())])
 }
 
-/// Batches of the paravirtual interface that copy gigabytes each; the kernel's driver does not use them.
+/// Sends batches of the paravirtual interface that copy gigabytes each; the kernel's driver does not use them.
 pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
     let card = Card::open(None)?;
     let config = fs::read(card.config_path()).context("configuration space")?;
@@ -202,7 +202,8 @@ pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", batches.to_string()), ("ended", ended.to_string()), ("batch_mib", mib.to_string())])
 }
 
-/// Finds a buffer's VRAM address, and the number of contiguous bytes there, from the first words of its pages.
+/// Finds a buffer's VRAM address, and the number of contiguous bytes at this address, from the first words of its
+/// pages.
 fn place(card: &Card, buffer: &Buffer) -> Result<(u64, u64)> {
     let pages = u32::try_from(buffer.size() / PAGE)?;
     let map = buffer.map()?;
