@@ -28,7 +28,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The code as a GPU reads it from memory.
+    /// Returns the code as a GPU reads it from memory.
     pub fn bytes(&self) -> Vec<u8> {
         self.words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
@@ -42,19 +42,20 @@ impl Program {
 /// An entry point, and the resources of a launch. Sizes are in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
-    /// From `.kernel`.
+    /// Name, from `.kernel`.
     pub name: String,
     /// Offset from the start of the code.
     pub entry_offset: u32,
     /// Size of the code, up to the next kernel.
     pub size: u32,
-    /// Registers of a thread: from `.registers`, else one more than the highest that the kernel's code names.
+    /// Registers of a thread: from `.registers`, otherwise one more than the highest register that the kernel's code
+    /// names.
     pub registers: u32,
     /// Static shared memory of a block, from `.shared`.
     pub shared_bytes: u32,
     /// Local memory of a thread, from `.local`.
     pub local_bytes: u32,
-    /// Barriers of a block: from `.barriers`, else one more than the highest that the code names.
+    /// Barriers of a block: from `.barriers`, otherwise one more than the highest barrier that the code names.
     pub barriers: u32,
     /// Size of the parameters, from `.params`.
     pub params: u32,
@@ -64,7 +65,7 @@ pub struct Kernel {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}:{column}: {message}")]
 pub struct AsmError {
-    /// From 1.
+    /// Line number, starting at 1.
     pub line: u32,
     /// Column in characters, starting at 1.
     pub column: u32,
@@ -72,10 +73,10 @@ pub struct AsmError {
     pub message: String,
 }
 
-/// The rest is not assembled after this number of errors.
+/// Number of errors after which the rest is not assembled.
 const MAX_ERRORS: usize = 100;
 
-/// The longest program, in bytes: the range of a relative branch.
+/// Maximum size of a program in bytes: the range of a relative branch.
 const MAX_BYTES: u32 = 8 << 20;
 
 /// Assembles a source text. All errors are reported, up to a hundred.
@@ -101,7 +102,7 @@ pub fn assemble(source: &str) -> Result<Program, Vec<AsmError>> {
     Ok(Program { kernels: kernels.into_iter().map(|draft| draft.kernel).collect(), words })
 }
 
-/// Second pass: the words of one item.
+/// Second pass: emits the words of one item.
 fn emit(item: &Item<'_>, symbols: &mut Symbols, kernels: &mut [Draft], words: &mut Vec<u32>) -> Result<(), Failure> {
     let mut cursor = item.cursor;
     match item.place {
@@ -128,7 +129,7 @@ fn emit(item: &Item<'_>, symbols: &mut Symbols, kernels: &mut [Draft], words: &m
     Ok(())
 }
 
-/// NOP and NOP.E32, unguarded.
+/// Unguarded NOP and NOP.E32.
 const NOP: u64 = 0x4000_0000_0000_1de4;
 const SHORT_NOP: u64 = 0x0000_1c08;
 

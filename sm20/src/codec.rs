@@ -1,8 +1,8 @@
 //! Machine words and instructions: one table for both directions.
 //!
-//! A 64-bit word's lowest four bits are its type, the highest six (five, in most types) its opcode. Common to all but
-//! the control instructions: bit 4 joins, bits 10 to 13 are the guard, bits 14 to 19 the destination, 20 to 25 the
-//! first operand, 26 to 47 the second, 49 to 54 the third.
+//! The lowest four bits of a 64-bit word are its type, and the highest six bits (five, in most types) are its opcode.
+//! Common to all instructions except control instructions: bit 4 joins, bits 10 to 13 are the guard, bits 14 to 19 the
+//! destination, 20 to 25 the first operand, 26 to 47 the second, 49 to 54 the third.
 
 mod address;
 mod bits;
@@ -30,7 +30,7 @@ use table::{FieldError, Guarding, Row};
 
 use crate::ir::{Form, Instruction, Op, Predicate, PredicateOperand};
 
-/// Reason that a word is not an instruction.
+/// Reason that a word is not a valid instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// No encoding has this type and opcode.
@@ -39,7 +39,7 @@ pub enum DecodeError {
         /// The word.
         word: u64,
     },
-    /// Bits are set that no field of the encoding covers.
+    /// Bits are set that do not belong to any field of the encoding.
     #[error("{word:#x}: {name} with reserved bits {bits:#x} set")]
     Reserved {
         /// The word.
@@ -129,12 +129,12 @@ static LONG_INDEX: LazyLock<Index> =
     LazyLock::new(|| Index::new(&LONG_TABLES, 9, |word| word & 7 | bits::take(word, 58, 6).wrapping_shl(3)));
 static SHORT_INDEX: LazyLock<Index> = LazyLock::new(|| Index::new(&SHORT_TABLES, 8, |word| word & 0xff));
 
-/// Size in bytes, 4 or 8, of the instruction that starts with these 32 bits.
+/// Returns the size in bytes, 4 or 8, of the instruction that starts with these 32 bits.
 pub const fn size(first: u32) -> u32 {
     if first & 8 != 0 { 4 } else { 8 }
 }
 
-/// Instruction of a word; a 32-bit encoding is passed zero-extended.
+/// Decodes the instruction of a word; a 32-bit encoding is passed zero-extended.
 pub fn decode(word: u64) -> Result<Instruction, DecodeError> {
     let short = word & SHORT_FORM_BIT != 0;
     if short && bits::take(word, 32, 32) != 0 {
@@ -157,8 +157,8 @@ pub fn decode(word: u64) -> Result<Instruction, DecodeError> {
     Ok(Instruction { guard, join, form, op })
 }
 
-/// Word of an instruction, zero-extended if it is short. The result of [`decode`] is encoded unchanged, except for a
-/// guard that the hardware ignores: 0 is written.
+/// Encodes an instruction, zero-extended if it is short. The result of [`decode`] is encoded unchanged, except for a
+/// guard that the hardware ignores, which is written as 0.
 pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
     let op = &instruction.op;
     if let Op::Unsupported { name, word } = *op {
@@ -174,7 +174,7 @@ pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
         Form::Long => &LONG_TABLES,
         Form::Short => &SHORT_TABLES,
     };
-    // If several encodings refuse, the error of the first, the common one, is reported.
+    // If several encodings refuse, the error of the first one, which is the common one, is reported.
     let mut first = None;
     for row in tables.iter().flat_map(|table| table.iter()) {
         let Some(result) = (row.encode)(op) else { continue };
@@ -186,7 +186,7 @@ pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
     Err(first.map_or(EncodeError::NoShortForm { name }, error))
 }
 
-/// Bits with a meaning in an encoding.
+/// Returns the bits with a meaning in an encoding.
 fn covered(row: &Row) -> u64 {
     let (fields, _) = (row.fields)();
     let guard = if row.guarding == Guarding::Absent { 0 } else { GUARD.mask() };
@@ -204,7 +204,7 @@ fn guard(word: u64, guarding: Guarding) -> Result<PredicateOperand, Reason> {
     }
 }
 
-/// Guard and join flag.
+/// Encodes the guard and the join flag.
 fn common(row: &Row, instruction: &Instruction) -> Result<u64, FieldError> {
     let join = match (instruction.join, row.joins) {
         (false, _) => 0,

@@ -27,21 +27,21 @@ pub struct Instruction {
     /// hardware never guards (SSY, PBK, CAL and the like).
     pub guard: PredicateOperand,
     /// `.S`: after the operation the warp joins at the innermost SSY entry of its divergence stack, as if a branch went
-    /// there. It depends only on the guard.
+    /// there. The join depends only on the guard.
     pub join: bool,
-    /// Form of its encoding.
+    /// Form of the instruction's encoding.
     pub form: Form,
     /// The operation.
     pub op: Op,
 }
 
 impl Instruction {
-    /// An unguarded 64-bit instruction.
+    /// Creates an unguarded 64-bit instruction.
     pub const fn new(op: Op) -> Self {
         Self { guard: PredicateOperand::TRUE, join: false, form: Form::Long, op }
     }
 
-    /// Size of the encoding in bytes: 4 or 8.
+    /// Returns the size of the encoding in bytes: 4 or 8.
     pub const fn size(&self) -> u32 {
         match self.form {
             Form::Long => 8,
@@ -50,7 +50,7 @@ impl Instruction {
     }
 }
 
-/// The two sizes of encodings. Both sizes mix freely; bit 3 of an instruction's first word distinguishes them.
+/// The two sizes of encodings. Both sizes can be mixed freely; bit 3 of an instruction's first word distinguishes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Form {
     /// 64 bits.

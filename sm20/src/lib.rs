@@ -1,13 +1,13 @@
 //! Fermi's shader instruction set (NVIDIA's sm_20): decoder, encoder, assembler, disassembler.
 //!
 //! - [`decode`] and [`encode`]: machine words to [`Instruction`] and back. Both come from one table of encodings in
-//!   `codec`, one file for each family. Decoding is strict: a word with a bit set that no field of its encoding covers
-//!   is an error, so that [`encode`] returns the decoded word.
+//!   `codec`, one file for each family. Decoding is strict: a word with a set bit that does not belong to a field of
+//!   its encoding is an error, so that [`encode`] returns the decoded word.
 //! - [`assemble`] and `Display` of [`Instruction`]: text to a [`Program`] and back, with one description of each
 //!   operation's suffixes and operands, in `syntax`. The language is described in `docs/reference/sm20-assembly.md`.
 //!
-//! No input panics, and all need at most time and memory linear in their length. Not in this crate: the semantics of
-//! operations.
+//! No input causes a panic, and every input needs at most time and memory linear in its length. Not in this crate: the
+//! semantics of operations.
 //!
 //! Facts come from the public GF100 tables of envytools and from Mesa's compiler for the same hardware; mnemonics are
 //! NVIDIA's own.

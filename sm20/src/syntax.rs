@@ -8,7 +8,7 @@ mod registers;
 
 use crate::ir::*;
 
-/// Contents of an operand. They decide the text of an immediate and the number of registers.
+/// Contents of an operand. They determine the text of an immediate and the number of registers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// 32-bit integer or bits.
@@ -22,7 +22,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Number of registers of a value.
+    /// Returns the number of registers of a value.
     pub(crate) const fn registers(self) -> u8 {
         match self {
             Self::Int | Self::Float => 1,
@@ -40,69 +40,70 @@ pub(crate) enum Sign {
     Invert,
 }
 
-/// A visitor of an instruction's suffixes and operands, in the order in which they are written. It reads or sets them.
+/// A visitor of an instruction's suffixes and operands, in the order in which they are written. The visitor reads or
+/// sets them.
 pub(crate) trait Visitor {
     /// Error of a writer or reader.
     type Error;
 
-    /// A suffix that is present if the value is true.
+    /// Visits a suffix that is present if the value is true.
     fn flag(&mut self, name: &'static str, value: &mut bool) -> Result<(), Self::Error>;
 
-    /// A suffix that is one of a modifier's names; the default may be omitted, but is written if `shown`.
+    /// Visits a suffix that is one of a modifier's names; the default may be omitted, but is written if `shown` is set.
     fn code<T: Code>(&mut self, value: &mut T, shown: bool) -> Result<(), Self::Error>;
 
-    /// A suffix that is one of a modifier's names, and must be present.
+    /// Visits a suffix that is one of a modifier's names, and must be present.
     fn required<T: Code>(&mut self, value: &mut T) -> Result<(), Self::Error>;
 
-    /// Two suffixes for the operands of a multiplication, if not both are signed.
+    /// Visits the two suffixes for the operands of a multiplication, unless both are signed.
     fn signs(&mut self, a: &mut bool, b: &mut bool) -> Result<(), Self::Error>;
 
-    /// A destination of `count` registers, with `.CC` if present.
+    /// Visits a destination of `count` registers, with `.CC` if present.
     fn dst(&mut self, dst: &mut Register, count: u8, cc: Option<&mut bool>) -> Result<(), Self::Error>;
 
-    /// A register that starts `count` registers.
+    /// Visits a register that starts a group of `count` registers.
     fn reg(&mut self, register: &mut Register, count: u8) -> Result<(), Self::Error>;
 
-    /// A predicate that is written.
+    /// Visits a predicate that is written.
     fn pred(&mut self, predicate: &mut Predicate) -> Result<(), Self::Error>;
 
-    /// A predicate that is read. A `last` operand may be omitted if it is PT.
+    /// Visits a predicate that is read. A `last` operand may be omitted if it is PT.
     fn pred_op(&mut self, predicate: &mut PredicateOperand, last: bool) -> Result<(), Self::Error>;
 
-    /// Register, constant or immediate.
+    /// Visits a register, constant or immediate.
     fn source(&mut self, source: &mut Source, kind: Kind) -> Result<(), Self::Error>;
 
     /// Same as [`Self::source`], with a sign prefix.
     fn signed(&mut self, source: &mut Source, set: &mut bool, sign: Sign, kind: Kind) -> Result<(), Self::Error>;
 
-    /// A floating-point operand.
+    /// Visits a floating-point operand.
     fn float(&mut self, operand: &mut FloatOperand, kind: Kind) -> Result<(), Self::Error>;
 
-    /// `[R0+0x10]`; `wide` is a suffix.
+    /// Visits `[R0+0x10]`; `wide` is a suffix.
     fn address(&mut self, address: &mut Address) -> Result<(), Self::Error>;
 
-    /// `c[bank][R0+0x10]`
+    /// Visits `c[bank][R0+0x10]`.
     fn constant(&mut self, bank: &mut u8, base: &mut Register, offset: &mut i16) -> Result<(), Self::Error>;
 
-    /// A number; one with a default may be omitted at the end.
+    /// Visits a number; a number with a default may be omitted at the end.
     fn number(&mut self, value: &mut u32, default: Option<u32>) -> Result<(), Self::Error>;
 
-    /// A fixed word.
+    /// Visits a fixed word.
     fn word(&mut self, word: &'static str) -> Result<(), Self::Error>;
 
-    /// A special register.
+    /// Visits a special register.
     fn special(&mut self, special: &mut SpecialRegister) -> Result<(), Self::Error>;
 
-    /// A branch target.
+    /// Visits a branch target.
     fn target(&mut self, target: &mut Target, absolute: bool) -> Result<(), Self::Error>;
 
-    /// `CC.LT`; may be omitted if it is CC.T.
+    /// Visits `CC.LT`, which may be omitted if it is CC.T.
     fn test(&mut self, test: &mut CcTest) -> Result<(), Self::Error>;
 
-    /// A barrier's number or count; the latter may be omitted if it is RZ.
+    /// Visits a barrier's number or count; the count may be omitted if it is RZ.
     fn barrier(&mut self, operand: &mut BarrierOperand, last: bool) -> Result<(), Self::Error>;
 
-    /// An error in a value that was read.
+    /// Returns an error for a value that was read.
     fn reject(&mut self, why: &'static str) -> Self::Error;
 }
 
@@ -114,7 +115,7 @@ pub(crate) fn walk<V: Visitor>(op: &mut Op, v: &mut V) -> Result<(), V::Error> {
     flow::control(op, v)
 }
 
-/// A suffix that is present if the value is false.
+/// Visits a suffix that is present if the value is false.
 fn unless<V: Visitor>(v: &mut V, name: &'static str, value: &mut bool) -> Result<(), V::Error> {
     let mut not = !*value;
     v.flag(name, &mut not)?;
@@ -122,7 +123,7 @@ fn unless<V: Visitor>(v: &mut V, name: &'static str, value: &mut bool) -> Result
     Ok(())
 }
 
-/// A byte-sized number.
+/// Visits a number of one byte.
 fn small<V: Visitor>(v: &mut V, value: &mut u8, default: Option<u32>) -> Result<(), V::Error> {
     let mut wide = u32::from(*value);
     v.number(&mut wide, default)?;

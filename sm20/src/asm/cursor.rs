@@ -2,7 +2,7 @@
 
 use super::AsmError;
 
-/// Error, and its column.
+/// An error, and its column.
 #[derive(Debug)]
 pub(super) struct Failure {
     column: u32,
@@ -22,19 +22,20 @@ impl Failure {
 /// A position in a line. The line is ASCII and without comments; a byte is a column.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor<'a> {
-    /// From 1.
+    /// Line number, starting at 1.
     pub(super) line: u32,
     text: &'a str,
     at: usize,
 }
 
-/// Characters of names; a dot starts suffixes, and is otherwise only part of labels and directives.
+/// Returns true for the characters of names; a dot starts suffixes, and is otherwise only part of labels and
+/// directives.
 const fn in_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == '$'
 }
 
 impl<'a> Cursor<'a> {
-    /// The part of a line from byte `at` to byte `end`.
+    /// Creates a cursor over the part of a line from byte `at` to byte `end`.
     pub(super) fn new(text: &'a str, line: u32, at: usize, end: usize) -> Self {
         Self { line, text: text.get(..end).unwrap_or(text), at }
     }
@@ -43,7 +44,7 @@ impl<'a> Cursor<'a> {
         self.text.get(self.at..).unwrap_or("")
     }
 
-    /// From 1.
+    /// Returns the column, starting at 1.
     pub(super) fn column(&self) -> u32 {
         u32::try_from(self.at).unwrap_or(u32::MAX).saturating_add(1)
     }
@@ -58,7 +59,7 @@ impl<'a> Cursor<'a> {
         self.at = self.at.saturating_add(spaces);
     }
 
-    /// The next character, which may be a space.
+    /// Returns the next character, which may be a space.
     pub(super) fn peek(&self) -> Option<char> {
         self.rest().chars().next()
     }
@@ -81,7 +82,7 @@ impl<'a> Cursor<'a> {
         false
     }
 
-    /// Skips this text or fails.
+    /// Skips this text, or fails.
     pub(super) fn expect(&mut self, text: &str) -> Result<(), Failure> {
         if self.eat(text) {
             return Ok(());
@@ -93,7 +94,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Characters from here for which `wanted` holds.
+    /// Takes the following characters for which `wanted` holds.
     pub(super) fn take(&mut self, wanted: impl Fn(char) -> bool) -> &'a str {
         let rest = self.rest();
         let length = rest.find(|c| !wanted(c)).unwrap_or(rest.len());
@@ -101,13 +102,13 @@ impl<'a> Cursor<'a> {
         rest.get(..length).unwrap_or("")
     }
 
-    /// A name, or an empty text.
+    /// Takes a name, or an empty text.
     pub(super) fn name(&mut self) -> &'a str {
         self.skip_spaces();
         self.take(in_name)
     }
 
-    /// A name with dots in it: mnemonics, labels, directives, special registers.
+    /// Takes a name that may contain dots: mnemonics, labels, directives, special registers.
     pub(super) fn dotted(&mut self) -> &'a str {
         self.skip_spaces();
         self.take(|c| in_name(c) || c == '.')
@@ -120,7 +121,7 @@ impl<'a> Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// The text from here to another position in the same statement.
+    /// Returns the text from here to another position in the same statement.
     pub(super) fn between(&self, other: &Self) -> &'a str {
         self.text.get(self.at..other.at).unwrap_or("")
     }

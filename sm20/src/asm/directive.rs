@@ -6,16 +6,16 @@ use super::layout::{Draft, Layout, Place};
 use super::symbols::{Named, Symbols, plain_predicate, plain_register, usable};
 use crate::ir::Form;
 
-/// The largest `.align`, in bytes.
+/// Maximum of `.align` in bytes.
 const MAX_ALIGNMENT: i64 = 4096;
-/// Registers of a thread, without RZ.
+/// Maximum number of registers of a thread, without RZ.
 const MAX_REGISTERS: i64 = 63;
-/// Shared memory of a block, in bytes.
+/// Maximum shared memory of a block in bytes.
 const MAX_SHARED: i64 = 48 << 10;
-/// Local memory of a thread, in bytes.
+/// Maximum local memory of a thread in bytes.
 const MAX_LOCAL: i64 = 512 << 10;
 const MAX_BARRIERS: i64 = 16;
-/// Parameters, in bytes.
+/// Maximum size of the parameters in bytes.
 const MAX_PARAMS: i64 = 4096;
 
 /// First pass: `word` is the directive, at `start`; `cursor` is after it.
@@ -86,7 +86,7 @@ pub(super) fn first_pass<'a>(
     }
 }
 
-/// Second pass: values of `.word` and `.quad`.
+/// Second pass: reads the values of `.word` and `.quad`.
 pub(super) fn values(cursor: &mut Cursor<'_>, symbols: &Symbols, form: Form) -> Result<Vec<u64>, Failure> {
     let mut values = Vec::new();
     loop {
@@ -107,7 +107,7 @@ pub(super) fn values(cursor: &mut Cursor<'_>, symbols: &Symbols, form: Form) -> 
     }
 }
 
-/// Second pass: `.reg`'s name and register.
+/// Second pass: reads the name and the register of `.reg`.
 pub(super) fn name(cursor: &mut Cursor<'_>, symbols: &mut Symbols) -> Result<(), Failure> {
     let name = new_name(cursor)?;
     _ = cursor.eat(",");
@@ -128,7 +128,7 @@ fn operand(mut cursor: Cursor<'_>) -> Cursor<'_> {
     cursor
 }
 
-/// A name that a directive defines.
+/// Reads a name that a directive defines.
 fn new_name<'a>(cursor: &mut Cursor<'a>) -> Result<&'a str, Failure> {
     let at = operand(*cursor);
     let name = cursor.name();
@@ -139,7 +139,7 @@ fn new_name<'a>(cursor: &mut Cursor<'a>) -> Result<&'a str, Failure> {
     }
 }
 
-/// A number from 0 to `limit`, which fits 32 bits.
+/// Reads a number from 0 to `limit`, which fits in 32 bits.
 fn ranged(cursor: &mut Cursor<'_>, symbols: &Symbols, limit: i64) -> Result<u32, Failure> {
     let at = operand(*cursor);
     let value = expression(cursor, symbols)?;
@@ -149,7 +149,7 @@ fn ranged(cursor: &mut Cursor<'_>, symbols: &Symbols, limit: i64) -> Result<u32,
     }
 }
 
-/// Commas in the rest of a statement.
+/// Returns the number of commas in the rest of a statement.
 fn commas(mut cursor: Cursor<'_>) -> usize {
     cursor.take(|_| true).matches(',').count()
 }

@@ -1,12 +1,12 @@
-//! Numbers and sums of them.
+//! Numbers, and sums of numbers.
 
 use super::cursor::{Cursor, Failure};
 use super::symbols::Symbols;
 
-/// Parentheses within parentheses.
+/// Maximum depth of nested parentheses.
 const MAX_DEPTH: u32 = 16;
 
-/// A sum of products of numbers, constants and labels.
+/// Reads a sum of products of numbers, constants and labels.
 pub(super) fn expression(cursor: &mut Cursor<'_>, symbols: &Symbols) -> Result<i64, Failure> {
     sum(cursor, symbols, MAX_DEPTH)
 }
@@ -69,7 +69,7 @@ fn factor(cursor: &mut Cursor<'_>, symbols: &Symbols, depth: u32) -> Result<i64,
     if negative { value.checked_neg().ok_or(()).or_else(|()| at.fail("the number is too large")) } else { Ok(value) }
 }
 
-/// Decimal, or with 0x, 0b; underscores separate digits.
+/// Reads a number: decimal, or with 0x or 0b; underscores separate digits.
 fn number(word: &str) -> Option<i64> {
     let digits: String = word.chars().filter(|c| *c != '_').collect::<String>().to_ascii_lowercase();
     let magnitude = match digits.get(..2) {
@@ -77,6 +77,6 @@ fn number(word: &str) -> Option<i64> {
         Some("0b") => u64::from_str_radix(digits.get(2..)?, 2),
         _ => digits.parse(),
     };
-    // The upper half of 64 bits is for `.quad`, as the same bits.
+    // The upper half of the range of 64 bits is for `.quad`, with the same bits.
     magnitude.ok().map(u64::cast_signed)
 }

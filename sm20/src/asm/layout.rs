@@ -6,22 +6,22 @@ use super::symbols::{Symbols, usable};
 use super::{AsmError, Kernel, MAX_BYTES, MAX_ERRORS, directive};
 use crate::ir::Form;
 
-/// Code of a statement.
+/// Code that a statement produces.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
     Instruction {
         address: u32,
         form: Form,
     },
-    /// `.word` and `.quad`.
+    /// The values of `.word` and `.quad`.
     Data {
         form: Form,
     },
-    /// This number of words with NOPs.
+    /// NOPs that fill this number of words.
     Padding {
         words: u32,
     },
-    /// `.reg`
+    /// The name of `.reg`.
     Name,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Layout<'a> {
     pub(super) items: Vec<Item<'a>>,
     pub(super) kernels: Vec<Draft>,
     pub(super) symbols: Symbols,
-    /// Bytes so far.
+    /// Number of bytes so far.
     pub(super) address: u32,
 }
 
@@ -69,7 +69,7 @@ impl<'a> Layout<'a> {
         layout
     }
 
-    /// Labels, then a directive or an instruction.
+    /// Reads labels, then a directive or an instruction.
     fn statement(&mut self, mut cursor: Cursor<'a>) -> Result<(), Failure> {
         loop {
             if cursor.at_end() {
@@ -136,7 +136,7 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Size of an instruction: 32 bits if `.E32` is among its suffixes.
+/// Returns the form of an instruction: 32 bits if `.E32` is among its suffixes.
 fn form_of(mut cursor: Cursor<'_>) -> Form {
     if cursor.eat("@") {
         _ = cursor.eat("!");

@@ -38,7 +38,7 @@ pub(super) fn instruction(
     Ok(instruction)
 }
 
-/// Default operation of a mnemonic, and true for the form with a 32-bit immediate.
+/// Returns the default operation of a mnemonic, and true for the form with a 32-bit immediate.
 fn template(mnemonic: &str) -> Option<(Op, bool)> {
     let find = |name: &str| Op::TEMPLATES.iter().find(|(known, _)| *known == name).map(|(_, template)| template());
     if let Some(op) = find(mnemonic) {
@@ -63,7 +63,7 @@ fn template(mnemonic: &str) -> Option<(Op, bool)> {
 /// The suffixes of a mnemonic, each taken by its modifier.
 struct Suffixes<'a> {
     mnemonic: &'a str,
-    /// Operands with their columns; `None` once taken.
+    /// Suffixes that are not taken yet, with their columns; `None` once taken.
     left: Vec<Option<(&'a str, u32)>>,
 }
 
@@ -118,9 +118,9 @@ struct Operands<'a, 'b> {
     end: i64,
     /// Column of the mnemonic.
     at: u32,
-    /// A 32-bit immediate will follow.
+    /// Set if a 32-bit immediate will follow.
     long: bool,
-    /// No operand has been read.
+    /// Set if no operand has been read.
     first: bool,
 }
 
@@ -149,7 +149,7 @@ impl<'b> Operands<'_, 'b> {
         register(self.cursor, self.symbols)
     }
 
-    /// Register, constant or number; without prefix.
+    /// Reads a register, constant or number without a prefix.
     fn plain_source(&mut self, kind: Kind) -> Read<Source> {
         if let Some(address) = self.constant_address()? {
             return Ok(Source::Constant(address));
@@ -172,7 +172,7 @@ impl<'b> Operands<'_, 'b> {
         Ok(Source::Immediate(value))
     }
 
-    /// `c[bank][offset]`, if it comes next.
+    /// Reads `c[bank][offset]`, if it comes next.
     fn constant_address(&mut self) -> Read<Option<ConstAddress>> {
         let Some(bank) = self.bank()? else { return Ok(None) };
         self.cursor.expect("[")?;
@@ -181,7 +181,7 @@ impl<'b> Operands<'_, 'b> {
         Ok(Some(ConstAddress { bank, offset: u16::try_from(offset).unwrap_or(u16::MAX) }))
     }
 
-    /// `c[bank]`, if it comes next.
+    /// Reads `c[bank]`, if it comes next.
     fn bank(&mut self) -> Read<Option<u8>> {
         let mut ahead = *self.cursor;
         if !matches!(ahead.name(), "c" | "C") || !ahead.eat("[") {
@@ -193,7 +193,7 @@ impl<'b> Operands<'_, 'b> {
         Ok(Some(u8::try_from(bank).unwrap_or(u8::MAX)))
     }
 
-    /// A number from 0 to `limit`.
+    /// Reads a number from 0 to `limit`.
     fn ranged(&mut self, limit: u32, what: &str) -> Read<u32> {
         self.cursor.skip_spaces();
         let at = *self.cursor;
@@ -204,7 +204,8 @@ impl<'b> Operands<'_, 'b> {
         }
     }
 
-    /// An immediate's 32 bits: for floats a number with or without a point or exponent, or the bits in hexadecimal.
+    /// Reads an immediate's 32 bits: for floats a number with or without a point or exponent, or the bits in
+    /// hexadecimal.
     fn immediate(&mut self, kind: Kind) -> Read<u32> {
         self.cursor.skip_spaces();
         let at = *self.cursor;
@@ -228,7 +229,7 @@ impl<'b> Operands<'_, 'b> {
         }
     }
 
-    /// Skips a prefix, unless it is part of a number, and the parentheses after it around a number.
+    /// Skips a prefix, unless it is part of a number, and the parentheses around a number that follows the prefix.
     fn prefixed<T>(&mut self, prefix: char, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<(bool, T)> {
         let mut ahead = *self.cursor;
         ahead.take(|c| c == prefix);
@@ -250,7 +251,7 @@ impl<'b> Operands<'_, 'b> {
         Ok((true, value))
     }
 
-    /// Returns true if an operand that allows the prefix follows it, rather than a name in a number.
+    /// Returns true if an operand that allows the prefix follows, and not a name in a number.
     fn is_operand(&self, mut cursor: Cursor<'b>) -> bool {
         match cursor.peek() {
             Some('(' | '|') => true,
@@ -264,7 +265,7 @@ impl<'b> Operands<'_, 'b> {
         }
     }
 
-    /// `R0`, `R0+4`, `R0-4` or `4`, up to a bracket.
+    /// Reads `R0`, `R0+4`, `R0-4` or `4`, up to a bracket.
     fn base_and_offset(&mut self, limit: (i64, i64)) -> Read<(Register, i64)> {
         self.cursor.expect("[")?;
         self.cursor.skip_spaces();
@@ -406,7 +407,7 @@ impl Visitor for Operands<'_, '_> {
 
     fn address(&mut self, address: &mut Address) -> Read<()> {
         self.next()?;
-        // Also tried as unsigned: an address without a register.
+        // Also try the number as unsigned: an address without a register.
         let (base, offset) = self.base_and_offset((i32::MIN.into(), u32::MAX.into()))?;
         address.base = base;
         let unsigned = u32::try_from(offset).map(u32::cast_signed);
@@ -550,7 +551,7 @@ fn predicate_operand(cursor: &mut Cursor<'_>, symbols: &Symbols) -> Read<Predica
     Ok(PredicateOperand { predicate: predicate(cursor, symbols)?, negate })
 }
 
-/// A decimal floating-point number with its sign, if one comes next.
+/// Reads a decimal floating-point number with its sign, if one comes next.
 fn decimal<'a>(cursor: &mut Cursor<'a>) -> Option<&'a str> {
     let mut ahead = *cursor;
     ahead.take(|c| c == '-');

@@ -3,7 +3,7 @@
 use super::AsmError;
 use super::cursor::Cursor;
 
-/// The source's lines with each character of a comment replaced by a space, so that columns do not change.
+/// Returns the source's lines with each character of a comment replaced by a space, so that columns do not change.
 pub(super) fn without_comments(source: &str, errors: &mut Vec<AsmError>) -> Vec<String> {
     let mut in_block = None;
     let mut lines = Vec::new();
@@ -67,7 +67,7 @@ fn blank(line: &str, number: u32, in_block: &mut Option<(u32, u32)>, errors: &mu
     result
 }
 
-/// The statements of a line, which semicolons separate.
+/// Returns the statements of a line, which semicolons separate.
 pub(super) fn statements(line: &str, number: u32) -> impl Iterator<Item = Cursor<'_>> {
     let mut start = 0_usize;
     line.split(';').map(move |part| {

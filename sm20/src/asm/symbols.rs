@@ -40,12 +40,12 @@ impl Symbols {
         Ok(())
     }
 
-    /// Names a register, from here on in the current scope. The name can be defined again.
+    /// Gives a register a name, valid from here on in the current scope. The name can be defined again.
     pub(super) fn register(&mut self, name: &str, named: Named) {
         self.registers.insert((self.scope, name.to_owned()), named);
     }
 
-    /// The value of a label or constant.
+    /// Returns the value of a label or constant.
     pub(super) fn value(&self, name: &str) -> Option<i64> {
         let label = |scope| self.values.get(&(scope, name.to_owned())).map(|address| i64::from(*address));
         label(self.scope).or_else(|| label(None)).or_else(|| self.constants.get(name).copied())
@@ -58,7 +58,7 @@ impl Symbols {
     }
 }
 
-/// R0 to R62, RZ.
+/// Returns the register of a name from R0 to R62, or RZ.
 pub(super) fn plain_register(name: &str) -> Option<Register> {
     match split(name)? {
         ('R', "Z" | "z") => Some(Register::ZERO),
@@ -67,7 +67,7 @@ pub(super) fn plain_register(name: &str) -> Option<Register> {
     }
 }
 
-/// P0 to P6, PT.
+/// Returns the predicate of a name from P0 to P6, or PT.
 pub(super) fn plain_predicate(name: &str) -> Option<Predicate> {
     match split(name)? {
         ('P', "T" | "t") => Some(Predicate::TRUE),
@@ -82,7 +82,7 @@ fn split(name: &str) -> Option<(char, &str)> {
 }
 
 fn number(digits: &str) -> Option<u8> {
-    // Without the check `parse` would accept a sign.
+    // Without this check, `parse` would accept a sign.
     if digits.chars().all(|c| c.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
 

@@ -7,8 +7,8 @@ use crate::ir::*;
 const NOT_WIDE: Reason = "a 64-bit address cannot be encoded here";
 const TOO_FAR: Reason = "the displacement does not fit its field";
 
-/// Base register at bit 20, displacement at `low` bits from bit 26, `shift` times doubled, its upper `high.1` bits at
-/// `high.0`; bit 58 for 64-bit addresses if `wide`.
+/// A base register at bit 20, and a displacement with its `low` lower bits at bit 26 and its `high.1` upper bits at
+/// `high.0`, shifted left by `shift`. If `wide`, bit 58 marks 64-bit addresses.
 pub(super) struct Memory {
     low: u32,
     high: (u32, u32),
@@ -16,16 +16,16 @@ pub(super) struct Memory {
     wide: bool,
 }
 
-/// Displacement of 32 bits, or 64-bit address.
+/// A displacement of 32 bits, or a 64-bit address.
 pub(super) const GLOBAL: Memory = Memory { low: 32, high: (0, 0), shift: 0, wide: true };
-/// Displacement of 32 bits.
+/// A displacement of 32 bits.
 pub(super) const GLOBAL_LOCK: Memory = Memory { low: 32, high: (0, 0), shift: 0, wide: false };
-/// Displacement of 20 bits in two parts.
+/// A displacement of 20 bits in two parts.
 pub(super) const ATOMIC: Memory = Memory { low: 17, high: (55, 3), shift: 0, wide: true };
-/// Displacement of 24 bits: shared and local memory.
+/// A displacement of 24 bits, for shared and local memory.
 pub(super) const WINDOW: Memory = Memory { low: 24, high: (0, 0), shift: 0, wide: false };
 
-/// Displacement of 30 bits, in words, from bit 28.
+/// A displacement of 30 bits, in words, at bit 28.
 pub(super) struct CacheLine;
 
 impl Field for Memory {
@@ -81,9 +81,9 @@ impl Field for CacheLine {
 
 /// Target of a control instruction: bit 14 set means a word of a constant bank (bank at 42, byte offset at 26).
 pub(super) enum Goto {
-    /// 24 bits from bit 26, from the end of the instruction.
+    /// 24 bits at bit 26, relative to the end of the instruction.
     Relative,
-    /// 32 bits from bit 26, from the start of the code.
+    /// 32 bits at bit 26, relative to the start of the code.
     Absolute,
 }
 

@@ -1,11 +1,11 @@
-//! Fields of encodings: each knows its bits, reads an operand from them and writes it there.
+//! Fields of encodings: each field knows its bits, and reads an operand from them or writes it to them.
 
 use std::marker::PhantomData;
 
 use super::bits::{low8, low16, low32, mask, place, place_signed, take, take_signed};
 use crate::ir::*;
 
-/// Reason that a field has no value, or a value has no field.
+/// Reason that a field has no value, or a value does not fit a field.
 pub(crate) type Reason = &'static str;
 
 const NOT_A_REGISTER: Reason = "only a register can be encoded here";
@@ -16,16 +16,16 @@ const RESERVED: Reason = "bits that the operand's kind leaves unused are set";
 
 /// A field of an encoding.
 pub(super) trait Field {
-    /// Type of its value.
+    /// Type of the field's value.
     type Value;
 
-    /// Its bits.
+    /// Returns the field's bits.
     fn mask(&self) -> u64;
 
-    /// Its value in `word`.
+    /// Returns the field's value in `word`.
     fn get(&self, word: u64) -> Result<Self::Value, Reason>;
 
-    /// A word with only this value.
+    /// Returns a word that contains only this value.
     fn put(&self, value: Self::Value) -> Result<u64, Reason>;
 }
 
@@ -67,7 +67,7 @@ impl Field for Pred {
     }
 }
 
-/// A predicate in two parts: two low bits and one high.
+/// A predicate in two parts: two low bits and one high bit.
 pub(super) struct SplitPred {
     pub low: u32,
     pub high: u32,
@@ -246,12 +246,12 @@ pub(super) struct Coded<T> {
     of: PhantomData<T>,
 }
 
-/// A modifier at its full width.
+/// Creates a modifier field of full width.
 pub(super) const fn coded<T: Code>(at: u32) -> Coded<T> {
     narrow(at, T::WIDTH)
 }
 
-/// A modifier of which the encoding has only the first few values.
+/// Creates a modifier field that supports only the first few values.
 pub(super) const fn narrow<T: Code>(at: u32, width: u32) -> Coded<T> {
     Coded { at, width, of: PhantomData }
 }
@@ -345,7 +345,8 @@ impl Immediate {
     }
 }
 
-/// A word of a constant bank: bits 28 to 41 of its address, the bank at 42 with bit 26 as its fifth bit.
+/// Reads a word of a constant bank: its address is in bits 28 to 41, and the bank in bits 42 to 45, with bit 26 as the
+/// bank's fifth bit.
 fn get_constant(word: u64) -> Result<Source, Reason> {
     if take(word, 27, 1) != 0 {
         return Err(RESERVED);
@@ -410,7 +411,7 @@ impl Field for Src {
     }
 }
 
-/// Second and third operand: one of them can be a constant, the second an immediate.
+/// The second and third operand: one of them can be a constant, and the second an immediate.
 pub(super) struct SrcPair(pub Immediate);
 
 impl Field for SrcPair {
@@ -461,7 +462,7 @@ impl Field for Long {
     }
 }
 
-/// Destination that is also the third operand.
+/// A destination that is also the third operand.
 pub(super) struct DstAndThird;
 
 impl Field for DstAndThird {
@@ -553,7 +554,8 @@ impl Field for RegSrc {
     }
 }
 
-/// A barrier's number or count: a register at `register`, or an immediate of `width` bits there if bit `select` is set.
+/// A barrier's number or count: a register at `register`, or an immediate of `width` bits at the same position if bit
+/// `select` is set.
 pub(super) struct BarrierField {
     pub at: u32,
     pub width: u32,

@@ -1,4 +1,4 @@
-//! The 32-bit encodings. A word holds one zero-extended; its bit 3 is set.
+//! The 32-bit encodings. A word contains a zero-extended encoding, in which bit 3 is set.
 
 use super::field::*;
 use super::short_field::*;
@@ -158,7 +158,7 @@ rows! { GUARDLESS, Absent, false, 0;
     Bpt 0x8000_001f / 0xf800_001f { kind: coded(5), number: Num32 { at: 7, width: 20 } }
 }
 
-/// Same as for the 64-bit encodings.
+/// The same table for the 32-bit encodings.
 pub(super) static UNSUPPORTED: &[(&str, u64, u64)] = &[
     ("VABSDIFF2", 0x0000_0108, 0x0000_07ff),
     ("VADD2", 0x0000_0308, 0x0000_0fff),

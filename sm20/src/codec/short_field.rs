@@ -7,7 +7,7 @@ use crate::ir::*;
 const SUCH_SOURCE: Reason = "this kind of operand cannot be encoded in 32 bits";
 const TOO_WIDE: Reason = "the value does not fit the 32-bit encoding's field";
 
-/// The banks that short encodings reach; the selector value before the first means a register.
+/// The banks that short encodings can name; the selector value before the first bank means a register.
 const BANKS: [u8; 3] = [0, 1, 16];
 
 /// A register or one of the first 64 words of three constant banks, at `at`; selector at `select`.
@@ -79,15 +79,15 @@ impl Field for SmallConstant {
     }
 }
 
-/// A signed immediate in two parts: `low` and `high` are position and width.
+/// A signed immediate in two parts: `low` and `high` are the position and the width of each part.
 pub(super) struct SplitImmediate {
     pub low: (u32, u32),
     pub high: (u32, u32),
 }
 
-/// Immediate of 8 bits.
+/// An immediate of 8 bits.
 pub(super) const IMMEDIATE: SplitImmediate = SplitImmediate { low: (26, 6), high: (8, 2) };
-/// Immediate of 12 bits.
+/// An immediate of 12 bits.
 pub(super) const MOVED: SplitImmediate = SplitImmediate { low: (20, 12), high: (0, 0) };
 
 impl Field for SplitImmediate {
@@ -112,7 +112,7 @@ impl Field for SplitImmediate {
     }
 }
 
-/// The upper 12 bits of a word, at bit 20. Counted as a 32-bit immediate, so that zero does not have two encodings.
+/// The upper 12 bits of a word, at bit 20. They count as a 32-bit immediate, so that zero does not have two encodings.
 pub(super) struct UpperImmediate;
 
 impl Field for UpperImmediate {
@@ -157,11 +157,11 @@ impl Field for Count {
     }
 }
 
-/// Address in units of the access: displacement of 8 bits (two at bit 8, six at 26), base at bit 20.
+/// An address in units of the access: displacement of 8 bits (two at bit 8, six at bit 26), base at bit 20.
 pub(super) struct Near {
-    /// Doublings of the displacement: 2 or 3.
+    /// Left shift of the displacement: 2 or 3.
     pub shift: u32,
-    /// Set if the base is a pair.
+    /// Set if the base is a pair of registers.
     pub wide: bool,
 }
 
@@ -193,7 +193,7 @@ impl Field for Near {
     }
 }
 
-/// LDC's base and displacement, as [`Near`] with words.
+/// LDC's base and displacement, like [`Near`] with words.
 pub(super) struct NearConstant;
 
 impl Field for NearConstant {
@@ -271,7 +271,7 @@ impl Field for SmallInt {
     }
 }
 
-/// U32 or S32, by one bit.
+/// U32 or S32, selected by one bit.
 pub(super) struct WordSign(pub u32);
 
 impl Field for WordSign {
@@ -313,7 +313,7 @@ impl Field for SplitCompare {
     }
 }
 
-/// Both operands' sign in one bit.
+/// One bit for the sign of both operands.
 pub(super) struct BothSigned(pub u32);
 
 impl Field for BothSigned {

@@ -6,19 +6,20 @@ use crate::ir::Op;
 /// Use of the guard's bits in an encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Guarding {
-    /// The guard.
+    /// The bits are the guard.
     Guard,
-    /// Ignored by the hardware. Compilers write 0 or 7 (PT) there. To detect a guard by mistake, only these two are
-    /// accepted, and 0 is written.
+    /// Ignored by the hardware. Compilers write 0 or 7 (PT) to these bits. To detect guards that were set by mistake,
+    /// only these two values are accepted, and 0 is written.
     Ignored,
-    /// Used for another purpose.
+    /// The bits are used for another purpose.
     Absent,
 }
 
 /// A field that could not be read or written: its name and the reason.
 pub(super) type FieldError = (&'static str, Reason);
 
-/// One encoding of an operation. The tables' macro makes both directions, and the bits, from the same list of fields.
+/// One encoding of an operation. The tables' macro generates both directions, and the masks, from the same list of
+/// fields.
 pub(super) struct Row {
     /// The operation's name.
     pub name: &'static str,
@@ -30,29 +31,29 @@ pub(super) struct Row {
     pub guarding: Guarding,
     /// Set if bit 4 is the join flag.
     pub joins: bool,
-    /// The bits of the fields, and the bits that several fields share (none; tests check it).
+    /// The bits of the fields, and the bits that several fields share (tests check that no such bits exist).
     pub fields: fn() -> (u64, u64),
-    /// Operation of a word that matches.
+    /// Decodes a matching word.
     pub decode: fn(u64) -> Result<Op, FieldError>,
-    /// Word of an operation, without guard; `None` if it is another operation.
+    /// Encodes an operation, without its guard; returns `None` for another operation.
     pub encode: fn(&Op) -> Option<Result<u64, FieldError>>,
 }
 
-/// Bits of fields, and bits that occur twice.
+/// Returns the bits of all fields, and the bits that occur twice.
 pub(super) fn union(masks: &[u64]) -> (u64, u64) {
     masks.iter().fold((0, 0), |(all, twice), mask| (all | mask, twice | (all & mask)))
 }
 
-/// A field's result, with its name in the error.
+/// Returns a field's result, with the field's name in the error.
 pub(super) fn named<T>(field: &'static str, result: Result<T, Reason>) -> Result<T, FieldError> {
     result.map_err(|why| (field, why))
 }
 
-/// Makes a static table: its name, the use of the guard's bits, whether bit 4 joins, and bits that every mask has in
-/// addition (bit 3 for the 64-bit encodings, whose opcodes the sources give without it).
+/// Defines a static table: its name, the use of the guard's bits, whether bit 4 is the join flag, and the additional
+/// bits of every mask (bit 3 for the 64-bit encodings, whose opcodes the sources give without it).
 ///
-/// Rows follow: `Variant value / mask { field: codec, ... }`, with several fields before a colon for a codec that holds
-/// them together. Bits in neither mask nor fields are reserved.
+/// Rows follow: `Variant value / mask { field: codec, ... }`, with several fields before a colon for a codec that
+/// encodes them together. Bits in neither mask nor fields are reserved.
 macro_rules! rows {
     ($table:ident, $guarding:ident, $joins:literal, $size:literal;
      $($variant:ident $value:literal / $mask:literal {
@@ -88,7 +89,7 @@ macro_rules! rows {
     };
 }
 
-/// The pattern of one name, or of several names as a tuple.
+/// Expands to the pattern of one name, or of several names as a tuple.
 macro_rules! group {
     ($field:ident) => {
         $field
@@ -98,7 +99,7 @@ macro_rules! group {
     };
 }
 
-/// Type that one reference refers to, or several, as a tuple.
+/// Expands to the type that one reference refers to, or several as a tuple.
 macro_rules! values {
     ($field:ident) => {
         *$field

@@ -9,7 +9,7 @@ fn tables() -> impl Iterator<Item = (Form, &'static Row)> {
     long.chain(SHORT_TABLES.iter().flat_map(|table| table.iter()).map(|row| (Form::Short, row)))
 }
 
-/// The encoding of a word that decodes: the same word, or without a guard that has no meaning.
+/// Returns the encoding of a word that decodes: the same word, or without a guard that has no meaning.
 fn canonical(word: u64) -> u64 {
     let index = if word & SHORT_FORM_BIT != 0 { &SHORT_INDEX } else { &LONG_INDEX };
     match index.find(word) {
@@ -18,7 +18,7 @@ fn canonical(word: u64) -> u64 {
     }
 }
 
-/// Words of every row that decode: `each` of a row, with random operands.
+/// Returns words of every row that decode: `each` words of a row, with random operands.
 pub(crate) fn samples(random: &mut Rng, each: usize) -> Vec<u64> {
     let mut words = Vec::new();
     for (_, row) in tables() {
@@ -124,8 +124,8 @@ fn unmodelled_instruction_has_a_name() {
     assert!(encode(&forged).is_err());
 }
 
-/// Words of all kinds: random ones, short ones, ones with few bits set, and neighbours of valid ones. The whole space
-/// is too sparse for random words alone: about one word in a hundred is an instruction.
+/// Returns words of all kinds: random words, short words, words with few bits set, and neighbours of valid words. The
+/// whole space is too sparse for random words alone: about one word in a hundred is an instruction.
 fn any_word(random: &mut Rng, last: u64) -> u64 {
     let bits = random.u64(..);
     let word = random.u64(..);
@@ -145,7 +145,7 @@ fn a_million_words_through_instructions_and_text() {
     let (mut good, mut last) = (0, 0);
     let mut seen = std::collections::HashSet::new();
     for round in 0..1_000_000usize {
-        // Walks start from every row, so that none stays where most words are valid.
+        // Walks start from every row, so that no walk stays in an area where most words are valid.
         if round % 64 == 0 {
             last = beginnings[round / 64 % beginnings.len()];
         }
@@ -156,7 +156,7 @@ fn a_million_words_through_instructions_and_text() {
         (good, last) = (good + 1, word);
         let instruction = decode(word).unwrap();
         seen.insert(instruction.op.mnemonic());
-        // Text takes longer, and does not depend on bits that the words do not have.
+        // Text takes longer, and does not depend on bits that the words do not have, so it is tested less often.
         if good % 8 == 0 {
             let text = instruction.to_string();
             assert_eq!(word_of(&text), Ok(canonical(word)), "{text}");

@@ -2,7 +2,7 @@
 
 /// A modifier with its field value and its name in assembly.
 pub(crate) trait Code: Copy + Default + PartialEq + 'static {
-    /// Bits of the field.
+    /// Width of the field in bits.
     const WIDTH: u32;
     /// Every value, with its code and suffix.
     const TABLE: &'static [(Self, u8, &'static str)];
@@ -74,7 +74,7 @@ codes! {
         Xor = 2 "XOR",
     }
 
-    /// Bitwise operations.
+    /// A bitwise operation.
     LogicOp: 2 {
         /// a & b
         #[default] And = 0 "AND",
@@ -102,7 +102,7 @@ codes! {
     MultiFunction: 3 {
         /// Cosine of an argument that RRO.SINCOS prepared.
         #[default] Cos = 0 "COS",
-        /// Sine, likewise.
+        /// Sine of an argument that RRO.SINCOS prepared.
         Sin = 1 "SIN",
         /// 2 to the power of an argument that RRO.EX2 prepared.
         Ex2 = 2 "EX2",
@@ -114,7 +114,7 @@ codes! {
         Rsq = 5 "RSQ",
         /// Upper word of an approximate reciprocal of a double, from the double's upper word.
         Rcp64H = 6 "RCP64H",
-        /// Upper word of an approximate reciprocal square root, likewise.
+        /// Upper word of an approximate reciprocal square root of a double, from the double's upper word.
         Rsq64H = 7 "RSQ64H",
     }
 
@@ -154,7 +154,7 @@ codes! {
         Replicate16 = 6 "RC16",
     }
 
-    /// Width of a memory access, and how a narrow one fills the register.
+    /// Width of a memory access, and how a narrow value fills the register.
     Width: 3 {
         /// A byte, zero-extended.
         U8 = 0 "U8",
@@ -196,7 +196,7 @@ codes! {
         WriteThrough = 3 "WT",
     }
 
-    /// Atomic operations, `m` being memory's value and `a` the operand.
+    /// Atomic operations, where `m` is the value in memory and `a` is the operand.
     AtomicOp: 4 {
         /// m + a
         #[default] Add = 0 "ADD",
@@ -284,7 +284,7 @@ codes! {
         Eq = 2 "EQ",
     }
 
-    /// Action of a barrier instruction. The first three wait; without results they are BAR.SYNC.
+    /// Action of a barrier instruction. The first three actions wait; without results they are BAR.SYNC.
     BarrierOp: 3 {
         /// Wait, and count the threads whose predicate holds.
         #[default] Popc = 0 "POPC",
@@ -308,7 +308,8 @@ codes! {
         Trap = 3 "TRAP",
     }
 
-    /// Part of a register that a narrow conversion reads: a byte, or with 8 bits more the half-word that starts there.
+    /// Part of a register that a narrow conversion reads: a byte, or for 16 bits the half-word that starts at that
+    /// byte.
     Byte: 2 {
         /// Bits 0 and up.
         #[default] B0 = 0 "B0",
@@ -320,8 +321,8 @@ codes! {
         B3 = 3 "B3",
     }
 
-    /// Tests of the condition code: by sign and zero flag as the comparison of two numbers would leave them, with an
-    /// unordered variant of each, and by single flags.
+    /// Tests of the condition code: of the sign and zero flags as left by the comparison of two numbers, each with an
+    /// unordered variant, and of single flags.
     CcTest: 5 {
         /// Never.
         False = 0 "F",
@@ -411,7 +412,7 @@ impl Code for IntType {
 }
 
 impl IntType {
-    /// 8, 16, 32 or 64.
+    /// Returns 8, 16, 32 or 64.
     pub const fn bits(self) -> u32 {
         match self {
             Self::U8 | Self::S8 => 8,
@@ -421,7 +422,7 @@ impl IntType {
         }
     }
 
-    /// Returns true if it has a sign.
+    /// Returns true if the type is signed.
     pub const fn signed(self) -> bool {
         matches!(self, Self::S8 | Self::S16 | Self::S32 | Self::S64)
     }
@@ -453,17 +454,18 @@ impl Compare {
     /// Always.
     pub const TRUE: Self = Self(15);
 
-    /// The four bits: less, equal, greater, unordered. Higher bits are dropped.
+    /// Creates a comparison from its four bits: less, equal, greater, unordered. Higher bits are dropped.
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits & 15)
     }
 
-    /// The four bits.
+    /// Returns the four bits.
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// Returns true if it holds for numbers in this relation; `None` is unordered. Integers are always ordered.
+    /// Returns true if the comparison holds for numbers in this relation; `None` means unordered. Integers are always
+    /// ordered.
     pub const fn holds(self, order: Option<core::cmp::Ordering>) -> bool {
         let bit = match order {
             Some(core::cmp::Ordering::Less) => 1,
@@ -498,7 +500,7 @@ impl Code for Compare {
 }
 
 impl FloatType {
-    /// 16, 32 or 64.
+    /// Returns 16, 32 or 64.
     pub const fn bits(self) -> u32 {
         match self {
             Self::F16 => 16,

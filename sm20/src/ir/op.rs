@@ -65,32 +65,32 @@ ops! {
 
     /// Sum or difference.
     IAdd "IADD" { dst: Register, write_cc: bool, a: Register, b: Source, mode: AddMode, saturate: bool, carry_in: bool }
-    /// Low or (`high`) high word of the product.
+    /// Low word of the product, or high word if `high` is set.
     IMul "IMUL" { dst: Register, write_cc: bool, a: Register, b: Source, a_signed: bool, b_signed: bool, high: bool }
-    /// Low or high word of a * b, and c; `mode` has the product as its first operand.
+    /// Low or high word of a * b, and c; the first operand of `mode` is the product.
     IMad "IMAD" {
         dst: Register, write_cc: bool, a: Register, b: Source, c: Source, mode: AddMode, a_signed: bool, b_signed: bool,
         high: bool, saturate: bool, carry_in: bool,
     }
-    /// (a << shift) and b; `mode` has the shifted value as its first operand.
+    /// (a << shift) and b; the first operand of `mode` is the shifted value.
     IScAdd "ISCADD" { dst: Register, write_cc: bool, a: Register, b: Source, shift: u8, mode: AddMode }
     /// |a - b| + c.
     ISad "ISAD" { dst: Register, write_cc: bool, a: Register, b: Source, c: Source, signed: bool }
-    /// The lesser if `select` holds, else the greater.
+    /// The lesser operand if `select` holds, otherwise the greater one.
     IMnMx "IMNMX" {
         dst: Register, write_cc: bool, a: Register, b: Source, select: PredicateOperand, signed: bool, extended: Extended,
     }
-    /// All ones (`float_result`: 1.0) if the comparison holds, else zero.
+    /// All ones (1.0 if `float_result` is set) if the comparison holds, otherwise zero.
     ISet "ISET" {
         dst: Register, write_cc: bool, a: Register, b: Source, compare: Compare, signed: bool, carry_in: bool,
         float_result: bool, logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// Comparison into predicates.
+    /// Comparison whose result goes to predicates.
     ISetP "ISETP" {
         p: Predicate, q: Predicate, a: Register, b: Source, compare: Compare, signed: bool, carry_in: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// a if c compares so with zero, else b.
+    /// a if the comparison of c with zero holds, otherwise b.
     ICmp "ICMP" { dst: Register, a: Register, b: Source, c: Source, compare: Compare, signed: bool }
 
     // Logic, shifts, bit fields.
@@ -99,18 +99,20 @@ ops! {
     Lop "LOP" {
         dst: Register, write_cc: bool, a: Register, b: Source, logic: LogicOp, invert_a: bool, invert_b: bool, carry_in: bool,
     }
-    /// a << b. Counts above 31 give zero, or (`wrap`) only the low five bits count.
+    /// a << b. Counts above 31 give zero; if `wrap` is set, only the low five bits count.
     Shl "SHL" { dst: Register, write_cc: bool, a: Register, b: Source, wrap: bool, carry_in: bool }
-    /// a >> b; `reverse`: reverses the bits of a first. Counts are treated as in SHL, and saturate to all sign bits.
+    /// a >> b; if `reverse` is set, the bits of a are reversed first. Counts are treated as in SHL, and saturate to all
+    /// sign bits.
     Shr "SHR" {
         dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, wrap: bool, reverse: bool, carry_in: bool,
     }
-    /// Bit field of a (`reverse`: with its bits reversed): position in b's bits 0 to 7, length in 8 to 15.
+    /// Bit field of a, whose bits are reversed first if `reverse` is set: position in b's bits 0 to 7, length in 8 to
+    /// 15.
     Bfe "BFE" { dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, reverse: bool }
-    /// c with a's low bits at the field that b names as in BFE.
+    /// c with a's low bits inserted into the field that b names as in BFE.
     Bfi "BFI" { dst: Register, write_cc: bool, a: Register, b: Source, c: Source }
-    /// Number of the highest set bit (signed: of the highest that differs from the sign), all ones if there is none;
-    /// `shift_amount`: instead the left shift that brings it to bit 31.
+    /// Number of the highest set bit (if signed, of the highest bit that differs from the sign), or all ones if no such
+    /// bit exists. With `shift_amount`, the left shift that moves this bit to bit 31 instead.
     Flo "FLO" { dst: Register, write_cc: bool, b: Source, signed: bool, invert: bool, shift_amount: bool }
     /// Number of set bits in a & b.
     Popc "POPC" { dst: Register, a: Register, b: Source, invert_a: bool, invert_b: bool }
@@ -131,21 +133,22 @@ ops! {
         dst: Register, write_cc: bool, a: Register, b: Source, c: Source, negate_product: bool, negate_c: bool,
         rounding: Rounding, ftz: bool, fmz: bool, saturate: bool,
     }
-    /// The lesser if `select` holds, else the greater. Given a NaN and a number, the result is the number.
+    /// The lesser operand if `select` holds, otherwise the greater one. Given a NaN and a number, the result is the
+    /// number.
     FMnMx "FMNMX" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand, ftz: bool,
     }
-    /// As ISET.
+    /// Like ISET.
     FSet "FSET" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, compare: Compare, float_result: bool, ftz: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// As ISETP.
+    /// Like ISETP.
     FSetP "FSETP" {
         p: Predicate, q: Predicate, a: FloatOperand, b: FloatOperand, compare: Compare, ftz: bool, logic: PredicateLogic,
         accumulate: PredicateOperand,
     }
-    /// a if c compares so with zero, else b.
+    /// a if the comparison of c with zero holds, otherwise b.
     FCmp "FCMP" { dst: Register, a: Register, b: Source, c: Source, compare: Compare, ftz: bool }
     /// Multi-function unit.
     Mufu "MUFU" { dst: Register, a: FloatOperand, function: MultiFunction, saturate: bool }
@@ -163,14 +166,14 @@ ops! {
         dst: Register, write_cc: bool, a: Register, b: Source, c: Source, negate_product: bool, negate_c: bool,
         rounding: Rounding,
     }
-    /// As FMNMX.
+    /// Like FMNMX.
     DMnMx "DMNMX" { dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand }
     /// Like FSET; the result is one register.
     DSet "DSET" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, compare: Compare, float_result: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// As FSETP.
+    /// Like FSETP.
     DSetP "DSETP" {
         p: Predicate, q: Predicate, a: FloatOperand, b: FloatOperand, compare: Compare, logic: PredicateLogic,
         accumulate: PredicateOperand,
@@ -178,66 +181,66 @@ ops! {
 
     // Conversions.
 
-    /// Between float types; `integer`: to an integral value of the same type. `upper_half` reads an F16 from bits 16 to
-    /// 31.
+    /// Conversion between float types; with `integer`, to an integral value of the same type. `upper_half` reads an F16
+    /// from bits 16 to 31.
     F2F "F2F" {
         dst: Register, write_cc: bool, b: FloatOperand, to: FloatType, from: FloatType, rounding: Rounding, integer: bool,
         ftz: bool, saturate: bool, upper_half: bool,
     }
-    /// Float to integer, saturating.
+    /// Conversion from float to integer, saturating.
     F2I "F2I" {
         dst: Register, write_cc: bool, b: FloatOperand, to: IntType, from: FloatType, rounding: Rounding, ftz: bool,
         upper_half: bool,
     }
-    /// Integer to float; `b`'s modifiers apply to the integer.
+    /// Conversion from integer to float; `b`'s modifiers apply to the integer.
     I2F "I2F" {
         dst: Register, write_cc: bool, b: FloatOperand, to: FloatType, from: IntType, rounding: Rounding, part: Byte,
     }
-    /// Integer to integer; without `saturate` the upper bits are dropped.
+    /// Conversion from integer to integer; without `saturate` the upper bits are dropped.
     I2I "I2I" {
         dst: Register, write_cc: bool, b: FloatOperand, to: IntType, from: IntType, saturate: bool, part: Byte,
     }
 
     // Moves, selection, predicates.
 
-    /// b. `lanes`: in each group of four lanes, the lanes whose bit is set take part.
+    /// b. In each group of four lanes, the lanes whose bit in `lanes` is set take part.
     Mov "MOV" { dst: Register, b: Source, lanes: u8 }
-    /// a if `select` holds, else b.
+    /// a if `select` holds, otherwise b.
     Sel "SEL" { dst: Register, a: Register, b: Source, select: PredicateOperand }
     /// Bytes of c:a that b selects.
     Prmt "PRMT" { dst: Register, a: Register, b: Source, c: Source, mode: PermuteMode }
-    /// Special register.
+    /// Value of a special register.
     S2R "S2R" { dst: Register, special: SpecialRegister }
-    /// Predicates (bit n is Pn) under the mask b, the other bits from a.
+    /// The predicates selected by the mask b (bit n is Pn), and the other bits of a.
     P2R "P2R" { dst: Register, a: Register, b: Source }
-    /// Sets the predicates that the mask b names from a.
+    /// Sets the predicates selected by the mask b from a.
     R2P "R2P" { a: Register, b: Source }
     /// State of a barrier.
     B2R "B2R" { dst: Register, barrier: u8 }
     /// Address of the next instruction.
     Lepc "LEPC" { dst: Register }
-    /// (a combine b) logic accumulate, as ISET.
+    /// (a combine b) logic accumulate, like ISET.
     PSet "PSET" {
         dst: Register, write_cc: bool, a: PredicateOperand, b: PredicateOperand, combine: PredicateLogic, float_result: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// (a combine b) logic accumulate, as ISETP.
+    /// (a combine b) logic accumulate, like ISETP.
     PSetP "PSETP" {
         p: Predicate, q: Predicate, a: PredicateOperand, b: PredicateOperand, combine: PredicateLogic, logic: PredicateLogic,
         accumulate: PredicateOperand,
     }
-    /// Test of the condition code, as ISET.
+    /// Test of the condition code, like ISET.
     CSet "CSET" {
         dst: Register, write_cc: bool, test: CcTest, float_result: bool, logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// Test of the condition code, as ISETP.
+    /// Test of the condition code, like ISETP.
     CSetP "CSETP" { p: Predicate, q: Predicate, test: CcTest, logic: PredicateLogic, accumulate: PredicateOperand }
 
     // Memory. Values of more than 32 bits are in pairs and quads.
 
     /// Generic load.
     Ld "LD" { dst: Register, address: Address, width: Width, cache: LoadCache }
-    /// Generic load of a value that is the same for all lanes and not written meanwhile.
+    /// Generic load of a value that is the same for all lanes and not written during the kernel.
     Ldu "LDU" { dst: Register, address: Address, width: Width }
     /// Generic store.
     St "ST" { address: Address, value: Register, width: Width, cache: StoreCache }
@@ -259,15 +262,15 @@ ops! {
     Stsul "STSUL" { address: Address, value: Register, width: Width }
     /// Load from a constant bank, at base + offset.
     Ldc "LDC" { dst: Register, bank: u8, base: Register, offset: i16, width: Width }
-    /// Atomic operation on global memory; `dst` gets the old value, `c` is CAS's new one.
+    /// Atomic operation on global memory; `dst` gets the old value, and `c` is the new value of CAS.
     Atom "ATOM" { dst: Register, address: Address, a: Register, c: Register, operation: AtomicOp, kind: AtomicType }
     /// Atomic operation without a result.
     Red "RED" { address: Address, a: Register, operation: AtomicOp, kind: AtomicType }
-    /// Waits until earlier accesses are visible in that scope.
+    /// Waits until earlier accesses are visible in the given scope.
     Membar "MEMBAR" { scope: FenceScope }
-    /// Cache control, generic addresses.
+    /// Cache control, for generic addresses.
     Cctl "CCTL" { dst: Register, address: Address, operation: CacheOp, level: CacheLevel }
-    /// Cache control, local addresses.
+    /// Cache control, for local addresses.
     Cctll "CCTLL" { dst: Register, address: Address, operation: CacheOp }
 
     // Barriers and votes.
@@ -277,18 +280,20 @@ ops! {
         operation: BarrierOp, p: Predicate, dst: Register, barrier: BarrierOperand, count: BarrierOperand,
         a: PredicateOperand,
     }
-    /// `dst` gets the mask of active lanes for which `a` holds, `p` the vote's result.
+    /// `dst` gets the mask of active lanes for which `a` holds, and `p` gets the vote's result.
     Vote "VOTE" { dst: Register, p: Predicate, a: PredicateOperand, mode: VoteMode }
 
     // Control.
 
     /// No operation; `test` has no effect.
     Nop "NOP" { test: CcTest }
-    /// Performance event: a mask.
+    /// Performance event, selected by a mask.
     Pmtrig "PMTRIG" { test: CcTest, mask: u16 }
-    /// Branch. `uniform`: branches only if all active lanes take it. `limit`: checks the stack's limit.
+    /// Branch. With `uniform`, branches only if all active lanes take the branch. With `limit`, checks the stack's
+    /// limit.
     Bra "BRA" { target: Target, test: CcTest, uniform: bool, limit: bool }
-    /// Branch to target plus register; with a constant, the register is added to its offset.
+    /// Branch to the target plus the register; if the target is a constant, the register is added to the constant's
+    /// offset.
     Brx "BRX" { target: Target, index: Register, test: CcTest, limit: bool }
     /// BRA with an absolute address.
     Jmp "JMP" { target: Target, test: CcTest, uniform: bool, limit: bool }
@@ -310,17 +315,17 @@ ops! {
     Plongjmp "PLONGJMP" { target: Target }
     /// Ends the lanes.
     Exit "EXIT" { test: CcTest }
-    /// Returns.
+    /// Returns from a call.
     Ret "RET" { test: CcTest }
-    /// Ends the lanes, as a fragment that is discarded.
+    /// Ends the lanes, like a discarded fragment.
     Kil "KIL" { test: CcTest }
     /// Breaks out of a loop.
     Brk "BRK" { test: CcTest }
-    /// Next round of a loop.
+    /// Continues with the next round of a loop.
     Cont "CONT" { test: CcTest }
     /// Jumps to the innermost PLONGJMP.
     Longjmp "LONGJMP" { test: CcTest }
-    /// Return from the trap handler.
+    /// Returns from the trap handler.
     Rtt "RTT" { terminate: bool }
     /// Breakpoint or trap, with a number.
     Bpt "BPT" { kind: BreakKind, number: u32 }

@@ -3,7 +3,7 @@
 /// A general register: R0 to R62, or RZ. RZ reads as zero and discards writes.
 ///
 /// Pairs and quads of registers (doubles, 64-bit addresses, wide loads) are named by their lowest register. The
-/// hardware requires its alignment, which the interpreter checks.
+/// hardware requires this register to be aligned, which the interpreter checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Register(u8);
 
@@ -11,12 +11,12 @@ impl Register {
     /// The zero register, index 63.
     pub const ZERO: Self = Self(63);
 
-    /// Register `index`; 63 is RZ. `None` above.
+    /// Returns register `index`; 63 is RZ. Returns `None` above 63.
     pub const fn new(index: u8) -> Option<Self> {
         if index <= 63 { Some(Self(index)) } else { None }
     }
 
-    /// 0 to 63.
+    /// Returns the index, 0 to 63.
     pub const fn index(self) -> u8 {
         self.0
     }
@@ -41,12 +41,12 @@ impl Predicate {
     /// The true predicate, index 7.
     pub const TRUE: Self = Self(7);
 
-    /// Predicate `index`; 7 is PT. `None` above.
+    /// Returns predicate `index`; 7 is PT. Returns `None` above 7.
     pub const fn new(index: u8) -> Option<Self> {
         if index <= 7 { Some(Self(index)) } else { None }
     }
 
-    /// 0 to 7.
+    /// Returns the index, 0 to 7.
     pub const fn index(self) -> u8 {
         self.0
     }
@@ -68,12 +68,12 @@ impl Default for Predicate {
 pub struct PredicateOperand {
     /// The predicate.
     pub predicate: Predicate,
-    /// `!`: the opposite is used.
+    /// Set for `!`: the opposite is used.
     pub negate: bool,
 }
 
 impl PredicateOperand {
-    /// Always true.
+    /// The operand that is always true.
     pub const TRUE: Self = Self { predicate: Predicate::TRUE, negate: false };
 }
 
@@ -82,12 +82,12 @@ impl PredicateOperand {
 pub enum Source {
     /// A register, or the first register of a pair.
     Register(Register),
-    /// A word, or the two words from there, of a constant bank.
+    /// A word of a constant bank, or the two words that start there.
     Constant(ConstAddress),
     /// A 20-bit immediate, widened: sign-extended for integers; the upper 20 bits of the word for single precision; the
     /// upper 20 bits of the upper word (the lower word is zero) for double precision.
     Immediate(u32),
-    /// A 32-bit immediate, of the `32I` forms.
+    /// A 32-bit immediate of the `32I` forms.
     LongImmediate(u32),
 }
 
@@ -100,20 +100,20 @@ impl Default for Source {
 /// A word in a constant bank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConstAddress {
-    /// 0 to 31; 16 and above are the driver's and the compiler's on this hardware.
+    /// Number of the bank, 0 to 31; on this hardware, banks from 16 belong to the driver and the compiler.
     pub bank: u8,
-    /// In bytes. A multiple of 4, except in branch targets, which keep the low bits of the word.
+    /// Offset in bytes. A multiple of 4, except in branch targets, which keep the low bits of the word.
     pub offset: u16,
 }
 
-/// A floating-point operand with its modifiers; absolute value is taken before negation.
+/// A floating-point operand with its modifiers; the absolute value is taken before the negation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FloatOperand {
     /// The value. For most first operands only a register can be encoded.
     pub source: Source,
-    /// `-`.
+    /// Set for `-`.
     pub negate: bool,
-    /// `|x|`.
+    /// Set for `|x|`.
     pub absolute: bool,
 }
 
@@ -122,18 +122,18 @@ pub struct FloatOperand {
 pub struct Address {
     /// The register; RZ if the displacement is the whole address.
     pub base: Register,
-    /// In bytes.
+    /// Displacement in bytes.
     pub offset: i32,
-    /// `.E`: the address is 64 bits wide and `base` starts a pair. Global and generic accesses only.
+    /// Set for `.E`: the address is 64 bits wide and `base` starts a pair. Only for global and generic accesses.
     pub wide: bool,
 }
 
 /// Target of a control instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// Bytes from the end of the instruction.
+    /// Offset in bytes from the end of the instruction.
     Relative(i32),
-    /// Bytes from the start of the code segment.
+    /// Offset in bytes from the start of the code segment.
     Absolute(u32),
     /// A word in a constant bank holds the target. The relative instructions (BRA, BRX, CAL and the stack pushes)
     /// take the word as a displacement from the end of the instruction, the others as an absolute address.
@@ -149,9 +149,9 @@ impl Default for Target {
 /// A barrier's number or thread count: a register's value or a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BarrierOperand {
-    /// An address in a register. A count of RZ means all threads of the block.
+    /// A value in a register. A count of RZ means all threads of the block.
     Register(Register),
-    /// Fixed: a barrier of 0 to 15, or a count of up to 4095 threads.
+    /// A fixed value: a barrier of 0 to 15, or a count of up to 4095 threads.
     Immediate(u16),
 }
 
@@ -168,11 +168,11 @@ pub struct SpecialRegister(pub u8);
 impl SpecialRegister {
     /// Lane of the thread in its warp.
     pub const LANE_ID: Self = Self(0x00);
-    /// Numbers of warps and multiprocessors: bits 8 to 14 and 20 to 28.
+    /// Number of warps in bits 8 to 14, and of multiprocessors in bits 20 to 28.
     pub const VIRT_CFG: Self = Self(0x02);
-    /// This warp and this multiprocessor: bits 8 to 12 and 20 to 28.
+    /// Number of this warp in bits 8 to 12, and of this multiprocessor in bits 20 to 28.
     pub const VIRT_ID: Self = Self(0x03);
-    /// Thread index in the block, x, y and z packed.
+    /// Thread index in the block: x, y and z, packed.
     pub const TID: Self = Self(0x20);
     /// Thread index, x.
     pub const TID_X: Self = Self(0x21);
@@ -222,13 +222,13 @@ impl SpecialRegister {
     pub const LMEM_HI_OFF: Self = Self(0x37);
     /// The lane's own bit.
     pub const EQ_MASK: Self = Self(0x38);
-    /// Bits of the lanes below.
+    /// Bits of the lower lanes.
     pub const LT_MASK: Self = Self(0x39);
-    /// Bits of the lanes below and its own.
+    /// Bits of the lower lanes and the lane's own bit.
     pub const LE_MASK: Self = Self(0x3a);
-    /// Bits of the lanes above.
+    /// Bits of the higher lanes.
     pub const GT_MASK: Self = Self(0x3b);
-    /// Bits of the lanes above and its own.
+    /// Bits of the higher lanes and the lane's own bit.
     pub const GE_MASK: Self = Self(0x3c);
     /// Low word of the clock.
     pub const CLOCK_LO: Self = Self(0x50);

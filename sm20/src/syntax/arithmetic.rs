@@ -3,7 +3,7 @@
 use super::{Kind, Sign, Visitor, small, unless};
 use crate::ir::*;
 
-/// An addition's operands: the subtracted one has a minus, and an addition of one is `.PO`.
+/// Visits an addition's operands: the subtracted operand has a minus, and an addition of one is `.PO`.
 fn sum<V: Visitor>(
     v: &mut V,
     mode: &mut AddMode,
@@ -26,7 +26,7 @@ fn sum<V: Visitor>(
     Ok(())
 }
 
-/// A register with a prefix.
+/// Visits a register with a prefix.
 fn signed_reg<V: Visitor>(
     v: &mut V,
     register: &mut Register,
@@ -362,7 +362,7 @@ const fn int_kind(of: IntType) -> Kind {
     if of.bits() == 64 { Kind::Long } else { Kind::Int }
 }
 
-/// F2F's rounding: of the significand, or to an integral value.
+/// F2F's rounding, either of the significand or to an integral value.
 #[derive(Clone, Copy, Default, PartialEq)]
 struct FloatRounding(Rounding, bool);
 

@@ -3,7 +3,7 @@
 use super::{Kind, Visitor, small, unless};
 use crate::ir::*;
 
-/// All lanes, in MOV.
+/// Lane mask of MOV for all lanes.
 const ALL_LANES: u32 = 15;
 
 pub(super) fn moves<V: Visitor>(op: &mut Op, v: &mut V) -> Result<bool, V::Error> {
@@ -86,7 +86,7 @@ pub(super) fn moves<V: Visitor>(op: &mut Op, v: &mut V) -> Result<bool, V::Error
     Ok(true)
 }
 
-/// Number of registers of a value in memory.
+/// Returns the number of registers of a value in memory.
 const fn registers(width: Width) -> u8 {
     match width {
         Width::U8 | Width::S8 | Width::U16 | Width::S16 | Width::B32 => 1,
@@ -229,7 +229,7 @@ pub(super) fn control<V: Visitor>(op: &mut Op, v: &mut V) -> Result<(), V::Error
             v.required(kind)?;
             v.number(number, None)?;
         }
-        // Written as data; other functions handle all other operations.
+        // Unsupported instructions are written as data; other functions handle all other operations.
         _ => {}
     }
     Ok(())

@@ -33,7 +33,7 @@ impl Display for Address {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match (self.base.is_zero(), self.offset) {
             (_, 0) => write!(f, "[{}]", self.base),
-            // With a 64-bit base RZ is written, so that `.E` has a register.
+            // With a 64-bit base, RZ is written, so that `.E` has a register.
             (true, offset) if !self.wide && offset > 0 => write!(f, "[{offset:#x}]"),
             (_, offset) => write!(f, "[{}{}]", self.base, Displacement(offset)),
         }
@@ -49,7 +49,7 @@ impl Display for SpecialRegister {
     }
 }
 
-/// A signed number with its sign always written.
+/// A signed number that is always written with its sign.
 struct Displacement(i32);
 
 impl Display for Displacement {
@@ -58,7 +58,7 @@ impl Display for Displacement {
     }
 }
 
-/// An instruction in the assembler's syntax, without a semicolon. Relative targets are written `pc+0x10`: bytes from
+/// An instruction in the assembler's syntax, without a semicolon. Relative targets are written `pc+0x10`: in bytes from
 /// the end of the instruction.
 impl Display for Instruction {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -96,7 +96,7 @@ impl Op {
 struct Printer {
     suffixes: String,
     operands: String,
-    /// A 32-bit immediate was among the operands.
+    /// Set if a 32-bit immediate was among the operands.
     long: bool,
 }
 
@@ -123,7 +123,7 @@ impl Printer {
     }
 }
 
-/// Floats in decimal if they are numbers; doubles from their upper word.
+/// Formats an immediate. Floats are decimal if they are numbers; doubles are derived from their upper word.
 fn immediate(value: u32, kind: Kind) -> String {
     match kind {
         Kind::Int | Kind::Long => {
@@ -136,12 +136,12 @@ fn immediate(value: u32, kind: Kind) -> String {
     }
 }
 
-/// The double with this upper word.
+/// Returns the double with this upper word.
 fn double(upper: u32) -> f64 {
     f64::from_bits(u64::from(upper).wrapping_shl(32))
 }
 
-/// A prefix applies to a name directly, to a number in parentheses.
+/// Adds a prefix: directly to a name, and around parentheses to a number.
 fn prefixed(prefix: &str, text: &str) -> String {
     if prefix.is_empty() || text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '|') {
         format!("{prefix}{text}")

@@ -7,7 +7,7 @@ use crate::ir::*;
 /// with RZ.
 pub(crate) fn registers(op: &Op, found: &mut dyn FnMut(Register, u8)) {
     let mut op = *op;
-    // This visitor sets nothing, so that no value can be rejected.
+    // This visitor sets no values, so no value can be rejected.
     _ = walk(&mut op, &mut Finder { found });
 }
 

@@ -6,13 +6,13 @@ fn program(source: &str) -> Program {
     assemble(source).unwrap_or_else(|errors| panic!("{errors:?}"))
 }
 
-/// Instructions at 8 bytes each, as text.
+/// Returns instructions of 8 bytes each, as text.
 fn listing(program: &Program) -> Vec<String> {
     let pairs = program.words.chunks(2).map(|pair| u64::from(pair[1]) << 32 | u64::from(pair[0]));
     pairs.map(|word| decode(word).unwrap().to_string()).collect()
 }
 
-/// Errors as `line:column: message`.
+/// Returns errors as `line:column: message`.
 fn errors(source: &str) -> Vec<String> {
     assemble(source).expect_err("errors").iter().map(ToString::to_string).collect()
 }
@@ -92,7 +92,7 @@ fn kernels() {
     assert_eq!(program.kernel("first"), Some(&first));
     let second = program.kernel("second").unwrap();
     assert_eq!((second.entry_offset, second.size), (40, 24));
-    // R9 and R10 for the load, and barriers 0 to 3.
+    // The registers include R9 and R10 for the load, and the barriers are 0 to 3.
     assert_eq!((second.registers, second.barriers), (11, 4));
     let expected = [
         "RET",

@@ -1,4 +1,4 @@
-//! Encodings from public sources, as facts to check against.
+//! Encodings from public sources, as independent facts.
 
 use super::text::word_of;
 use crate::{Op, decode, encode};
@@ -12,8 +12,8 @@ const MANUAL: &[(u64, &str)] = &[
     (0x8000_0000_0000_1de7, "EXIT"),
 ];
 
-/// Listings of cuobjdump for sm_20 and sm_30 (whose encodings of these are the same) in NVIDIA's developer forums and a
-/// web log on disassembly.
+/// Listings of cuobjdump for sm_20 and sm_30 (which have the same encodings for these instructions) in NVIDIA's
+/// developer forums and a web log on disassembly.
 const LISTINGS: &[(u64, &str)] = &[
     (0x4000_0000_0000_1de4, "NOP"),
     (0x2c00_0000_9800_9c04, "S2R R2, SR_CTAID.Y"),
@@ -120,7 +120,7 @@ const ASFERMI: &[(u64, &str)] = &[
     (0xd000_0000_0000_1c05, "CCTLL.QRY1 R0, [R0]"),
 ];
 
-/// Words that Mesa's emitter for this hardware would write: put together by hand from its opcode constants and field
+/// Words that Mesa's emitter for this hardware would write: assembled by hand from its opcode constants and field
 /// positions, as a second source in addition to envytools' tables.
 const MESA_EMITTER: &[(u64, &str)] = &[
     (0x3008_0000_0c20_5c40, "FFMA.FTZ R1, R2, R3, R4"),
@@ -252,7 +252,7 @@ fn mesa_emitter() {
 #[test]
 fn asfermi() {
     check(ASFERMI);
-    // With a meaningless guard.
+    // Decode a word with a meaningless guard.
     assert_eq!(decode(0x5800_0000_0000_1c07).unwrap().to_string(), "PLONGJMP pc+0x0");
 }
 

@@ -1,4 +1,4 @@
-//! The assembler reads the disassembler's output.
+//! Checks that the assembler reads the disassembler's output.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use crate::codec::tests::samples;
 use crate::{Form, Instruction, Op, assemble, decode};
 use fastrand::Rng;
 
-/// The word that a text assembles to, alone.
+/// Returns the word that a text by itself assembles to.
 pub(crate) fn word_of(text: &str) -> Result<u64, String> {
     let program = assemble(text).map_err(|errors| errors[0].to_string())?;
     Ok(match program.words[..] {
@@ -62,7 +62,7 @@ proptest! {
         }
     }
 
-    /// Valid pieces of the language, in an invalid order.
+    /// Assembles valid pieces of the language in an invalid order.
     #[test]
     fn any_mixture_gives_a_program_or_errors(pieces in prop::collection::vec(0..PIECES.len(), 0..40)) {
         let source: String = pieces.iter().map(|n| PIECES[*n]).collect();
