@@ -3,11 +3,11 @@
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Hidden units; there is one output.
+/// Number of hidden units; the net has one output.
 const HIDDEN: usize = 16;
-/// Inputs that a block sums.
+/// Number of inputs that a block sums.
 const BLOCK_INPUTS: u32 = 16;
-/// Fractions of an error and of the last change that are added to the weights. The kernels use the same.
+/// Fractions of an error and of the last change that are added to the weights. The kernels use the same values.
 const LEARNING_RATE: f32 = 0.3;
 const MOMENTUM: f32 = 0.3;
 /// The target output.
@@ -24,7 +24,7 @@ pub(crate) struct Backprop {
     output_changes: Vec<f32>,
 }
 
-/// Result of a step with a net.
+/// Result of a training step.
 struct Trained {
     values: Vec<f64>,
     output: f64,
@@ -38,8 +38,8 @@ impl Backprop {
     pub(crate) fn new(scale: u32, seed: u64) -> Self {
         let (count, mut random) = (1024 * scale as usize, Random::new(seed));
         let inputs = [vec![1.0], random.units(count)].concat();
-        // A unit's weights have one sign, and their sum stays small for any count: then no hidden unit saturates at 1
-        // or 0, and sums do not lose precision.
+        // A unit's weights have one sign, and their sum stays small for any count, so that no hidden unit saturates at
+        // 1 or 0, and sums do not lose precision.
         let gains: Vec<f32> = random.units(HIDDEN).iter().map(|unit| (8.0 * unit - 4.0) / count as f32).collect();
         let mut random_weights = || {
             let units = random.units(inputs.len() * HIDDEN);
@@ -51,7 +51,7 @@ impl Backprop {
         Self { inputs, weights, changes, output_weights, output_changes }
     }
 
-    /// Inputs without the constant.
+    /// Returns the number of inputs without the constant.
     fn count(&self) -> usize {
         self.inputs.len() - 1
     }
@@ -152,8 +152,8 @@ impl Workload for Backprop {
         let hidden = (sums / 4.0 + 12.0) * unit;
         let value_bound = Bound { relative: 0.0, absolute: hidden };
         let mut verified = results.same_floats("values", &narrow(&values), value_bound)?;
-        // The output's weights are below 0.5. With the hidden units' errors, their sum's error is 17 / 2 of those and
-        // 17 * 7 units.
+        // The output's weights are below 0.5. With the hidden units' errors, the error of the weights' sum is 17 / 2 of
+        // these errors and 17 * 7 units.
         let wrong = 0.25 * (17.0 / 2.0 * hidden + 17.0 * 7.0 * unit) + 12.0 * unit;
         let output_bound = Bound { relative: 0.0, absolute: wrong };
         verified += results.same_floats("output", &narrow(&[output]), output_bound)?;

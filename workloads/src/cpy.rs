@@ -3,7 +3,7 @@
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Bytes at scale 1; the papers' 64 MiB are 256 times as many.
+/// Size in bytes at scale 1; the papers' 64 MiB are 256 times as large.
 const BYTES: u64 = 256 << 10;
 
 fn input(scale: u32, seed: u64) -> Vec<u32> {
@@ -14,7 +14,7 @@ fn size(input: &[u32]) -> String {
     format!("{}KiB", size_of_val(input) >> 10)
 }
 
-/// Host to device, device to device, device to host.
+/// Copies from host to device, device to device, and device to host.
 #[derive(Debug)]
 pub(crate) struct Cpy {
     input: Vec<u32>,
@@ -54,7 +54,7 @@ impl Workload for Cpy {
     }
 }
 
-/// Same with pinned host memory, which the copy engine and a kernel access directly.
+/// The same copies with pinned host memory, which the copy engine and a kernel access directly.
 #[derive(Debug)]
 pub(crate) struct PinCpy {
     input: Vec<u32>,

@@ -7,9 +7,9 @@ pub(crate) trait Element: Copy + 'static {
     fn random(random: &mut Random, count: usize) -> Vec<Self>;
     fn slot(name: &'static str, input: &[Self]) -> Slot;
     fn plus(self, other: Self) -> Self;
-    /// The sum of products, with the CPU's most exact arithmetic.
+    /// Returns the sum of products, with the CPU's most exact arithmetic.
     fn dot(products: impl Iterator<Item = (Self, Self)>) -> Self;
-    /// Compares; integers must be equal for any bound.
+    /// Compares elements; integers must be equal for any bound.
     fn same(results: &Results, name: &str, expected: &[Self], bound: Bound) -> Result<u64>;
 }
 

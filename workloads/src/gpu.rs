@@ -11,14 +11,14 @@ pub enum Place {
     Ram,
 }
 
-/// A buffer on a device; a copy of this value refers to the same one.
+/// A buffer on a device; a copy of this value refers to the same buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
     /// The device's index of the buffer.
     pub index: usize,
     /// The virtual address for the GPU, which may be 2^32 or more.
     pub address: u64,
-    /// In bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
@@ -32,32 +32,32 @@ pub struct Module {
 /// Number of blocks, and of threads of a block, in x, y and z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: [u32; 3],
-    /// Threads of a block.
+    /// Number of threads of a block.
     pub threads: [u32; 3],
 }
 
 impl Grid {
-    /// One dimension, with at least `count` threads.
+    /// Returns a grid of one dimension, with at least `count` threads.
     #[must_use]
     pub fn line(count: u32, threads: u32) -> Self {
         Self { blocks: [count.div_ceil(threads), 1, 1], threads: [threads, 1, 1] }
     }
 
-    /// Two dimensions.
+    /// Returns a grid of two dimensions.
     #[must_use]
     pub fn plane(blocks: [u32; 2], threads: [u32; 2]) -> Self {
         Self { blocks: [blocks[0], blocks[1], 1], threads: [threads[0], threads[1], 1] }
     }
 }
 
-/// A kernel's parameters: bytes from `c[0x0][0x20]` on, each value aligned to its size.
+/// A kernel's parameters: bytes that start at `c[0x0][0x20]`, with each value aligned to its size.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Params(Vec<u8>);
 
 impl Params {
-    /// No parameters.
+    /// Creates an empty list of parameters.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -90,7 +90,7 @@ impl Params {
         self
     }
 
-    /// All bytes.
+    /// Returns all bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
@@ -108,25 +108,26 @@ pub trait Gpu {
     /// Frees a buffer once the launched work no longer needs it.
     ///
     /// # Errors
-    /// The driver's error.
+    /// On a driver error.
     fn free(&mut self, buffer: Buffer) -> Result<()>;
 
     /// Copies from the CPU into a buffer, with the GPU's copy engine if the buffer is in VRAM.
     ///
     /// # Errors
-    /// A range outside the buffer, or the driver's error.
+    /// If the range is outside the buffer, or on a driver error.
     fn upload(&mut self, buffer: Buffer, at: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Waits for all earlier work and copies from a buffer to the CPU, with the GPU's copy engine if it is in VRAM.
+    /// Waits for all earlier work and copies from a buffer to the CPU, with the GPU's copy engine if the buffer is in
+    /// VRAM.
     ///
     /// # Errors
-    /// A range outside the buffer, or the driver's error.
+    /// If the range is outside the buffer, or on a driver error.
     fn download(&mut self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Result<()>;
 
     /// Copies the first `bytes` of a buffer to the start of another with the GPU's copy engine; does not wait.
     ///
     /// # Errors
-    /// A range outside a buffer, or the driver's error.
+    /// If the range is outside a buffer, or on a driver error.
     fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<()>;
 
     /// Makes a program ready to launch.
@@ -135,16 +136,16 @@ pub trait Gpu {
     /// If no memory is left, or on a driver error.
     fn load(&mut self, program: &sm20::Program) -> Result<Module>;
 
-    /// Launches the kernel `name` of a module; does not wait. `uses` are the buffers that it reads or writes: other
-    /// buffers may not be resident.
+    /// Launches the kernel `name` of a module; does not wait. `uses` are the buffers that the kernel reads or writes:
+    /// other buffers may not be resident.
     ///
     /// # Errors
-    /// An unknown kernel, parameters of another size than the kernel declares, or the driver's error.
+    /// If the kernel is unknown, the parameters do not have the size that the kernel declares, or on a driver error.
     fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()>;
 
     /// Waits for all work.
     ///
     /// # Errors
-    /// A kernel that faulted, or the driver's error.
+    /// If a kernel faulted, or on a driver error.
     fn finish(&mut self) -> Result<()>;
 }

@@ -1,35 +1,35 @@
-//! Points on the wall of a heart, tracked through the frames of a film with templates. Each template is compared with
+//! Tracks points on the wall of a heart through the frames of a film, with templates. Each template is compared with
 //! the frame around its last position.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Frames: in the first one the points are known.
+/// Number of frames: in the first frame the points are known.
 const FRAMES: usize = 11;
-/// Points on two ellipses, the inner and the outer wall, at the smallest size.
+/// Number of points on each of two ellipses, the inner and the outer wall, at the smallest size.
 const INNER: usize = 6;
 const OUTER: usize = 9;
-/// Sides of a template, and of the area of positions at which it is compared.
+/// Side of a template, and of the area of positions at which it is compared, in pixels.
 const TEMPLATE: usize = 8;
 const PLACES: u32 = 8;
-/// Threads of a block: one position each.
+/// Number of threads of a block: one for each position.
 const THREADS: u32 = PLACES * PLACES;
-/// Distance of a point from the first pixel of the area around it, and the least from the frame's far edges.
+/// Distance of a point from the first pixel of the area around it, and its minimum distance from the frame's far edges.
 const MARGIN_BEFORE_PX: u32 = PLACES / 2;
 const MARGIN_AFTER_PX: u32 = 12;
-/// Pixels by which the scene moves from a frame to the next.
+/// Number of pixels by which the scene moves from a frame to the next.
 const MOTION: [usize; 2] = [2, 1];
 /// Range of pixel values, and of the noise.
 const SHADES: u32 = 240;
 const NOISE: u32 = 16;
 
-/// A film of a scene that moves.
+/// A film of a moving scene.
 #[derive(Debug)]
 pub(crate) struct Heartwall {
     side: u32,
     /// All frames, one after the other.
     film: Vec<u32>,
-    /// Column and row of each point in the first.
+    /// Column and row of each point in the first frame.
     points: Vec<[u32; 2]>,
 }
 
@@ -54,7 +54,7 @@ impl Heartwall {
         &self.film[index * pixels..(index + 1) * pixels]
     }
 
-    /// The initial templates: pixels of the first frame.
+    /// Returns the initial templates: pixels of the first frame.
     fn templates(&self) -> Vec<u32> {
         let of = |[x, y]: [u32; 2]| self.patch(0, x, y);
         self.points.iter().flat_map(|&point| of(point)).collect()
@@ -67,7 +67,7 @@ impl Heartwall {
     }
 }
 
-/// Points on both ellipses, well inside a frame.
+/// Returns points on both ellipses, well inside a frame.
 fn points(side: u32, scale: usize) -> Vec<[u32; 2]> {
     let ellipse = |count: usize, part: f64| {
         let half = f64::from(side) / 2.0;

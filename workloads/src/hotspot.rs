@@ -3,20 +3,20 @@
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Time steps in total, and in a launch: the last launch has one less.
+/// Number of time steps in total, and in a launch: the last launch has one step less.
 const TIME_STEPS: u32 = 5;
 const LAUNCH_STEPS: u32 = 2;
-/// Side of a block's tile, and of its part that is valid after the launch's steps.
+/// Side of a block's tile, and of the part of the tile that is valid after the launch's steps.
 const TILE: u32 = 16;
 const STRIDE: u32 = TILE - 2 * LAUNCH_STEPS;
-/// Conductances to the neighbours in x and y and to the ambience, and temperature for heat.
+/// Conductances to the neighbours in x and y and to the environment, and temperature per heat.
 const ALONG_X: f32 = 1.0;
 const ALONG_Y: f32 = 0.75;
 const AMBIENT_WEIGHT: f32 = 0.0625;
 const AMBIENT: f32 = 80.0;
 const WARMING: f32 = 0.125;
 
-/// Cells with their temperatures, 80 to 180, and powers, 0 to 16.
+/// Cells with their temperatures, from 80 to 180, and powers, from 0 to 16.
 #[derive(Debug)]
 pub(crate) struct Hotspot {
     side: u32,
@@ -32,7 +32,7 @@ impl Hotspot {
         Self { side, temperatures, powers: random.units(count).iter().map(|unit| 16.0 * unit).collect() }
     }
 
-    /// The temperatures after a step, for any precision.
+    /// Returns the temperatures after a step, for any precision.
     fn step(&self, before: &[f64]) -> Vec<f64> {
         let side = self.side as usize;
         let mut after = Vec::with_capacity(before.len());
@@ -65,7 +65,7 @@ impl Workload for Hotspot {
     }
 
     fn buffers(&self) -> Vec<Slot> {
-        // The launches alternate between the two; their number is odd.
+        // The launches alternate between the two buffers; their number is odd.
         let after = Slot::scratch("temperatures", size_of_val(&*self.temperatures) as u64).output();
         vec![Slot::floats("powers", &self.powers), Slot::floats("before", &self.temperatures), after]
     }
@@ -97,7 +97,7 @@ impl Workload for Hotspot {
         }
         // The new temperature is a mean of the old ones with non-negative weights, plus heat: earlier errors do not
         // grow. The roundings of a step, in units of 2^-24 of the highest temperature: the heat's roundings are 16
-        // together and count an eighth, the sum's is 1. The highest temperature is 2.4 times the lowest.
+        // together and count an eighth, and the sum's rounding is 1. The highest temperature is 2.4 times the lowest.
         let bound = Bound { relative: 8.0 * TIME_STEPS as f32 / (1 << 24) as f32, absolute: 0.0 };
         let expected: Vec<f32> = temperatures.iter().map(|value| *value as f32).collect();
         results.same_floats("temperatures", &expected, bound)

@@ -1,13 +1,13 @@
 //! Compute workloads for a Fermi: the kernels of GPUvm's and Gdev's tables as our own assembly, with their inputs and
 //! expected results.
 //!
-//! A [`Workload`] depends on no driver. It works on a [`Gpu`], which has buffers, programs and launches; in a guest
-//! that is nouveau through raw ioctls, in this crate's tests `simgpu`'s compute engine. [`run`] executes one, times its
-//! phases as GPUvm's table does, and compares the result with that of the CPU: bit for bit for integers, within a
-//! stated bound for floats.
+//! A [`Workload`] does not depend on a driver. It works on a [`Gpu`], which has buffers, programs and launches; in a
+//! guest this is nouveau through raw ioctls, in this crate's tests it is `simgpu`'s compute engine. [`run`] executes a
+//! workload, times its phases as in GPUvm's table, and compares the result with the CPU's result: bit for bit for
+//! integers, within a stated bound for floats.
 //!
-//! Parts: `gpu`, the interface to the device; `setup`, a workload on one; `phases`, [`run`] and its times; `check`, the
-//! comparison; one file for each workload, with its kernels in `kernels/NAME.sm20`.
+//! Parts: `gpu`, the interface to the device; `setup`, a workload on a device; `phases`, [`run`] and its times;
+//! `check`, the comparison; one file for each workload, with its kernels in `kernels/NAME.sm20`.
 
 #![forbid(unsafe_code)]
 
@@ -46,13 +46,13 @@ pub trait Workload {
     /// Name on the command line.
     fn name(&self) -> &'static str;
 
-    /// The problem's size in words, such as `256x256`.
+    /// The problem's size as text, such as `256x256`.
     fn size(&self) -> String;
 
-    /// Its kernels, in assembly.
+    /// Its kernels, as assembly source.
     fn source(&self) -> &'static str;
 
-    /// Its buffers. Names of outputs differ from each other.
+    /// Its buffers. Names of outputs are unique.
     fn buffers(&self) -> Vec<Slot>;
 
     /// Launches all kernels. The caller waits for the launches.
@@ -68,13 +68,13 @@ pub trait Workload {
     fn check(&self, results: &Results) -> anyhow::Result<u64>;
 }
 
-/// Options that decide a workload's size and input.
+/// Options that determine a workload's size and input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Approximate factor to its smallest size: work grows in proportion, 1 takes a fraction of a second on a software
-    /// card. Scale from 1 to 1000.
+    /// Approximate multiple of its smallest size, from 1 to 1000: work grows in proportion, and 1 takes a fraction of a
+    /// second on a software card.
     pub scale: u32,
-    /// Decides the input.
+    /// Seed of the input.
     pub seed: u64,
     /// Number of repetitions in kernels of variable length: `loop`, `long-madd`, `memory`. `None` selects each
     /// workload's default.
@@ -86,7 +86,7 @@ pub struct Options {
     pub side: Option<u32>,
 }
 
-/// The largest [`Options::side`].
+/// Maximum of [`Options::side`].
 pub const MOST_SIDE: u32 = 4096;
 
 impl Default for Options {
@@ -95,7 +95,7 @@ impl Default for Options {
     }
 }
 
-/// The names of all workloads, in the order of the papers' tables.
+/// Names of all workloads, in the order of the papers' tables.
 #[rustfmt::skip]
 pub const NAMES: &[&str] = &[
     "nop", "loop", "madd", "mmul", "fmadd", "fmmul", "cpy", "pincpy",
@@ -133,7 +133,7 @@ pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
     })
 }
 
-/// The side of a square whose area grows with `scale`, which is from 1 to 1000: a multiple of 16.
+/// Returns the side of a square whose area grows with `scale`, which is from 1 to 1000: a multiple of 16.
 fn side(smallest: u32, scale: u32) -> u32 {
     (smallest * smallest * scale).isqrt().next_multiple_of(16)
 }
@@ -146,22 +146,22 @@ fn assemble(source: &str) -> anyhow::Result<sm20::Program> {
     })
 }
 
-/// The bytes in memory order.
+/// Returns the bytes of words, in memory order.
 fn words_to_bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The words from bytes in memory order.
+/// Returns the words from bytes in memory order.
 fn bytes_to_words(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
 }
 
-/// The bytes in memory order.
+/// Returns the bytes of floats, in memory order.
 fn floats_to_bytes(floats: &[f32]) -> Vec<u8> {
     floats.iter().flat_map(|float| float.to_le_bytes()).collect()
 }
 
-/// The floats from bytes in memory order.
+/// Returns the floats from bytes in memory order.
 fn bytes_to_floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }

@@ -6,8 +6,8 @@ use anyhow::Result;
 /// Side of a tile.
 const TILE: u32 = 16;
 
-/// Approximate size of the cells on the diagonal: more than the sum of the other cells of a row or column. Then no rows
-/// need to be exchanged.
+/// Approximate size of the cells on the diagonal: more than the sum of the other cells of a row or column. Therefore no
+/// rows need to be exchanged.
 const PIVOT: f32 = 16.0;
 
 /// A matrix whose cells get smaller away from the diagonal: at a distance of n, below 1 / (n + 1).
@@ -32,8 +32,8 @@ impl Lud {
         Self { side, matrix }
     }
 
-    /// The decomposition, for any precision: for each column, divides the cells below the diagonal, and subtracts their
-    /// product with the row from all cells to the right and below.
+    /// Returns the decomposition, for any precision: for each column, divides the cells below the diagonal, and
+    /// subtracts their product with the row from all cells to the right and below.
     fn decomposed(&self) -> Vec<f64> {
         let side = self.side as usize;
         let mut matrix: Vec<f64> = self.matrix.iter().copied().map(f64::from).collect();
@@ -85,9 +85,9 @@ impl Workload for Lud {
         let side = self.side as usize;
         // An estimate of the worst case. Sums of L's magnitudes over a column and of U's over a row, in terms of the
         // pivot, are below 1, and U's cells next to the diagonal below 2: the amount that is subtracted from such a
-        // cell is below 3 at each rounding, to 2^-24. That happens at most `side` times. The factors' errors double it.
-        // On the diagonal, the relative error is the same. L's cells have U's errors divided by a pivot of 8 or more,
-        // and those of the reciprocal (2^-23) and the product.
+        // cell is below 3 at each rounding, to 2^-24. This happens at most `side` times. The factors' errors double
+        // this error. On the diagonal, the relative error is the same. L's cells have U's errors divided by a pivot of
+        // 8 or more, and the errors of the reciprocal (2^-23) and the product.
         let unit = 1.0 / (1 << 23) as f32;
         let upper = Bound { relative: side as f32 * unit, absolute: 3.0 * side as f32 * unit };
         let lower = Bound { relative: (side as f32 + 4.0) * unit, absolute: 3.0 / 8.0 * side as f32 * unit };

@@ -4,7 +4,7 @@ use crate::element::Element;
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Default rounds of `long-madd`, from GPUvm's figures.
+/// Default number of rounds of `long-madd`, from GPUvm's figures.
 pub(crate) const LONG_ROUNDS: u32 = 5;
 
 /// c = a + b, then c = c + b for the other rounds.
@@ -18,7 +18,7 @@ pub(crate) struct Madd<E> {
     b: Vec<E>,
 }
 
-/// Side of the matrices at a scale.
+/// Returns the side of the matrices at a scale.
 pub(crate) fn side(scale: u32) -> u32 {
     128 * scale.isqrt().max(1)
 }

@@ -1,14 +1,14 @@
-//! A working set of a given size. Kernels and copies read and write all of it repeatedly.
+//! A working set of a given size. Kernels and copies repeatedly read and write all of the set.
 //!
-//! The set is divided into buffers of the same size and a spare one. A pass goes through the buffers in order: the copy
-//! engine copies each to the spare one, a kernel mixes every word there with the word at the same offset of the
-//! previous buffer, and the copied buffer is the next spare one. So a word at the end depends on all words at its
-//! offset in all buffers, and one lost or stale word makes all later ones wrong.
+//! The set is divided into buffers of the same size and a spare buffer. A pass goes through the buffers in order: the
+//! copy engine copies each buffer to the spare one, a kernel mixes every word of the copy with the word at the same
+//! offset of the previous buffer, and the copied buffer becomes the next spare buffer. Therefore a final word depends
+//! on all words at its offset in all buffers, and one lost or stale word makes all later words wrong.
 
 use crate::{Buffer, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload, compare_words};
 use anyhow::{Context, Result};
 
-/// Default bytes at scale 1.
+/// Default size in bytes at scale 1.
 const BYTES: u64 = 256 << 10;
 /// Default number of passes.
 const PASSES: u32 = 3;
@@ -16,11 +16,11 @@ const PASSES: u32 = 3;
 const MIN_BUFFER_BYTES: u64 = 64 << 10;
 /// Maximum number of buffers.
 const MOST_BUFFERS: u64 = 64;
-/// Threads of a block.
+/// Number of threads of a block.
 const BLOCK: u32 = 512;
-/// Words at the same offsets of all buffers that the CPU computes at once.
+/// Number of words at the same offsets of all buffers that the CPU computes at once.
 const COLUMNS: usize = 4096;
-/// The kernel has the same constant.
+/// Factor of the mixing; the kernel has the same constant.
 const FACTOR: u32 = 0x9e37_79b1;
 /// Value that each pass adds, multiplied by the pass number.
 const KEY: u32 = 0x85eb_ca6b;
@@ -28,9 +28,9 @@ const KEY: u32 = 0x85eb_ca6b;
 /// The working set.
 #[derive(Debug)]
 pub(crate) struct MemoryHungry {
-    /// Number of buffers without the spare one.
+    /// Number of buffers without the spare buffer.
     count: usize,
-    /// Bytes of each.
+    /// Size of each buffer in bytes.
     piece: u64,
     passes: u32,
     seed: u64,
@@ -52,8 +52,8 @@ impl MemoryHungry {
         random
     }
 
-    /// Returns the slot that holds each buffer at the end, and last the spare one; calls `then` with the arguments of
-    /// each step: pass, source, target, the previous buffer.
+    /// Returns the slot that finally holds each buffer, and at the end the spare slot; calls `then` with the arguments
+    /// of each step: pass, source, target, the previous buffer.
     fn steps(&self, mut then: impl FnMut(u32, usize, usize, usize) -> Result<()>) -> Result<Vec<usize>> {
         let (mut places, mut spare): (Vec<usize>, usize) = ((0..self.count).collect(), self.count);
         for pass in 0..self.passes {
@@ -67,8 +67,8 @@ impl MemoryHungry {
         Ok(places)
     }
 
-    /// Returns `words` words from `first` on of all buffers at the end, and last of the spare one: it holds the
-    /// contents of the last buffer before the last step.
+    /// Returns the final `words` words, starting at `first`, of all buffers and lastly of the spare buffer, which has
+    /// the contents of the last buffer before the last step.
     fn expected(&self, first: u64, words: usize) -> Vec<Vec<u32>> {
         let column = |index| {
             let mut random = self.input(index);

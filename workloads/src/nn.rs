@@ -1,15 +1,15 @@
-//! Nearest neighbours: distances of records to points, from which the CPU selects the least.
+//! Nearest neighbours: distances of records to points, from which the CPU selects the smallest.
 
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Points whose neighbours are sought.
+/// Number of points whose neighbours are searched.
 const POINTS: usize = 4;
-/// Neighbours of each point.
+/// Number of neighbours of each point.
 const NEIGHBOURS: usize = 10;
 const THREADS: u32 = 256;
-/// Four roundings of 2^-24 below the root, which halves them; two units in the last place, 2^-22, of the reciprocal
-/// root on the hardware; one more rounding. That is less than 2^-21.
+/// The error consists of four roundings of 2^-24 below the root, which halves them; two units in the last place, 2^-22,
+/// of the reciprocal root on the hardware; one more rounding. That is less than 2^-21.
 const BOUND: Bound = Bound { relative: 1.0 / (1 << 21) as f32, absolute: 0.0 };
 
 /// Records on the unit square.
@@ -25,7 +25,7 @@ impl Nn {
         let mut random = Random::new(seed);
         // The last block has threads without a record.
         let records = random.units(2 * (8192 * scale as usize - 100));
-        // One point is a record itself: the distance is zero there.
+        // One point is itself a record, so its distance is zero.
         let mut points = vec![[records[0], records[1]]];
         points.resize_with(POINTS, || [random.unit(), random.unit()]);
         Self { records, points }
@@ -36,7 +36,7 @@ impl Nn {
     }
 }
 
-/// The nearest records and their distances, nearest first.
+/// Returns the nearest records and their distances, nearest first.
 fn nearest(distances: &[f32]) -> Vec<(usize, f32)> {
     let mut all: Vec<(usize, f32)> = distances.iter().copied().enumerate().collect();
     let (least, ..) = all.select_nth_unstable_by(NEIGHBOURS, |a, b| a.1.total_cmp(&b.1));
@@ -88,7 +88,7 @@ impl Workload for Nn {
                 .zip(nearest(expected))
                 .map(|((at, _), (_, least))| (expected[*at], least))
                 .unzip();
-            // The bound counts twice: once for the selected record, once for the other.
+            // The bound counts twice: once for the selected record, and once for the other record.
             let bound = Bound { relative: 2.5 * BOUND.relative, ..BOUND };
             crate::compare_floats("the neighbours' distances", &found, &expected, bound)?;
         }

@@ -1,4 +1,4 @@
-//! The kernels of `madd` and `mmul` alone, as nodes of a graph: the caller manages buffers and order.
+//! The kernels of `madd` and `mmul` by themselves, as nodes of a graph: the caller manages buffers and order.
 
 use crate::{Buffer, Grid, Params, Random};
 use anyhow::Result;
@@ -11,9 +11,9 @@ const TILE: u32 = 16;
 /// Function of a node of two square matrices of words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeKernel {
-    /// Their sum.
+    /// The sum of the matrices.
     Madd,
-    /// Their product.
+    /// The product of the matrices.
     Mmul,
 }
 
@@ -24,7 +24,7 @@ impl NodeKernel {
         [Self::Madd, Self::Mmul].into_iter().find(|kernel| kernel.name() == name)
     }
 
-    /// Its name, and the name of its entry in the program.
+    /// Returns the name of the function, which is also the name of its entry in the program.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -33,7 +33,7 @@ impl NodeKernel {
         }
     }
 
-    /// Its program.
+    /// Returns the function's program.
     ///
     /// # Errors
     /// If it does not assemble.
@@ -44,7 +44,8 @@ impl NodeKernel {
         })
     }
 
-    /// Parameters and grid for matrices of `side` rows, which is a multiple of 16: c from a and b.
+    /// Returns the parameters and the grid that compute c from a and b, for matrices of `side` rows, which is a
+    /// multiple of 16.
     #[must_use]
     pub fn launch(self, side: u32, a: Buffer, b: Buffer, c: Buffer) -> (Params, Grid) {
         match self {
@@ -59,7 +60,7 @@ impl NodeKernel {
         }
     }
 
-    /// Computes the same on the CPU.
+    /// Computes the same result on the CPU.
     #[must_use]
     pub fn on_the_cpu(self, side: u32, a: &[u32], b: &[u32]) -> Vec<u32> {
         let side = side as usize;
@@ -77,7 +78,7 @@ impl NodeKernel {
     }
 }
 
-/// Time of a fixed computation on a processor, for a comparison of processors.
+/// Measures a fixed computation on a processor, for a comparison of processors.
 #[must_use]
 pub fn yardstick() -> Duration {
     const SIDE: u32 = 128;

@@ -3,9 +3,9 @@
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Side of a tile, and threads of its block.
+/// Side of a tile, and number of threads of its block.
 const TILE: u32 = 32;
-/// Letters of the alphabet.
+/// Number of letters of the alphabet.
 const LETTERS: u32 = 24;
 /// Penalty of a gap.
 const GAP_PENALTY: i32 = 10;
@@ -24,7 +24,7 @@ impl Nw {
         let (length, mut random) = (crate::side(192, scale).next_multiple_of(TILE), Random::new(seed));
         let mut letters = || (0..length).map(|_| random.below(LETTERS)).collect();
         let (across, down) = (letters(), letters());
-        // From -4 to 11, as in the usual tables.
+        // Values are from -4 to 11, as in the usual tables.
         let similarity = (0..LETTERS * LETTERS).map(|_| random.below(16).cast_signed() - 4).collect();
         Self { length, across, down, similarity }
     }
@@ -52,7 +52,7 @@ impl Workload for Nw {
     }
 
     fn buffers(&self) -> Vec<Slot> {
-        // The first row and column are alignments with nothing.
+        // The first row and column are alignments with an empty sequence.
         let stride = self.stride() as usize;
         let mut scores = vec![0; stride * stride];
         for gaps in 0..stride {
@@ -81,7 +81,7 @@ impl Workload for Nw {
     }
 
     fn check(&self, results: &Results) -> Result<u64> {
-        // Row by row, over the whole width.
+        // Compute row by row, over the whole width.
         let mut expected: Vec<i32> = (0..=self.length).map(|gaps| -GAP_PENALTY * gaps.cast_signed()).collect();
         let mut above = expected.clone();
         for (row, down) in self.down.iter().enumerate() {

@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 /// A part of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Programs and buffers.
+    /// Creates programs and buffers.
     Init,
-    /// Host to device.
+    /// Copies from host to device.
     Upload,
-    /// Kernels, to their end.
+    /// Runs kernels until they have ended.
     Launch,
-    /// Device to host.
+    /// Copies from device to host.
     Download,
 }
 
 impl Phase {
-    /// All, in order.
+    /// All phases, in order.
     pub const ALL: [Self; 4] = [Self::Init, Self::Upload, Self::Launch, Self::Download];
 
-    /// Name in reports, as in the paper.
+    /// Returns the name in reports, as in the paper.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -36,11 +36,11 @@ impl Phase {
 /// Times of a run, and the size of its check. The caller must close the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Time of each of [`Phase::ALL`].
+    /// Time of each phase of [`Phase::ALL`].
     pub times: [Duration; 4],
-    /// Time of freeing its buffers: a part of closing.
+    /// Time spent on freeing the buffers, which is a part of closing.
     pub freed: Duration,
-    /// Bytes compared with the CPU's result.
+    /// Number of bytes compared with the CPU's result.
     pub verified: u64,
 }
 
@@ -73,7 +73,7 @@ impl<'a> Run<'a> {
     /// Executes a phase, to the end of its work. Each phase of [`Phase::ALL`] must occur once, in this order.
     ///
     /// # Errors
-    /// The device's.
+    /// The device's error.
     pub fn step(&mut self, phase: Phase, gpu: &mut dyn Gpu) -> Result<()> {
         let began = Instant::now();
         execute(phase, self.workload, gpu, &mut self.setup)

@@ -15,7 +15,7 @@ impl Random {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -23,7 +23,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// The next word.
+    /// Returns the next word.
     pub fn word(&mut self) -> u32 {
         (self.next_u64() >> 32) as u32
     }
@@ -33,22 +33,22 @@ impl Random {
         self.0 = self.0.wrapping_add(words.wrapping_mul(STEP));
     }
 
-    /// A number below `end`, which is not 0.
+    /// Returns a number below `end`, which is not 0.
     pub fn below(&mut self, end: u32) -> u32 {
         ((u64::from(self.word()) * u64::from(end)) >> 32) as u32
     }
 
-    /// A float from 0 (inclusive) to 1 (exclusive).
+    /// Returns a float from 0 (inclusive) to 1 (exclusive).
     pub fn unit(&mut self) -> f32 {
         (self.word() >> 8) as f32 / (1 << 24) as f32
     }
 
-    /// `count` words.
+    /// Returns `count` words.
     pub fn words(&mut self, count: usize) -> Vec<u32> {
         (0..count).map(|_| self.word()).collect()
     }
 
-    /// `count` floats from 0 to 1.
+    /// Returns `count` floats from 0 to 1.
     pub fn units(&mut self, count: usize) -> Vec<f32> {
         (0..count).map(|_| self.unit()).collect()
     }

@@ -1,4 +1,4 @@
-//! A workload on a device: its program, its buffers, its results.
+//! A workload on a device: its program, buffers and results.
 
 use crate::{Bound, Buffer, Gpu, Grid, Module, Params, Place, Random, Workload, compare_floats, compare_words};
 use anyhow::{Context, Result};
@@ -19,37 +19,37 @@ pub struct Slot {
 enum Input {
     Nothing,
     Bytes(Vec<u8>),
-    /// [`Random::word`], one after the other; generated when needed.
+    /// Consecutive words of [`Random::word`], generated when needed.
     Random(Random),
 }
 
 impl Slot {
-    /// A buffer in VRAM for the device only: neither filled nor read back.
+    /// Creates a buffer in VRAM only for the device: it is neither filled nor read back.
     #[must_use]
     pub fn scratch(name: impl Into<Cow<'static, str>>, bytes: u64) -> Self {
         Self { name: name.into(), place: Place::Vram, bytes, input: Input::Nothing, output: false }
     }
 
-    /// Filled with bytes before the launch.
+    /// Creates a buffer that is filled with bytes before the launch.
     #[must_use]
     pub fn bytes(name: impl Into<Cow<'static, str>>, input: Vec<u8>) -> Self {
         let bytes = input.len() as u64;
         Self { input: Input::Bytes(input), ..Self::scratch(name, bytes) }
     }
 
-    /// Filled with random words before the launch; they are generated only then.
+    /// Creates a buffer that is filled with random words before the launch; the words are generated only then.
     #[must_use]
     pub fn random(name: impl Into<Cow<'static, str>>, bytes: u64, random: Random) -> Self {
         Self { input: Input::Random(random), ..Self::scratch(name, bytes) }
     }
 
-    /// Filled with words before the launch.
+    /// Creates a buffer that is filled with words before the launch.
     #[must_use]
     pub fn words(name: impl Into<Cow<'static, str>>, input: &[u32]) -> Self {
         Self::bytes(name, crate::words_to_bytes(input))
     }
 
-    /// Filled with floats before the launch.
+    /// Creates a buffer that is filled with floats before the launch.
     #[must_use]
     pub fn floats(name: impl Into<Cow<'static, str>>, input: &[f32]) -> Self {
         Self::bytes(name, crate::floats_to_bytes(input))
@@ -68,12 +68,12 @@ impl Slot {
     }
 }
 
-/// Results: the bytes of all outputs, by name.
+/// The results: the bytes of all outputs, by name.
 #[derive(Clone, Debug, Default)]
 pub struct Results(Vec<(Cow<'static, str>, Vec<u8>)>);
 
 impl Results {
-    /// The bytes of an output.
+    /// Returns the bytes of an output.
     ///
     /// # Errors
     /// If no output has this name.
@@ -82,7 +82,7 @@ impl Results {
         found.map(|(_, bytes)| &bytes[..]).with_context(|| format!("{name} was not read back"))
     }
 
-    /// The words of an output.
+    /// Returns the words of an output.
     ///
     /// # Errors
     /// Same as for [`Self::bytes`].
@@ -90,7 +90,7 @@ impl Results {
         Ok(crate::bytes_to_words(self.bytes(name)?))
     }
 
-    /// The floats of an output.
+    /// Returns the floats of an output.
     ///
     /// # Errors
     /// Same as for [`Self::bytes`].
@@ -118,7 +118,7 @@ impl Results {
 /// A workload's program and buffers on a device.
 #[derive(Debug)]
 pub struct Setup {
-    /// `None` if it has no kernels.
+    /// The program; `None` if the workload has no kernels.
     module: Option<Module>,
     slots: Vec<Slot>,
     buffers: Vec<Buffer>,
@@ -126,10 +126,10 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Makes program and buffers; transfers nothing.
+    /// Creates the program and the buffers, without transferring data.
     ///
     /// # Errors
-    /// A kernel that does not assemble, or the device's error.
+    /// If a kernel does not assemble, or on a device error.
     pub fn new(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Self> {
         let program = crate::assemble(workload.source())?;
         let module = if program.kernels.is_empty() { None } else { Some(gpu.load(&program)?) };
@@ -138,7 +138,7 @@ impl Setup {
         Ok(Self { module, slots, buffers, results: Results::default() })
     }
 
-    /// All buffers, in the order of [`Workload::buffers`].
+    /// Returns all buffers, in the order of [`Workload::buffers`].
     ///
     /// # Errors
     /// If the number of buffers is not `N`.

@@ -3,13 +3,13 @@
 use crate::{Gpu, Grid, Params, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Threads of the grid.
+/// Number of threads of the grid.
 const THREADS: u32 = 256;
-/// Threads of a block.
+/// Number of threads of a block.
 const BLOCK: u32 = 64;
-/// Default rounds at scale 1.
+/// Default number of rounds at scale 1.
 const DEFAULT_ROUNDS: u32 = 2000;
-/// The kernel has the same constant.
+/// Factor of the number; the kernel has the same constant.
 const FACTOR: u32 = 0x0019_660d;
 const SUMMAND: u32 = 0x3c6e_f35f;
 
@@ -50,7 +50,7 @@ impl Workload for Spin {
     }
 
     fn check(&self, results: &Results) -> Result<u64> {
-        // All rounds at once: an affine map to the power of their number, through squaring.
+        // Compute all rounds at once: an affine map to the power of their number, through squaring.
         let (mut factor, mut summand) = (1_u32, 0_u32);
         let (mut square, mut shift, mut rounds) = (FACTOR, SUMMAND, self.rounds);
         while rounds > 0 {

@@ -7,20 +7,20 @@ use anyhow::Result;
 const ITERATIONS: u32 = 2;
 /// Fraction of the differences by which a pixel changes in an iteration, for each of its four neighbours.
 pub(crate) const DIFFUSION_RATE: f32 = 0.5 / 4.0;
-/// Threads of a block for pixels in line, and the number of values that such a block sums.
+/// Number of threads of a block for pixels in line, and of values that such a block sums.
 const THREADS: u32 = 256;
 const BLOCK_SUMS: u32 = 512;
-/// Threads of a block in two dimensions.
+/// Number of threads of a block in two dimensions.
 const PATCH: [u32; 2] = [32, 8];
 
-/// An image, from 0 to 255.
+/// An image with values from 0 to 255.
 #[derive(Debug)]
 pub(crate) struct Srad {
     side: u32,
     image: Vec<f32>,
 }
 
-/// A noisy image with values below 1: a bright middle in darker surroundings.
+/// Returns a noisy image with values below 1: a bright middle in darker surroundings.
 pub(crate) fn speckled(side: u32, seed: u64) -> Vec<f32> {
     let (mut random, middle) = (Random::new(seed), side / 4..side / 4 * 3);
     let pixels = (0..side).flat_map(|row| (0..side).map(move |column| (row, column)));
@@ -28,13 +28,13 @@ pub(crate) fn speckled(side: u32, seed: u64) -> Vec<f32> {
     pixels.map(|pixel| if bright(pixel) { 0.5 + 0.5 * random.unit() } else { 0.5 * random.unit() }).collect()
 }
 
-/// An image's variance relative to its mean's square: its amount of speckle.
+/// Returns an image's variance relative to the square of its mean, which measures its speckle.
 pub(crate) fn variation(sum: f64, squares: f64, count: usize) -> f64 {
     let mean = sum / count as f64;
     (squares / count as f64 - mean * mean) / (mean * mean)
 }
 
-/// An image after an iteration, for any precision. `variation` is the variation of its speckle.
+/// Returns an image after an iteration, for any precision. `variation` is the variation of its speckle.
 pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
     let near = |at: usize| {
         let (row, column) = (at / side, at % side);
@@ -61,11 +61,11 @@ pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
 /// Bounds the relative error of a pixel after a number of iterations, for an initial error `before` and the error
 /// `statistics` of the variation. All in units of 2^-24.
 ///
-/// An estimate of the worst case. Pixels are from 1 to e. The relative error of a coefficient c is that of q and the
-/// variation together, apart from a factor below 1.2; and the pixel changes by an eighth of c times the differences,
-/// whose magnitudes sum to about 2. So the variation's error counts about a third. q's error is that of two pixels,
-/// doubled by the square, plus about 30 units: an iteration triples earlier errors. Roundings do not all have the same
-/// sign: on `simgpu` pixels are off by less than a hundredth of this.
+/// An estimate of the worst case. Pixels are from 1 to e. The relative error of a coefficient c is the error of q and
+/// the variation together, apart from a factor below 1.2. The pixel changes by an eighth of c times the differences,
+/// whose magnitudes sum to about 2. Therefore the variation's error counts about a third. The error of q is the error
+/// of two pixels, doubled by the square, plus about 30 units: an iteration triples earlier errors. Roundings do not all
+/// have the same sign: on `simgpu` pixels are off by less than a hundredth of this.
 pub(crate) fn error(before: f32, statistics: f32, iterations: u32) -> f32 {
     (0..iterations).fold(before, |error, _| 3.0 * error + statistics / 3.0 + 64.0)
 }

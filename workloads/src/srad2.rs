@@ -1,17 +1,17 @@
-//! Speckle-reducing anisotropic diffusion, the second version: tiles in shared memory, statistics of a part of the
-//! image, which the CPU computes.
+//! Speckle-reducing anisotropic diffusion, the second version: uses tiles in shared memory, and statistics of a part of
+//! the image that the CPU computes.
 
 use crate::srad::{DIFFUSION_RATE, diffused, error, speckled, variation};
 use crate::{Bound, Gpu, Grid, Params, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
 const ITERATIONS: u32 = 2;
-/// Side of a tile.
+/// Side of a tile in pixels.
 const TILE: u32 = 16;
-/// Rows of the image with only the speckle's variation: they show only surroundings.
+/// Number of rows of the image that only have the speckle's variation: they show only surroundings.
 const SAMPLE_ROWS: u32 = 16;
 
-/// An image, from 1 to e.
+/// An image with values from 1 to e.
 #[derive(Debug)]
 pub(crate) struct Srad2 {
     side: u32,
@@ -29,7 +29,7 @@ impl Srad2 {
     }
 }
 
-/// The variation of the given pixels.
+/// Returns the variation of the given pixels.
 fn variation_of(pixels: impl Iterator<Item = f64>) -> f64 {
     let add = |(sum, squares, count), pixel| (sum + pixel, squares + pixel * pixel, count + 1);
     let (sum, squares, count) = pixels.fold((0.0, 0.0, 0), add);

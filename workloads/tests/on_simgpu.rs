@@ -1,4 +1,4 @@
-//! Every workload on `simgpu`'s compute engine, without a driver.
+//! Runs every workload on `simgpu`'s compute engine, without a driver.
 
 use anyhow::{Context, Result, ensure};
 use nvspec::addr::{GpuVa, VramAddr};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, Random, Setup, Workload};
 
 const MIB: u64 = 1 << 20;
-/// Page tables, each for 128 MiB.
+/// Number of page tables, each for 128 MiB.
 const TABLES: u64 = 2;
 const TABLE_MIB: u64 = 128;
 const DIRECTORY: u64 = 0x1_0000;
@@ -37,7 +37,7 @@ struct SimGpu {
     space: AddressSpace,
     next: u64,
     modules: Vec<(u64, sm20::Program)>,
-    /// Instructions of all threads so far.
+    /// Number of instructions of all threads so far.
     instructions: u64,
 }
 
@@ -180,7 +180,7 @@ fn every_workload_matches_cpu_results() {
     }
 }
 
-/// Instructions of all threads in a run.
+/// Returns the number of instructions of all threads in a run.
 fn work(name: &str, scale: u32) -> u64 {
     let mut gpu = SimGpu::new().expect("a card");
     let workload = workloads::by_name(name, Options { scale, ..Options::default() }).expect("a workload of that name");
@@ -194,14 +194,14 @@ fn work_is_small_at_scale_1_and_grows_in_proportion() {
         let works = [1, 2, 8].map(|scale| work(name, scale));
         println!("{name}: {works:?}");
         assert!(works[0] <= 5_000_000, "{name} takes {works:?} instructions");
-        // Some do nothing, or use the copy engine.
+        // Some workloads have no kernels, or use the copy engine.
         if works[0] > 100_000 {
             assert!((3 * works[1]..=6 * works[1]).contains(&works[2]), "{name} takes {works:?} instructions");
         }
     }
 }
 
-/// Fault between a workload and its device.
+/// A fault between a workload and its device.
 #[derive(Clone, Copy)]
 enum Mishap {
     /// The launch with this number is lost.
