@@ -22,7 +22,7 @@ pub(crate) enum Mode {
     Virtual {
         /// The instance block.
         instance: (Target, u64),
-        /// Its address space, or the reason that the instance block has no valid one.
+        /// The address space of the instance block, or the reason that the block has no valid one.
         space: Result<AddressSpace, MmuFault>,
     },
 }

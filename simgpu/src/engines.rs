@@ -53,7 +53,7 @@ pub struct Work {
     pub thread_instructions: u64,
     /// Number of memory transactions of shaders.
     pub transactions: u64,
-    /// Bytes that copies and transactions moved from or to system memory.
+    /// Number of bytes that copies and transactions moved from or to system memory.
     pub bus_bytes: u64,
     /// Number of released semaphores.
     pub releases: u32,

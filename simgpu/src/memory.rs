@@ -37,9 +37,9 @@ pub use vram::{VRAM_MAX, VRAM_MIN, Vram, VramError};
 /// A byte address on the card's memory bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum BusAddr {
-    /// In the card's own memory.
+    /// An address in the card's own memory.
     Vram(VramAddr),
-    /// In host memory, by I/O virtual address.
+    /// An I/O virtual address of host memory.
     System(Iova),
 }
 

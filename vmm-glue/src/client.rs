@@ -71,7 +71,7 @@ type Result<T> = std::result::Result<T, ClientError>;
 /// A received message.
 #[derive(Debug)]
 pub struct Message {
-    /// Its header.
+    /// Header of the message.
     pub header: Header,
     /// Bytes that follow the header.
     pub body: Vec<u8>,
@@ -430,7 +430,7 @@ impl Client {
 /// A server's description of a region.
 #[derive(Debug)]
 pub struct Region {
-    /// Its description.
+    /// Description of the region.
     pub info: RegionInfoBody,
     /// Mappable areas of the region.
     pub areas: Vec<SparseArea>,

@@ -58,9 +58,9 @@ counters! {
     region_reads,
     /// Region writes, including those in batches.
     region_writes,
-    /// Bytes received.
+    /// Number of bytes received.
     bytes_in,
-    /// Bytes sent.
+    /// Number of bytes sent.
     bytes_out,
     /// `recvmsg` calls that returned bytes.
     receives,

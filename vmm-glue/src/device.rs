@@ -95,10 +95,10 @@ impl RegionInfo {
 /// dropped write) is not an error: the device returns it as data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AccessError {
-    /// Not allowed (`EACCES`).
+    /// The access is not allowed (`EACCES`).
     #[error("access denied")]
     Denied,
-    /// Wrong size or offset (`EINVAL`).
+    /// The access has a wrong size or offset (`EINVAL`).
     #[error("access of a size or at an offset that the device does not take")]
     Invalid,
     /// The device failed (`EIO`).

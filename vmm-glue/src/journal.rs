@@ -38,7 +38,7 @@ const CLIENT: u32 = 0;
 /// A client's descriptors that another process has left with a [`Keeper`].
 #[derive(Debug)]
 pub struct Remains {
-    /// Its connection.
+    /// The client's connection.
     pub connection: UnixStream,
     /// The other descriptors.
     pub kept: Vec<(Kept, OwnedFd)>,

@@ -276,7 +276,7 @@ impl Clients<'_> {
 
     fn wait(&self, stop: &StopHandle) -> Result<Ready, ServerError> {
         let unmask = self.active.as_ref().and_then(|_| self.link.interrupts().unmask_source());
-        // Entries without a descriptor wait for no event, on a placeholder descriptor.
+        // Entries without a descriptor use a placeholder descriptor and do not wait for any event.
         let nothing = || PollFd::from_borrowed_fd(stop.fd(), PollFlags::empty());
         let mut fds: [PollFd<'_>; 5 + MAX_WAITING] = std::array::from_fn(|_| nothing());
         let [stopped, wake, listener, client, unmasked, waiting @ ..] = &mut fds;

@@ -24,7 +24,8 @@ impl Bfs {
         let (count, mut random) = (4096 * scale - 100, Random::new(seed));
         let (mut starts, mut edges) = (vec![0], Vec::new());
         for node in 0..count {
-            // With any seed the search reaches other nodes from the first node; others may have no edges.
+            // With any seed, the search reaches other nodes from the first node, which always has edges; other nodes
+            // may have none.
             let degree = if node == 0 { DEGREE } else { random.below(DEGREE + 1) };
             edges.extend((0..degree).map(|_| random.below(count)));
             starts.push(edges.len() as u32);

@@ -43,16 +43,16 @@ pub use setup::{Results, Setup, Slot};
 
 /// A computation with an input and a known result. [`Setup`] makes its buffers and transfers from [`Self::buffers`].
 pub trait Workload {
-    /// Name on the command line.
+    /// Returns the name on the command line.
     fn name(&self) -> &'static str;
 
-    /// The problem's size as text, such as `256x256`.
+    /// Returns the problem's size as text, such as `256x256`.
     fn size(&self) -> String;
 
-    /// Its kernels, as assembly source.
+    /// Returns the workload's kernels, as assembly source.
     fn source(&self) -> &'static str;
 
-    /// Its buffers. Names of outputs are unique.
+    /// Returns the workload's buffers. Names of outputs are unique.
     fn buffers(&self) -> Vec<Slot>;
 
     /// Launches all kernels. The caller waits for the launches.

@@ -118,9 +118,9 @@ impl Signal {
 /// Properties of a domain.
 #[derive(Clone, Debug)]
 pub struct FakeSpec {
-    /// Its number.
+    /// Number of the domain.
     pub id: DomainId,
-    /// Its name.
+    /// Name of the domain.
     pub name: String,
     /// Number of virtual CPUs.
     pub cpus: usize,

@@ -22,9 +22,9 @@ const NO_PORT: &str = "0";
 /// The domain to serve: its number, or its name, which survives a reboot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DomainName {
-    /// Its number.
+    /// The domain's number.
     Id(DomainId),
-    /// Its name.
+    /// The domain's name.
     Name(String),
 }
 
@@ -59,7 +59,7 @@ impl fmt::Display for DomainName {
 /// A domain that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Its number.
+    /// Number of the domain.
     pub id: DomainId,
     /// Maximum size of its memory, in KiB.
     pub most_kib: u64,

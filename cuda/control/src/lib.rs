@@ -122,7 +122,7 @@ pub struct TimeShare {
 /// A tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tenant {
-    /// Its name.
+    /// Name of the tenant.
     pub name: String,
     /// Size of the memory that the tenant sees.
     pub memory_bytes: u64,
@@ -153,7 +153,7 @@ pub enum Request {
     Change(Tenant),
     /// Removes a tenant by its name. Answered with [`Answer::Leaving`] while the tenant has programs.
     Remove {
-        /// Its name.
+        /// Name of the tenant.
         name: String,
         /// Kills its programs; otherwise only their connections end.
         kills: bool,
@@ -203,9 +203,9 @@ pub struct Card {
     pub spare_bytes: u64,
     /// Host memory in use.
     pub host_used_bytes: u64,
-    /// Bytes moved from the card to host memory.
+    /// Total size of the chunks moved from the card to host memory.
     pub moved_out_bytes: u64,
-    /// Bytes moved back to the card.
+    /// Total size of the chunks moved back to the card.
     pub moved_in_bytes: u64,
     /// Total duration of turns.
     pub busy_ns: u64,
@@ -230,29 +230,29 @@ pub struct Card {
 /// The current state of a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantView {
-    /// Its name.
+    /// Name of the tenant.
     pub name: String,
-    /// Its programs: process and name.
+    /// The tenant's programs: process and name.
     pub programs: Vec<(u32, String)>,
-    /// Bytes on the card.
+    /// Size of the tenant's memory on the card.
     pub on_card_bytes: u64,
-    /// Bytes in host memory.
+    /// Size of the tenant's memory in host memory.
     pub in_host_bytes: u64,
-    /// Bytes that it has allocated but not used.
+    /// Size of the memory that is allocated but not used.
     pub unbacked_bytes: u64,
-    /// Bytes that are being moved.
+    /// Size of the memory that is being moved.
     pub moving_bytes: u64,
-    /// Bytes on the card that it is entitled to now.
+    /// Size of the memory on the card that the tenant is entitled to now.
     pub entitled_bytes: u64,
     /// Peak usage of the card's memory.
     pub on_card_peak_bytes: u64,
     /// Peak usage of host memory.
     pub in_host_peak_bytes: u64,
-    /// Bytes that were first placed in host memory.
+    /// Size of the memory that was first placed in host memory.
     pub born_in_host_bytes: u64,
-    /// Bytes moved from the card to host memory.
+    /// Total size of the chunks moved from the card to host memory.
     pub moved_out_bytes: u64,
-    /// Bytes moved back to the card.
+    /// Total size of the chunks moved back to the card.
     pub moved_in_bytes: u64,
     /// Time of the card that it was charged.
     pub used_ns: u64,
@@ -292,13 +292,13 @@ pub struct TenantView {
     pub kill_failures: u64,
     /// Number of its programs that were suspended because they did not answer.
     pub suspended: u64,
-    /// Its last programs that were given up, oldest first, at most 4.
+    /// The tenant's last programs that were given up, oldest first, at most 4.
     #[serde(default)]
     pub given_up: Vec<GivenUp>,
     /// Time for which its turn has overrun; 0 if the turn is within its limit.
     #[serde(default)]
     pub overrun_ns: u64,
-    /// Its processes with memory of the card beyond its account: number, program and bytes.
+    /// The tenant's processes with memory of the card beyond its account: number, program and bytes.
     #[serde(default)]
     pub unaccounted: Vec<(u32, String, u64)>,
     /// Card memory that it returned but that is still referenced.
@@ -316,9 +316,9 @@ pub struct TenantView {
 /// A program that was given up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenUp {
-    /// Its process.
+    /// Process number of the program.
     pub pid: u32,
-    /// Its name.
+    /// Name of the program.
     pub program: String,
     /// The reason, in words.
     pub why: String,

@@ -96,7 +96,7 @@ pub struct CardConfig {
     pub turns: TurnsConfig,
     /// Limit of a tenant's work in flight, in microseconds, while it is not alone.
     pub run_ahead_us: u32,
-    /// The same limit while a tenant of a better latency class exists, which may have to wait for that work.
+    /// The same limit while a tenant of a better latency class exists, whose work may have to wait for this work.
     pub run_ahead_urgent_us: u32,
     /// Idleness after which a turn ends by itself, in microseconds, while the tenant is not alone; also how long before
     /// the last work of an ending turn the next tenant is prepared.
@@ -107,8 +107,8 @@ pub struct CardConfig {
     pub on_stranger: OnStranger,
     /// Maximum number of connections of one tenant.
     pub connections_most: usize,
-    /// Bytes by which NVML's and the driver's numbers may exceed the accounts of a process, and of the card: modules,
-    /// and memory that the driver needs itself.
+    /// Amount in bytes by which the numbers of NVML and the driver may exceed the accounts of a process, and of the
+    /// card: modules, and memory that the driver needs itself.
     pub margin_bytes: u64,
 }
 
@@ -193,7 +193,7 @@ struct Tenant {
     wanted: u64,
     /// Number of pieces that are being made for requests.
     making: u32,
-    /// Its sessions that are being relocated.
+    /// The tenant's sessions that are being relocated.
     moving: BTreeSet<SessionId>,
     busy_ns: u64,
     copy_ns: u64,
@@ -201,7 +201,7 @@ struct Tenant {
     killed: u64,
     kill_failures: u64,
     suspended: u64,
-    /// Its last programs that were given up.
+    /// The tenant's last programs that were given up.
     given_up: VecDeque<GivenUp>,
     /// Set if the tenant will be removed as soon as its programs have ended.
     retired: bool,

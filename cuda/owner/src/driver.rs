@@ -85,7 +85,7 @@ pub enum DriverError {
     /// The library cannot be used.
     #[error("cannot load NVIDIA's driver library {path}: {reason}; set the card's `driver` to its path")]
     Library {
-        /// Its path.
+        /// Path of the library.
         path: String,
         /// The loader's reason.
         reason: String,

@@ -58,7 +58,7 @@ pub enum ServerError {
     /// The socket cannot be created.
     #[error("cannot listen at {path}: {source}")]
     Listen {
-        /// Its path.
+        /// Path of the socket.
         path: PathBuf,
         /// The system's error.
         source: LinkError,

@@ -282,7 +282,7 @@ pub enum FromTenant {
         card: u8,
         /// Number of the turn.
         turn: u32,
-        /// Microseconds until the work ends.
+        /// Expected time until the work ends, in microseconds.
         in_us: u32,
     },
     /// Queries the tenant's processes; answered by `Processes`. Since version 3.

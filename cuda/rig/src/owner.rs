@@ -52,7 +52,7 @@ pub struct Counts {
     pub freed: u64,
     /// Number of refused requests.
     pub refused: u64,
-    /// Bytes that are currently counted as fixed.
+    /// Number of bytes that are currently counted as fixed.
     pub fixed_bytes: u64,
     /// Number of relocations that moved at least one chunk.
     pub relocations: u64,
@@ -179,7 +179,7 @@ struct Session {
     script: Script,
     counts: Arc<Mutex<Counts>>,
     chunks: BTreeMap<ChunkId, MappedChunk>,
-    /// Bytes that cannot move.
+    /// Number of bytes that cannot move.
     fixed: u64,
     order: Option<Order>,
     orders: u32,

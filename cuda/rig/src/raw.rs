@@ -88,7 +88,7 @@ pub enum Command {
         link: usize,
         /// Number of messages to wait for.
         count: usize,
-        /// Milliseconds after which the wait ends.
+        /// Time limit of the wait in milliseconds.
         within_ms: u64,
     },
     /// Closes a connection. Descriptors received over it stay open.

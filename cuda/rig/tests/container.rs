@@ -165,7 +165,7 @@ fn a_container_with_a_cdi_device_finds_the_next_daemon() {
     inside.steps(2);
     daemon.kill();
     let _daemon = Daemon::start(&rig);
-    // It gets memory and turns from the next owner, so the owner sees it.
+    // The program gets memory and turns from the next owner, so the owner sees it.
     inside.grow();
     until(&rig, "a", "the program is served", |a| programs(a) == 1);
     // Start another program in a container that was created before.

@@ -106,7 +106,7 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
     let mut program = run(&rig, "a", &[], &["live", "--mib", "8"]);
     program.steps(2);
     signal("-STOP", &daemon.owners()[0]);
-    // These requests wait for the stuck owner; there are more of them than the daemon allows to wait for one card.
+    // These requests wait for the stuck owner; their number exceeds the maximum that the daemon lets wait for one card.
     let waiting =
         || ctl_command(&rig, &["tenant", "set", "a", "--weight", "50"]).stderr(Stdio::piped()).spawn().expect("starts");
     let mut waiting: Vec<_> = (0..24).map(|_| waiting()).collect();

@@ -78,7 +78,7 @@ fn a_program_that_was_alone_gives_way_to_another_one() {
         program.say("how much");
         program.line().parse::<u64>().expect("a number")
     };
-    // Its answer shows that all earlier work has ended; the program continues.
+    // The answer shows that all earlier work has ended; the program continues.
     let alone = us(&mut first);
     assert_eq!(rig.program("b", &["train", "--mib", "8", "--rounds", "6"]).end().len(), 16, "another one's checksum");
     assert!(us(&mut first) > alone, "it works on");
@@ -93,7 +93,7 @@ fn owners_that_are_killed_while_memory_moves_lose_nothing() {
     let mut serving = owner(&rig, 32, &["--quanta", "off"]);
     let mut programs = mapped_by(["24", "24"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
     for program in &mut programs {
-        // Its initial memory is available: without an owner the program would wait for it.
+        // The program's initial memory is available: without an owner the program would wait for it.
         program.steps(2);
     }
     for round in 0..6 {

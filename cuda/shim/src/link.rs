@@ -76,7 +76,7 @@ pub struct Link {
     answers: Mutex<HashMap<u32, Answer>>,
     /// Signalled when an answer has arrived, or a connection was made.
     answered: Condvar,
-    /// Bytes of fixed memory that the program has, by card and kind. Locked while a change is reported to an owner.
+    /// Amount of the program's fixed memory in bytes, by card and kind. Locked while a change is reported to an owner.
     fixed: Mutex<HashMap<(u8, FixedKind), u64>>,
     in_flight: Mutex<usize>,
     /// Signalled when a request has released its place.

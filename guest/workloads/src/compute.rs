@@ -35,9 +35,9 @@ pub struct Done {
     pub copies: u64,
     /// Number of grids launched.
     pub launches: u64,
-    /// Bytes that the CPU copied to and from memory that the card accesses.
+    /// Number of bytes that the CPU copied to and from memory that the card accesses.
     pub cpu_bytes: u64,
-    /// Bytes that the card copied between such memory and its own.
+    /// Number of bytes that the card copied between such memory and its own.
     pub link_bytes: u64,
     /// Time that the GPU spent on grids, by its own clock.
     pub gpu_time: Duration,

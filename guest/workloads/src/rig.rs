@@ -41,7 +41,7 @@ pub struct Rig {
 /// Counters of a [`Rig`] at a point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Bytes that were compared with the expected bytes.
+    /// Number of bytes that were compared with the expected bytes.
     pub bytes: u64,
     /// Copies launched on the GPU.
     pub copies: u64,

@@ -52,7 +52,7 @@ pub(crate) struct Caches {
 #[derive(Debug)]
 pub(crate) struct Block {
     warps: Vec<Warp>,
-    /// For each warp, its arrival at the barrier where it waits.
+    /// Arrival of each warp at the barrier where it waits.
     arrivals: Vec<Option<Arrival>>,
     shared: SharedMemory,
     barriers: [Barrier; limit::BARRIERS as usize],

@@ -16,7 +16,7 @@ const LINES_MAX: usize = 512;
 /// A slot for an instruction.
 #[derive(Clone, Copy, Debug)]
 enum Slot {
-    /// Not decoded yet.
+    /// The instruction is not decoded yet.
     Unknown,
     Good(Decoded),
     Bad(u32),
@@ -99,7 +99,7 @@ impl Code {
             let high = match line.words.get(word + 1) {
                 Some(high) => *high,
                 None if sm20::size(low) == 4 => 0,
-                // Not cached, because a line does not notice changes in the next line.
+                // This instruction is not cached, because a line does not notice changes in the next line.
                 None => session.read32(GpuVa(va).offset(4))?,
             };
             let slot = decode(u64::from(high) << 32 | u64::from(low));

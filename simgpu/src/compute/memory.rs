@@ -18,7 +18,7 @@ pub(crate) struct Counts {
     pub(crate) thread_instructions: u64,
     /// Number of memory transactions, including local memory.
     pub(crate) transactions: u64,
-    /// Bytes that these transactions moved from or to system memory.
+    /// Number of bytes that these transactions moved from or to system memory.
     pub(crate) bus_bytes: u64,
     /// Address of the last store.
     pub(crate) written: Option<GpuVa>,

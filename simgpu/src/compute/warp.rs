@@ -58,9 +58,9 @@ impl Flags {
 /// State of a warp's execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
-    /// It can run.
+    /// The warp can run.
     Ready,
-    /// It waits for other warps at this barrier.
+    /// The warp waits for other warps at this barrier.
     Barrier(u8),
     /// All lanes have ended.
     Ended,

@@ -5,7 +5,7 @@ use card::AccessCounts;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// Bytes moved from and to a block of VRAM.
+/// Numbers of bytes moved from and to a block of VRAM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
     /// Number of bytes read from the block.

@@ -72,7 +72,7 @@ struct Recent {
     end: u64,
     address: BusAddr,
     kind: u8,
-    /// Bytes moved through this translation and not sorted yet.
+    /// Number of bytes moved through this translation and not sorted yet.
     moved: u64,
     /// Set if the counts are needed.
     sorted: bool,
@@ -100,7 +100,7 @@ pub struct Session<'a> {
     view: View<'a>,
     reads: Recent,
     writes: Recent,
-    /// Bytes moved from or to system memory.
+    /// Number of bytes moved from or to system memory.
     bus_bytes: u64,
     /// Set if counts of VRAM are needed, too.
     profiled: bool,

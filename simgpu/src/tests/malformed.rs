@@ -17,7 +17,7 @@ enum Error {
     Warp(u32),
     /// Reason, address, and whether it is a write.
     Shader(u32, u64, bool),
-    /// The same for a method's own access.
+    /// An MMU fault of a method's own access, with the same fields.
     Method(u32, u64, bool),
     /// Error code of that method's data.
     Data(u32, u32),
@@ -255,7 +255,7 @@ fn endless_kernel_is_removed_by_reset_and_other_channel_runs() {
             let busy = |driver: &Driver| driver.rd(pgraph::STATUS::OFFSET) & 1 != 0;
             wait("it does not begin", || busy(&pair.driver));
             pair.computes(3);
-            // Neither a flush of translations nor a register read waits for its end.
+            // Neither a flush of translations nor a register read waits for the kernel's end.
             pair.driver.flush();
             pair.driver.wr(pfifo::CHANNEL_STATE::at(3), 0x001f_0000);
             pair.driver.wr(pfifo::PREEMPT::OFFSET, 3);

@@ -372,7 +372,7 @@ mod kind {
     pub(super) const SHIFT: u32 = 46;
     pub(super) const REGISTER: u64 = 0;
     pub(super) const CONSTANT: u64 = 1;
-    /// In operations of three operands: b is the register at bit 49, and c the constant.
+    /// Selector for operations of three operands: b is the register at bit 49, and c is the constant.
     pub(super) const THIRD_CONSTANT: u64 = 2;
     pub(super) const IMMEDIATE: u64 = 3;
 }

@@ -48,7 +48,7 @@ pub(super) struct Session {
     pub(super) refused: u64,
     /// Set when the client's negotiation, memory or interrupts have changed; cleared by the reader.
     pub(super) changed: bool,
-    /// The same for PCI configuration space.
+    /// Set when PCI configuration space has changed; cleared by the reader.
     pub(super) configured: bool,
     /// Migration state of the device.
     pub(super) migration: Migrating,

@@ -36,7 +36,7 @@ const ROOM_MAX: usize = 4 << 20;
 /// Seals that keep the file from being cut under a mapping.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Words of the head.
+/// Indices of words in the head.
 mod word {
     pub const MAGIC: usize = 0;
     pub const CURRENT: usize = 1;

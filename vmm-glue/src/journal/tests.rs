@@ -231,7 +231,7 @@ fn bytes_that_were_received_are_handled_by_the_next_process() {
     next.connection.process(&mut next.device, 4096).unwrap();
     assert_eq!(next.connection.output().take()[0], 6);
 
-    // The same with descriptors, which are lost.
+    // Test the same with descriptors, which are lost.
     let mut process = Process::new();
     let bytes = map(7, 0);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);

@@ -83,9 +83,9 @@ pub(super) enum Source {
 /// Sharing of a file's memory: the client shares it, or has a private copy of it (`share=off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// Not determined yet.
+    /// The sharing is not determined yet.
     Unknown,
-    /// Both sides see the same bytes.
+    /// The client and the device see the same bytes.
     Shared,
     /// The client's memory is elsewhere; the file holds zeros.
     Private,

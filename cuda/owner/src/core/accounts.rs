@@ -46,7 +46,7 @@ pub(super) struct Accounts {
     /// Number of processes that NVML reported, and bytes that it counted for no process, at the last poll.
     processes: u64,
     gap: u64,
-    /// Bytes that no process and no tenant can be charged for.
+    /// Number of bytes that no process and no tenant can be charged for.
     unexplained: u64,
     /// Set if NVML and the driver answer; the number of polls so far.
     sees: bool,
@@ -69,15 +69,15 @@ fn sum(looks: &[u64]) -> u64 {
 /// A tenant's memory beyond its account.
 #[derive(Debug, Default)]
 pub(super) struct Past {
-    /// Bytes of its processes beyond their accounts.
+    /// Number of bytes of the tenant's processes beyond their accounts.
     pub(super) beyond: u64,
-    /// Bytes that the tenant has released and that are still in use, without a process.
+    /// Number of bytes that the tenant has released and that are still in use, without a process.
     pub(super) kept: u64,
     /// Indices reserved for `beyond` and `kept`.
     pub(super) indices: Vec<u32>,
     /// Total of `beyond` and `kept` in excess of the tenant's limits, in bytes.
     pub(super) over: u64,
-    /// Bytes and time of the last log line.
+    /// Excess in bytes, and time, of the last log line.
     told: Option<(u64, u64)>,
 }
 
@@ -91,7 +91,7 @@ impl Past {
 impl Core {
     /// Records the processes that use the card, except the owner, which has `own` bytes itself.
     pub(super) fn compare(&mut self, users: &[User], own: Option<u64>) {
-        // Without pieces the owner only has its context. The first poll is before any program connects.
+        // Without pieces the owner only has its context. The first poll happens before any program connects.
         if self.pieces.count(Memory::Device) == 0
             && let Some(own) = own
         {

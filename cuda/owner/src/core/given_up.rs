@@ -9,23 +9,23 @@ const MAX_KEPT: usize = 4;
 /// Reason for which a program is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Its work did not end within the limit of a turn.
+    /// The program's work did not end within the limit of a turn.
     Turn,
-    /// It did not answer an order about its memory in time.
+    /// The program did not answer an order about its memory in time.
     Order,
-    /// It declined all orders about its memory.
+    /// The program declined all orders about its memory.
     Declined,
-    /// It did not report its memory to this owner, after the previous one.
+    /// The program did not report its memory to this owner after the end of the previous one.
     Adoption,
-    /// The driver did not suspend it in time.
+    /// The driver did not suspend the program in time.
     Unsuspended,
-    /// It occupied the card without a turn for longer than its limit.
+    /// The program occupied the card without a turn for longer than its limit.
     Occupied,
-    /// It occupied the card for all of another tenant's turn.
+    /// The program occupied the card for all of another tenant's turn.
     HeldUp,
-    /// It has memory in excess of its tenant's account.
+    /// The program has memory in excess of its tenant's account.
     Memory,
-    /// Its tenant was removed.
+    /// The program's tenant was removed.
     Removed,
 }
 
@@ -58,11 +58,11 @@ impl Reason {
 /// A program that was given up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GivenUp {
-    /// Its process.
+    /// Process number of the program.
     pub pid: u32,
-    /// Its name.
+    /// Name of the program.
     pub program: String,
-    /// The reason.
+    /// Reason that the program was given up.
     pub reason: Reason,
 }
 

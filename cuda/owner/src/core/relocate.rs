@@ -51,9 +51,9 @@ pub(super) struct Item {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Its destinations are being made, or the process is not quiescent.
+    /// The batch's destinations are being made, or the process is not quiescent.
     Waiting,
-    /// It is being copied.
+    /// The batch is being copied.
     Copying(BatchId),
 }
 

@@ -50,13 +50,13 @@ pub(super) struct Session {
     /// Version of the messages.
     pub(super) version: u16,
     pub(super) program: String,
-    /// Its tenant, known after its first message.
+    /// Tenant of the connection, known after the first message.
     pub(super) tenant: Option<TenantId>,
     pub(super) chunks: BTreeMap<ChunkId, u32>,
     pub(super) fixed: HashMap<FixedKind, u64>,
     /// Indices reserved for memory that is fixed on the card.
     pub(super) fixed_indices: Vec<u32>,
-    /// Its unanswered requests for fixed memory.
+    /// The process's unanswered requests for fixed memory.
     pub(super) fixing: VecDeque<Fixing>,
     pub(super) pending: VecDeque<Pending>,
     /// Adopted chunks whose pieces are being mapped.
@@ -315,7 +315,7 @@ impl Core {
             return self.give_up(id, reason);
         }
         self.record_given_up(id, reason);
-        // Its connection remains, so that its gate stays closed until the driver has suspended it.
+        // The process's connection remains, so that its gate stays closed until the driver has suspended the process.
         for other in self.connections_of(pid) {
             let Some(session) = self.sessions.get_mut(&other) else { continue };
             (session.stuck, session.run, session.waiting) = (true, None, false);

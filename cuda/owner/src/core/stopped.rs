@@ -13,7 +13,8 @@ use super::types::{Action, SessionId, User};
 use std::collections::BTreeSet;
 
 impl Core {
-    /// For overrunning turns without work on the card since the previous poll, checks if their processes are stopped.
+    /// Checks if the processes are stopped whose turns overrun and that had no work on the card since the previous
+    /// poll.
     pub(super) fn look_at_idle_overruns(&mut self, users: &[User]) {
         let occupants: BTreeSet<u32> = users.iter().filter(|user| user.occupies).map(|user| user.pid).collect();
         let idle = std::mem::take(&mut self.idle_overruns);

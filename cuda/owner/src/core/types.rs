@@ -38,7 +38,7 @@ pub struct TenantSpec {
     pub memory_bytes: u64,
     /// Parts of the card's memory and of host memory that it may have, in chunks.
     pub limits: Limits,
-    /// Its share of the card's time.
+    /// The tenant's share of the card's time.
     pub time: VgpuParams,
     /// Action on a program that does not answer.
     pub on_stuck: OnStuck,
@@ -49,7 +49,7 @@ pub struct TenantSpec {
 pub enum Event {
     /// A process has connected.
     Connected {
-        /// Its number.
+        /// Number of the connection.
         session: SessionId,
         /// Process, according to the socket's credentials.
         pid: u32,
@@ -97,7 +97,7 @@ pub enum Event {
     },
     /// A process that was given up or has left was sent SIGKILL, or could not be.
     Signalled {
-        /// Its tenant.
+        /// Tenant of the process.
         tenant: TenantId,
         /// Set if it was sent.
         done: bool,
@@ -108,24 +108,24 @@ pub enum Event {
         session: SessionId,
         /// Set if the process is stopped by a signal, a debugger or a freezer: none of its threads runs.
         stopped: bool,
-        /// Same as in [`Action::LookAt`].
+        /// Same as `is_overdue` in [`Action::LookAt`].
         is_overdue: bool,
     },
     /// A process that was given up has ended.
     Ended {
-        /// Its number.
+        /// Number of the process.
         pid: u32,
     },
     /// Processes that use the card according to NVML, except the owner, which has `own` bytes of the card, if known.
     Users {
         /// The other processes.
         users: Vec<User>,
-        /// Bytes of the card that the owner has.
+        /// Number of bytes of the card that the owner has.
         own: Option<u64>,
     },
     /// NVML or the driver do not list the processes that use the card any longer.
     Blind,
-    /// Bytes of the card that are in use and that NVML does not count for a process.
+    /// Number of bytes of the card that are in use and that NVML does not count for a process.
     InUseForNobody(u64),
     /// A piece of the card was released, and the card's free memory grew by less than its size.
     Missing {
@@ -133,7 +133,7 @@ pub enum Event {
         tenant: TenantId,
         /// The tenant had reported the release; if not, its program may just be ending.
         sure: bool,
-        /// Bytes that are missing.
+        /// Number of missing bytes.
         bytes: u64,
     },
     /// Time has passed.
@@ -143,11 +143,11 @@ pub enum Event {
 /// A process that uses the card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// Its number.
+    /// Number of the process.
     pub pid: u32,
     /// Name of its program; empty if it has ended.
     pub program: String,
-    /// Bytes of the card that the process itself has, if known.
+    /// Number of bytes of the card that the process itself has, if known.
     pub bytes: Option<u64>,
     /// Set if the process had work on the card since the previous poll.
     pub occupies: bool,
@@ -159,7 +159,7 @@ pub type UnmanagedProcess = User;
 /// A process of a tenant with memory of the card beyond its account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unaccounted {
-    /// Its number.
+    /// Number of the process.
     pub pid: u32,
     /// Name of its program.
     pub program: String,
@@ -192,7 +192,7 @@ pub enum Action {
     },
     /// Make a piece: allocate, map, zero. Answered by [`Event::Made`].
     Make {
-        /// Its number.
+        /// Number of the piece.
         piece: PieceId,
         /// Memory of the piece.
         memory: Memory,
@@ -201,12 +201,12 @@ pub enum Action {
     },
     /// Map a piece that came from a tenant. Answered by [`Event::Made`].
     Import {
-        /// Its number.
+        /// Number of the piece.
         piece: PieceId,
     },
     /// Release a piece. Later orders do not use it.
     Drop {
-        /// Its number.
+        /// Number of the piece.
         piece: PieceId,
     },
     /// Copy pieces. Answered by [`Event::Copied`].
@@ -232,7 +232,7 @@ pub enum Action {
     },
     /// Kill a process that has no connection.
     KillStranger {
-        /// Its number.
+        /// Number of the process.
         pid: u32,
     },
     /// Kill a process that is given up: it has no turn and no memory. Answered by [`Event::Signalled`], and by
@@ -240,7 +240,7 @@ pub enum Action {
     Kill {
         /// The process's connection, which ends.
         session: SessionId,
-        /// Its tenant.
+        /// Tenant of the process.
         tenant: TenantId,
     },
     /// A process has reported all memory that it had before this connection; its earlier, unconnected record ends.
@@ -269,10 +269,10 @@ pub enum TenantError {
     /// The tenant does not exist.
     #[error("there is no tenant {0}")]
     Unknown(TenantId),
-    /// Its programs have not ended.
+    /// The tenant's programs have not ended.
     #[error("tenant `{name}` has {sessions} programs: end them first")]
     Busy {
-        /// Its name.
+        /// Name of the tenant.
         name: String,
         /// Number of its processes.
         sessions: usize,

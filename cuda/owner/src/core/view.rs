@@ -13,13 +13,13 @@ const ENGINE: Engine = Engine::Compute;
 /// The present state of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantView {
-    /// Its number.
+    /// Number of the tenant.
     pub id: TenantId,
     /// Settings by the operator.
     pub spec: TenantSpec,
-    /// Its programs: process and name.
+    /// The tenant's programs: process and name.
     pub programs: Vec<(u32, String)>,
-    /// Its memory, in chunks.
+    /// The tenant's memory, in chunks.
     pub memory: VmSummary,
     /// Card time that was charged to it, in ns.
     pub charged_ns: u64,
@@ -43,13 +43,13 @@ pub struct TenantView {
     pub kill_failures: u64,
     /// Number of its programs that were suspended because they did not answer.
     pub suspended: u64,
-    /// Its last programs that were given up, oldest first.
+    /// The tenant's last programs that were given up, oldest first.
     pub given_up: Vec<GivenUp>,
     /// Time for which its turn has overrun, in ns.
     pub overrun_ns: u64,
-    /// Its processes with memory of the card beyond its account.
+    /// The tenant's processes with memory of the card beyond its account.
     pub unaccounted: Vec<Unaccounted>,
-    /// Bytes of the card that it released and that are still in use.
+    /// Number of bytes of the card that the tenant released and that are still in use.
     pub kept_bytes: u64,
     /// Total of this memory beyond the tenant's limits, in bytes.
     pub over_quota_bytes: u64,
@@ -60,7 +60,7 @@ pub struct TenantView {
 /// The present state of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardView {
-    /// Its memory, in chunks.
+    /// The card's memory, in chunks.
     pub memory: Summary,
     /// Number of pieces that exist on the card, and in host memory.
     pub pieces: (usize, usize),
@@ -74,9 +74,9 @@ pub struct CardView {
     pub declined: u64,
     /// Number of polls of NVML and the driver.
     pub looks: u64,
-    /// Bytes in use that cannot be charged to a process or a tenant.
+    /// Number of bytes in use that cannot be charged to a process or a tenant.
     pub unexplained_bytes: u64,
-    /// Its tenants.
+    /// The card's tenants.
     pub tenants: Vec<TenantView>,
 }
 

@@ -6,9 +6,9 @@ use vram::TenantId;
 /// Reason for which a tenant's work waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// It is quarantined.
+    /// The tenant is quarantined.
     Quarantine,
-    /// Its processes are stopped.
+    /// The tenant's processes are stopped.
     Stopped,
     /// Another tenant has the quantum of the card's memory.
     MemoryQuantum {
@@ -17,9 +17,9 @@ pub enum Wait {
         /// Time left of the quantum, in ns; `None` while memory moves for it.
         left_ns: Option<u64>,
     },
-    /// Its own memory moves.
+    /// The tenant's own memory is being moved.
     Move,
-    /// It has requested memory that it has not received.
+    /// The tenant has requested memory that it has not received.
     Memory {
         /// Number of missing chunks.
         chunks: u64,

@@ -81,9 +81,9 @@ impl Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     Admitted,
-    /// It replaces another connection, which ends.
+    /// The new connection replaces another one, which ends.
     Replaces(SessionId),
-    /// Its tenant or user already has the maximum number of connections.
+    /// The tenant or user of the connection already has the maximum number of connections.
     Refused,
 }
 

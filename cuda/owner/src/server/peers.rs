@@ -278,7 +278,7 @@ impl Left {
                 self.signals = SIGNALS_MOST;
                 Some(News::Signalled(self.tenant, true))
             }
-            // It has ended in the meantime; the next poll detects that.
+            // The process has ended in the meantime; the next poll detects that.
             Err(Errno::SRCH) => None,
             Err(error) => {
                 let first = !std::mem::replace(&mut self.failed, true);

@@ -113,7 +113,8 @@ fn main() -> Result<()> {
             taken = mib;
         }
         What::Limits { mib } => {
-            // For a stack limit, bytes beyond 1 KiB for each of 1024 threads; otherwise total bytes.
+            // A stack limit adds bytes beyond 1 KiB for each of 1024 threads; other limits are the total number of
+            // bytes.
             cuda.limit(0, 1024 + (mib << 10))?;
             cuda.limit(1, (mib << 20) + (1 << 20))?;
             cuda.limit(2, (mib << 20) + (8 << 20))?;

@@ -113,7 +113,7 @@ fn process_that_abandons_connection_loses_slice_and_memory() {
     let (link, mut neighbour) = holder(&rig, &mut serving, &mut raw, Through::Itself);
     raw.say(link, FromTenant::Allocate { request: 1, card: 0, chunks: 4 }, 1);
     until_accounts(&mut serving, "it has its chunks", |view| account(view, 0, "chunks_on_card") == 4);
-    // From now on its child answers and keeps the connection open.
+    // From now on the client's child answers and keeps the connection open.
     raw.desert();
     until_accounts(&mut serving, "its connection ends", |view| account(view, 0, "programs") == 0);
     serves_the_neighbour_only(&mut serving, &mut neighbour);
@@ -202,7 +202,7 @@ fn program_adopted_after_lost_connection_is_not_killed() {
     let mut serving = owner(&rig, 64, &["--quanta", "off"]);
     let mut program = rig.program("a", &["live", "--mib", "8"]);
     program.steps(3);
-    // Same as a full queue: the connection ends, and both sides continue.
+    // This has the same effect as a full queue: the connection ends, and both sides continue.
     break_connection(program.child.id());
     program.steps(3);
     until_accounts(&mut serving, "it is adopted", |view| account(view, 0, "chunks_on_card") >= 4);

@@ -207,7 +207,7 @@ pub fn owner(rig: &Rig, card_mib: u64, arguments: &[&str]) -> Program {
     owner_by(rig, &[], card_mib, arguments)
 }
 
-/// Same, started through the program and arguments in `prefix`.
+/// Starts an owner like [`owner`], through the program and arguments in `prefix`.
 pub fn owner_by(rig: &Rig, prefix: &[&str], card_mib: u64, arguments: &[&str]) -> Program {
     let mut command = match prefix {
         [] => rig.command(built("cuda-owner"), "plain"),
@@ -232,8 +232,8 @@ pub fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
 
-/// Same, after the owner has noticed the end of every ended program: a request of tenant `b`, which no test suspends,
-/// is served after them.
+/// Like [`describe`], after the owner has noticed the end of every ended program: a request of tenant `b`, which no
+/// test suspends, is served after them.
 pub fn settled(rig: &Rig, owner: Program) -> serde_json::Value {
     rig.program("b", &["look"]).end();
     describe(owner)

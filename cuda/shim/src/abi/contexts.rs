@@ -74,7 +74,7 @@ macro_rules! primary_ends {
             let (mut flags, mut active) = (0, 0);
             // SAFETY: the pointers are to locals.
             let told = unsafe { driver::primary_ctx_get_state(device, &raw mut flags, &raw mut active) };
-            // Other threads may still have a reference, and work continues.
+            // Other threads may still have a reference; in this case work continues.
             if told == SUCCESS && active == 0 {
                 shim().pacing.fences.contexts_ended();
                 shim().captures.context_ended(None);

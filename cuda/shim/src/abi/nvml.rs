@@ -73,7 +73,7 @@ pub fn resolve(index: usize) -> *mut () {
 }
 
 fn load(settings: &Settings) {
-    // It is in the folder of the driver's library.
+    // NVML is in the folder of the driver's library.
     let named = settings.driver.as_ref().map(|path| path.with_file_name(NAME));
     let library = loader::library(NAME, named, COUNT..ALL);
     let mediated = settings.socket.is_some();

@@ -99,7 +99,7 @@ struct Made {
 
 #[derive(Debug)]
 struct Mapping {
-    /// Its own number.
+    /// Number of the mapping.
     id: u64,
     handle: Handle,
     bytes: u64,

@@ -34,7 +34,7 @@ pub struct Ground<'a> {
     /// Set if the VMM has memory mapped under the apertures: a write to an unmapped address then stays in that memory,
     /// which only we can access.
     pub mapped: bool,
-    /// Bytes to look for.
+    /// The bytes to search for.
     pub pattern: Vec<u8>,
     /// Findings.
     pub found: Found,

@@ -48,13 +48,13 @@ enum Flaw {
     None,
     /// The page that the channel writes is outside.
     Page(u64, Aperture),
-    /// Its page table is outside.
+    /// The channel's page table is outside.
     Table(u64),
-    /// Its page directory is outside.
+    /// The channel's page directory is outside.
     Directory(u64),
-    /// Its USERD is outside.
+    /// The channel's USERD is outside.
     Userd(u64),
-    /// The page of its ring is outside.
+    /// The page of the channel's ring is outside.
     Ring(u64),
 }
 

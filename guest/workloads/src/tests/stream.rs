@@ -1,4 +1,4 @@
-//! The same copy repeatedly on one engine, with some of them in flight: a steady load for a copy engine.
+//! Repeats the same copy on one engine, with several copies in flight: a steady load for a copy engine.
 
 use std::time::Duration;
 

@@ -78,7 +78,7 @@ const OPERATIONS: [&str; 54] = [
     "CSETP.LT.AND P0, P1, CC",
 ];
 
-/// The same for operations whose result does not depend only on registers.
+/// Operations whose result does not depend only on registers.
 const OTHERS: [&str; 6] = ["B2R R0, 0x0", "LEPC R0", "VOTE.ALL R0, P0, P1", "NOP", "PMTRIG 0x1", "MEMBAR.CTA"];
 
 /// Number of random instructions of each form.

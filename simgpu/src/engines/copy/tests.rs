@@ -155,7 +155,7 @@ impl Reference {
 /// slices.
 #[derive(Clone, Debug)]
 struct Side {
-    /// Bytes from the start of this side's half of the arena.
+    /// Offset in bytes from the start of this side's half of the arena.
     base: u64,
     layout: Layout,
 }

@@ -27,7 +27,7 @@ pub(super) struct Program {
     pub(super) answers: VecDeque<FromTenant>,
     pub(super) ended: Option<End>,
     pub(super) killed: bool,
-    /// Its empty chunks, which it returns on request.
+    /// The program's empty chunks, which it returns on request.
     pub(super) empty: Vec<ChunkId>,
     /// Pieces that it returned just before it quiesced.
     returned: BTreeSet<PieceId>,
@@ -43,7 +43,7 @@ pub(super) struct Program {
     pub(super) share: Option<Share>,
     /// Processes of its tenant.
     pub(super) pids: Vec<u32>,
-    /// Microseconds until its next turn, as last announced.
+    /// Time until the program's next turn in microseconds, as last announced.
     pub(super) soon: Option<u32>,
 }
 

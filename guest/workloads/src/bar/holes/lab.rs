@@ -55,7 +55,7 @@ const PUSH_PAGES: u64 = 4;
 const RING_ORDER: u32 = 6;
 /// Number of memory reads after which the card should have finished.
 const MAX_POLLS: u32 = 20_000;
-/// The same for work that should have no effect.
+/// Number of memory reads after which work that should have no effect counts as ended.
 const SHORT_PATIENCE: u32 = 400;
 
 /// The guest's own memory for an attempt.
@@ -99,9 +99,9 @@ pub struct Space {
 /// A channel.
 #[derive(Clone, Copy)]
 pub struct Channel {
-    /// Its number.
+    /// Number of the channel.
     pub id: u32,
-    /// Its address space.
+    /// Address space of the channel.
     pub space: Space,
     /// Guest VRAM address of the instance block.
     pub instance: u64,

@@ -11,7 +11,7 @@ use super::super::layout::{Aperture, PAGE, instance_pointer, reg};
 use super::lab::{BRAND, Lab, MARKER, Ran, Verdict, copies, va};
 use crate::access::Width;
 
-/// Bytes between two writes of the sweep; the offset within the stride varies.
+/// Distance between two writes of the sweep in bytes; the offset within the stride varies.
 const STRIDE: u32 = 0x200;
 
 /// Writes both values; the only requirement is that the card survives.

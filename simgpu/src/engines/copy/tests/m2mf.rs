@@ -241,7 +241,7 @@ fn rectangles_that_leave_a_block_linear_surface_are_refused() {
         methods.push((EXEC, 0x100));
         assert_eq!(bench.send(CLASS, &methods), Ok(()), "good without a change");
         assert_eq!(bench.send(CLASS, &[change, (EXEC, 0x100)]), Err(EngineError::Data(code)), "{change:x?}");
-        // Same on the other side.
+        // Make the same change on the other side.
         let method = match change.0 {
             tiling @ 0x204..=0x214 => tiling + 0x1c,
             position @ 0x344..=0x348 => position + 8,
