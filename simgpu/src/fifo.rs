@@ -40,7 +40,7 @@ use slot::{Condition, Slot};
 /// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Work was done; there may be more.
+    /// Work was done; more work may be left.
     Ran,
     /// No work can be done before that card time, without further events.
     WaitUntil(CardNs),

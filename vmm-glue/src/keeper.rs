@@ -49,7 +49,7 @@ pub trait Keeper: std::fmt::Debug + Send + Sync {
         false
     }
 
-    /// Drops all copies except that of the connection, including those of earlier processes.
+    /// Drops all copies except the copy of the connection, including copies of earlier processes.
     fn give_up_more(&self) {}
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 pub struct Bound {
     /// Bound relative to the expected value.
     pub relative: f32,
-    /// Absolute bound, added to the relative one.
+    /// Absolute bound, added to the relative bound.
     pub absolute: f32,
 }
 

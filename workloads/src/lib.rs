@@ -79,7 +79,7 @@ pub struct Options {
     /// Number of repetitions in kernels of variable length: `loop`, `long-madd`, `memory`. `None` selects each
     /// workload's default.
     pub rounds: Option<u32>,
-    /// Size of `memory`'s working set in bytes. `None` selects its default.
+    /// Size of `memory`'s working set in bytes. `None` selects the default.
     pub working_set: Option<u64>,
     /// Side of the matrices of `madd` and `long-madd`, at most [`MOST_SIDE`], independent of the scale. `None` selects
     /// their default.

@@ -304,7 +304,7 @@ struct KernelTarget {
     buffered: Mapping,
     buffered_port: u32,
     slot: u8,
-    /// Closing it unbinds its ports.
+    /// The event device; closing it unbinds the server's ports.
     events: File,
     calls: Mutex<Option<Buffer>>,
     wake: Arc<Wake>,

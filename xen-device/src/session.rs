@@ -34,7 +34,7 @@ const MAX_BUFFERED: u32 = requests::RING;
 pub(crate) enum Ended {
     /// The domain no longer exists.
     Gone,
-    /// The operator has disconnected it.
+    /// The operator has disconnected the domain.
     Disconnected,
     /// The server stops.
     Stopped,

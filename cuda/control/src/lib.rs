@@ -2,7 +2,7 @@
 //!
 //! The messages use the owner's standard input and output, with one JSON object per line: first [`Settings`], answered
 //! by [`Answer::Ready`] or [`Answer::Failed`]; then each [`Request`], answered in order. The owner ends when its input
-//! does.
+//! ends.
 //!
 //! Sizes are bytes, times nanoseconds unless a name says otherwise. Only the messages are here: the crate does not
 //! manage memory or set policy.
@@ -254,7 +254,7 @@ pub struct TenantView {
     pub moved_out_bytes: u64,
     /// Total size of the chunks moved back to the card.
     pub moved_in_bytes: u64,
-    /// Time of the card that it was charged.
+    /// Card time that was charged to the tenant.
     pub used_ns: u64,
     /// Charged time per interval: the interval's start, and the time.
     pub recent: Vec<(u64, u64)>,
@@ -282,7 +282,7 @@ pub struct TenantView {
     /// True if the tenant waits because its processes are stopped.
     #[serde(default)]
     pub stopped: bool,
-    /// Time that it has waited for its quanta of the card's memory, in ns.
+    /// Time that the tenant has waited for its quanta of the card's memory, in ns.
     #[serde(default)]
     pub quantum_wait_ns: u64,
     /// Number of its programs that were killed because they did not answer.

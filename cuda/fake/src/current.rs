@@ -11,7 +11,7 @@ pub const CONTEXT: u64 = 0x7700_0000;
 pub const CONTEXT_STRIDE: u64 = 0x100;
 
 thread_local! {
-    /// The current context of the thread; 0 if it has none.
+    /// The current context of the thread; 0 if the thread has no context.
     pub static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 

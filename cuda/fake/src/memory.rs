@@ -23,9 +23,9 @@ pub struct Physical {
     tier: Tier,
     /// The card, by its index among all cards.
     card: usize,
-    /// Set if it was made by [`import`].
+    /// Set if the allocation was made by [`import`].
     imported: bool,
-    /// Kinds of handles through which other processes may import it.
+    /// Kinds of handles through which other processes may import the allocation.
     kinds: i32,
     /// References through handles: the allocation lives while it has references or mappings.
     references: u32,
@@ -332,15 +332,15 @@ pub struct Found {
     pub mapping: (u64, u64),
     /// First address and bytes of the reservation.
     pub range: (u64, u64),
-    /// Memory that holds it.
+    /// Memory that holds the mapped allocation.
     pub tier: Tier,
     /// Access of the card.
     pub access: i32,
     /// Number of the allocation.
     pub id: u64,
-    /// Kinds of handles that may export it.
+    /// Kinds of handles that may export the allocation.
     pub kinds: i32,
-    /// Set if it was made by `cuMemAlloc`.
+    /// Set if the allocation was made by `cuMemAlloc`.
     pub plain: bool,
     /// The device.
     pub device: i32,

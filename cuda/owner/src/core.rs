@@ -55,8 +55,8 @@ use tenancy::Residency;
 use vram::balance::Config as BalanceConfig;
 use vram::{ChunkTable, Contents, Place, QuantaConfig, TenantId};
 
-/// Longest clock step between events, in ns. Longer gaps mean that the host did not run the owner, so it cannot tell
-/// whether processes were late.
+/// Longest clock step between events, in ns. Longer gaps mean that the host did not run the owner, so the owner cannot
+/// tell if processes were late.
 const STEP_MOST: u64 = 100_000_000;
 
 /// Time for which memory is moved for a guarantee after the last request for it.
@@ -173,7 +173,7 @@ impl Body {
         Self::Chunk { piece, number: user.1.0, users: BTreeSet::from([user]), pinned: false }
     }
 
-    /// Returns the user of a chunk that has only one.
+    /// Returns the user of a chunk that has only one user.
     fn only_user(&self) -> Option<(SessionId, ChunkId)> {
         let Self::Chunk { users, .. } = self else { return None };
         users.first().copied().filter(|_| users.len() == 1)
@@ -404,7 +404,7 @@ impl Core {
         self.has_work()
     }
 
-    /// Returns the numbers that this owner has not assigned yet. A reconnecting program brings its earlier ones.
+    /// Returns the numbers that this owner has not assigned yet. A reconnecting program brings its earlier numbers.
     fn unused_numbers(&self) -> std::ops::Range<u64> {
         self.next.saturating_add(1)..self.first_number.saturating_add(OWN_NUMBERS)
     }
@@ -517,7 +517,7 @@ impl Core {
     /// Removes a tenant without programs.
     ///
     /// # Errors
-    /// If it has programs, or the tenant does not exist.
+    /// If the tenant has programs, or does not exist.
     pub fn remove_tenant(&mut self, id: TenantId) -> Result<(), TenantError> {
         let tenant = self.tenants.get(&id).ok_or(TenantError::Unknown(id))?;
         let sessions = self.sessions_of(id).count();

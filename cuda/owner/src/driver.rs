@@ -1,7 +1,7 @@
 //! The owner's calls to NVIDIA's driver.
 //!
-//! [`Real`] loads the driver's library by path, so that a fake one works under it as well; `Model` keeps the rules of
-//! the virtual memory functions in this process, for tests. Every call may be made by any thread; none is made with a
+//! [`Real`] loads the driver's library by path, so that a fake driver works as well; `Model` implements the rules of
+//! the virtual memory functions in this process, for tests. Any thread may make any call; no thread makes a call with a
 //! lock held.
 
 mod functions;

@@ -205,7 +205,7 @@ impl Server {
     /// Returns the path of the first socket that programs connect to.
     ///
     /// # Panics
-    /// If there is no socket.
+    /// If no socket exists.
     #[cfg(test)]
     fn socket(&self) -> &Path {
         self.sockets[0].1.path()

@@ -344,7 +344,7 @@ impl Cuda {
         self.raw_ipc_close(at)
     }
 
-    /// Reserves addresses and maps physical memory there for reading and writing.
+    /// Reserves addresses and maps physical memory at them for reading and writing.
     pub fn map(&self, handle: u64, bytes: u64) -> Result<u64, Failed> {
         let mut at = 0;
         self.raw_reserve(&raw mut at, bytes as usize, 0, 0, 0)?;
@@ -442,7 +442,7 @@ impl Cuda {
         self.raw_range(&raw mut base, &raw mut bytes, at).map(|()| (base, bytes as u64))
     }
 
-    /// Creates a stream that does not wait for the default one.
+    /// Creates a stream that does not wait for the default stream.
     pub fn stream(&self) -> Result<u64, Failed> {
         let mut stream = 0;
         self.raw_stream(&raw mut stream, 1).map(|()| stream)

@@ -18,7 +18,7 @@ pub const ANSWER_MS: f64 = 100.0;
 /// Gains of a neighbour since its last report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Milliseconds of the host's clock since the last report.
+    /// Time since the last report in milliseconds, by the host's clock.
     pub ms: f64,
     /// Number of submitted kernels.
     pub kernels: u64,

@@ -28,7 +28,7 @@ struct Buffer {
     /// A second address, which may be read-only.
     other: u64,
     writes: bool,
-    /// Set if it is mapped at the first address.
+    /// Set if the handle is mapped at the first address.
     mapped: bool,
     /// Value of the first word.
     value: u64,

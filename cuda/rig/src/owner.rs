@@ -467,7 +467,7 @@ impl Session {
         let Some(mut order) = self.order.take() else { bail!("redirected without an order") };
         let part = order.moves.len().saturating_sub(order.answered).min(MAX_CHUNKS);
         for (at, (id, new)) in order.moves.iter().skip(order.answered).take(part).enumerate() {
-            // Chunks that the tenant freed meanwhile no longer have their other memory.
+            // Chunks that the tenant freed in the meantime no longer have their other memory.
             let keep = at < moved as usize && self.chunks.contains_key(id);
             let gone = if keep { self.chunks.insert(*id, *new) } else { Some(*new) };
             if let Some(gone) = gone {

@@ -70,7 +70,7 @@ pub enum Command {
     Connect {
         /// Process that connects.
         through: Through,
-        /// Automatic answers. `None` if no thread reads the connection.
+        /// Automatic answers; `None` means that no thread reads the connection.
         manner: Option<Manner>,
     },
     /// Sends a message, several times. Answered by [`Answer::Sent`].

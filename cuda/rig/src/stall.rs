@@ -21,7 +21,7 @@ pub fn stop_answers() -> Result<()> {
             continue;
         }
         let (silent, end) = Link::pair()?;
-        // The owner's connection stays open, and so does the other end of the silent one.
+        // The owner's connection and the other end of the silent connection stay open.
         std::mem::forget((connection.try_clone_to_owned()?, end));
         // SAFETY: the library's descriptor stays valid and refers to another connection.
         let put = unsafe { libc::dup2(std::os::fd::AsFd::as_fd(&silent).as_raw_fd(), number) };

@@ -222,7 +222,7 @@ fn reset_card_loses_its_programs_and_serves_again() {
             tenant["served"] == true && mib(tenant, "on_card_bytes") == 0 && mib(tenant, "in_host_bytes") == 0
         });
     }
-    // A program that was idle meanwhile gets the error at its next call.
+    // A program that was idle in the meantime gets the error at its next call.
     idle.close();
     fails(idle);
     assert!(rig.free().starts_with("free=512"), "{}", rig.free());
@@ -305,7 +305,7 @@ fn run_with_memory_and_weight_restores_both_afterwards() {
     assert_eq!(running.wait().expect("ends").code(), Some(7));
     assert_eq!(limits(&rig), before);
 
-    // A value that an operator has set meanwhile stays; a signal reaches the program.
+    // A value that an operator set in the meantime is kept; a signal reaches the program.
     let mut running = script(&rig, &["--memory", "32M"], "trap 'exit 9' TERM; echo up; while :; do sleep 0.1; done");
     let mut running = running.spawn().expect("starts");
     let mut line = String::new();

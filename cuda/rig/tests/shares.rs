@@ -1,5 +1,5 @@
-//! Shares of a card's time by the programs' own counts, and programs that break the rules, through a daemon on the fake
-//! driver.
+//! Shares of a card's time, measured by the programs' own counts, and programs that break the rules, under a daemon on
+//! the fake driver.
 
 mod support;
 

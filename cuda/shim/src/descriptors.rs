@@ -145,7 +145,7 @@ impl Deref for Connection {
     }
 }
 
-/// Gives descriptors numbers starting at [`LOWEST`], as far as the limit of the process allows.
+/// Gives descriptors numbers starting at [`LOWEST`], within the limit of the process.
 fn moved(descriptors: Vec<(Mark, OwnedFd)>) -> Vec<(Mark, OwnedFd)> {
     let copy = |number: i32| {
         if number >= LOWEST {

@@ -100,7 +100,7 @@ impl Shim {
         let before = driver::current_context();
         self.gate.close(gate::EXPORT, None);
         let result = if self.captures.any() {
-            // A capture's work must not be waited for.
+            // Waiting for a capture's work is not allowed.
             driver::CAPTURE_UNSUPPORTED
         } else {
             self.drain(None);

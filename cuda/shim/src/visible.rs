@@ -37,7 +37,7 @@ pub fn initialise(cards: &[CardInfo], init: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// An identity in the format of NVIDIA's tools and libraries.
+/// Returns an identity in the format of NVIDIA's tools and libraries.
 fn name(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])

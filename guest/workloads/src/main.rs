@@ -46,7 +46,7 @@ pub struct Test {
     pub options: &'static [&'static str],
     /// One line of help.
     pub help: &'static str,
-    /// Function that runs it.
+    /// Function that runs the command.
     pub run: fn(&Rig, &Options) -> Result<Facts>,
 }
 

@@ -96,7 +96,7 @@ pub struct Mediator {
 /// A request for a segment.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
-    /// Key of the segment; 0 for none.
+    /// Key of the segment; 0 if it has no key.
     pub key: u64,
     /// Size in bytes.
     pub bytes: u64,

@@ -26,7 +26,7 @@ fn place(address: u64) -> (usize, u64) {
 }
 
 impl Locks {
-    /// Locks the word at an address. Returns true if it was free.
+    /// Locks the word at an address. Returns true if the word was free.
     pub(crate) fn lock(&self, address: u64) -> bool {
         let (set, word) = place(address);
         let mut table = self.table.lock();

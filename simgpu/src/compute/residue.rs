@@ -3,8 +3,8 @@
 //!
 //! Blocks are assigned to multiprocessors in turn, by their number. A block's warps occupy the first rows of its
 //! multiprocessor's register file, in order, and the block occupies the first bytes of its shared memory. Of concurrent
-//! blocks on one multiprocessor, the last to end leaves its residue.
-//! The hardware's placement of warps is a GUESS. Predicates and condition codes are cleared when a warp starts.
+//! blocks on one multiprocessor, the last to end leaves its residue. GUESS: the hardware places warps in the same way.
+//! Predicates and condition codes are cleared when a warp starts.
 
 use super::warp::Lanes;
 use parking_lot::{Mutex, MutexGuard};

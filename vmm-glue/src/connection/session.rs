@@ -323,7 +323,7 @@ impl Session {
         Ok(self.unmap_range(device, gpa, last))
     }
 
-    /// Removes the regions that start in `gpa..=last`. Returns their bytes.
+    /// Removes the regions that start in `gpa..=last`. Returns their total size in bytes.
     fn unmap_range(&mut self, device: &mut dyn Device, gpa: u64, last: u64) -> u64 {
         let table = self.link.memory().snapshot();
         let there: Vec<_> = table.starting_in(gpa, last).iter().map(|region| (region.gpa, region.size)).collect();

@@ -27,7 +27,7 @@ struct SavedLine {
 }
 
 impl SavedInterrupts {
-    /// Drops raised interrupts and masks, as after a reset. A client may unmask again without harm.
+    /// Drops raised interrupts and masks, as after a reset. A client may safely unmask again.
     pub(crate) fn quiet(&mut self) {
         self.lines.iter_mut().flatten().for_each(|line| line.pending = false);
         (self.level, self.masked) = (false, false);

@@ -246,7 +246,7 @@ impl Mapping {
         self.len == 0
     }
 
-    /// Returns the address in this process of the region's first byte. Memory there may change at any time.
+    /// Returns the address in this process of the region's first byte. The memory may change at any time.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.wrapping_add(self.skip)
     }

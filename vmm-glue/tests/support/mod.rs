@@ -259,7 +259,7 @@ impl Drop for Host {
     }
 }
 
-/// Errors that tests expect.
+/// Error numbers that tests expect.
 pub const E2BIG: Option<u32> = Some(7);
 pub const EACCES: Option<u32> = Some(13);
 pub const EBUSY: Option<u32> = Some(16);

@@ -10,8 +10,8 @@
 //! The worker that releases a piece measures whether the card's free memory grows by its size. If it grows less, the
 //! tenant is a suspect for some polls. If NVML counts that much memory for no process, it is charged to the suspects
 //! until it is free, also after their programs have ended. A program that ends releases its memory a little later than
-//! its connection, and other kinds of memory are not measured. For both, a tenant is charged only as far as no other
-//! tenant's memory can be the missing one.
+//! its connection, and other kinds of memory are not measured. In both cases, a tenant is charged only for the part
+//! that cannot be another tenant's missing memory.
 
 use std::collections::BTreeMap;
 

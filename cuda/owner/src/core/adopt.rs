@@ -1,4 +1,4 @@
-//! Processes that outlived an owner: their chunks become chunks of this one.
+//! Processes that outlived an owner: their chunks become chunks of this owner.
 
 use super::pieces::Receiver;
 use super::types::{Action, PieceId, SessionId};

@@ -40,7 +40,7 @@ impl Core {
         let named: Option<Vec<Named>> = indices.iter().map(|&index| self.named(tenant, index)).collect();
         // A chunk without a number was shared under an earlier owner, and this owner has no descriptor of it.
         let Some(named) = named else { return refuse(self, Refusal::Unsupported) };
-        // Programs export each buffer that they send, so most exports repeat an earlier one.
+        // Programs export each buffer that they send, so most exports repeat an earlier export.
         if let Some(share) = self.shares.token(tenant, &named) {
             return self.send(id, FromOwner::Shared { request, share });
         }

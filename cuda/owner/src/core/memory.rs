@@ -12,7 +12,7 @@ use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 
 /// Maximum time that an allocation of the quantum's tenant waits for the eviction of others' memory, in ns; then it
 /// gets the memory that is free.
-// TIMEOUT: evicting a whole card's memory takes less.
+// TIMEOUT: evicting a whole card's memory takes less time.
 pub(super) const ROOM_NS: u64 = 500_000_000;
 /// Time without such waits after one timed out, in ns.
 const CROWDED_NS: u64 = 10_000_000_000;
@@ -63,7 +63,7 @@ impl Core {
         self.table.vm_bytes(tenant).unwrap_or(0) / self.table.chunk_bytes()
     }
 
-    /// Gives a process's requests their places, oldest first, as far as places and the event's budget allow.
+    /// Assigns places to a process's requests, oldest first, within the limits of free places and the event's budget.
     pub(super) fn serve(&mut self, id: SessionId, tenant: TenantId) {
         let waits_for_others = !self.expected.is_empty();
         let mut at = 0;

@@ -145,7 +145,7 @@ impl Pieces {
         }
     }
 
-    /// Records that a piece exists, or could not be made. Returns its holder, if it still has one.
+    /// Records that a piece exists, or could not be made. Returns the piece's holder, if any is left.
     pub(super) fn made(&mut self, id: PieceId, done: bool, actions: &mut Vec<Action>) -> Option<TenantId> {
         let piece = self.pieces.get_mut(&id)?;
         piece.ready = done;

@@ -91,7 +91,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Returns true if the process has mapped a chunk, as far as the owner can tell: its request is answered.
+    /// Returns true if the process has mapped a chunk, which the owner assumes once the chunk's request is answered.
     pub(super) fn has_settled(&self, chunk: ChunkId) -> bool {
         self.chunks.contains_key(&chunk) && !self.pending.iter().any(|pending| pending.holds(chunk))
     }

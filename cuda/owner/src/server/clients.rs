@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Maximum number of messages taken from one process before the tenant's others are served.
+/// Maximum number of messages taken from one process before the tenant's other processes are served.
 const MESSAGES_AT_ONCE: usize = 16;
 /// Maximum number of messages taken from one tenant's processes before other tenants are served.
 const TENANT_MESSAGES_AT_ONCE: usize = 64;

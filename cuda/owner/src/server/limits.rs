@@ -30,7 +30,8 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Raises the process's limit as far as the system allows, because each chunk has a descriptor, and divides it.
+    /// Raises the process's limit to the maximum that the system allows, because each chunk has a descriptor, and
+    /// divides it.
     pub(super) fn raise() -> Self {
         let limit = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });

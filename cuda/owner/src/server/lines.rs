@@ -32,7 +32,8 @@ struct Count {
 pub(super) struct Lines(BTreeMap<Cause, Count>);
 
 impl Lines {
-    /// Returns whether one more line about this cause may be written at `now`, and how many were omitted before it.
+    /// If one more line about this cause may be written at `now`, returns the number of lines that were omitted before
+    /// it.
     pub(super) fn may_write(&mut self, cause: Cause, now: u64) -> Option<u64> {
         if !self.0.contains_key(&cause) && self.0.len() >= CAUSES_MOST {
             let quietest = self.0.iter().min_by_key(|(_, count)| count.until).map(|(&cause, _)| cause);

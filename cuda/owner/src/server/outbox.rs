@@ -47,7 +47,7 @@ pub(super) struct Connection {
     plain: usize,
     /// Upper bound of the descriptors that the process has not read.
     unread: usize,
-    /// Number of failed attempts, and the time of the next one.
+    /// Number of failed attempts, and the time of the next attempt.
     tries: u32,
     again: u64,
 }
@@ -57,7 +57,7 @@ pub(super) struct Connection {
 pub(super) struct Unread {
     /// Limit for all connections.
     pub(super) all: usize,
-    /// Number of tenants among which it is divided.
+    /// Number of tenants among which the limit is divided.
     pub(super) tenants: usize,
 }
 

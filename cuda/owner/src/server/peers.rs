@@ -21,7 +21,7 @@ const LOOK_NS: u64 = 100_000_000;
 /// Number of polls after which a process that has left but still runs is killed: it would keep uncounted chunks.
 // TIMEOUT: a program whose connection ended by accident is back within `cuda_protocol::RECONNECT_MS`; this is 5 s.
 const MAX_POLLS_AFTER_LEAVE: u32 = 50;
-/// Maximum number of processes that have left and may reconnect; further ones are killed at the next poll.
+/// Maximum number of processes that have left and may reconnect; further processes are killed at the next poll.
 const LEFT_MOST: usize = 1024;
 /// Maximum number of signals sent to one process, one at each poll.
 const SIGNALS_MOST: u32 = 50;
@@ -78,7 +78,7 @@ pub(super) enum News {
     Ended(u32),
 }
 
-/// All processes, and those that have left but still run.
+/// All processes, including processes that have left but still run.
 #[derive(Debug)]
 pub(super) struct Peers {
     peers: BTreeMap<SessionId, Peer>,

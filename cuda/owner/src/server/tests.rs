@@ -144,7 +144,7 @@ fn listen(link: &Link, chunks: &Mutex<Chunks>, runs: &std::sync::atomic::AtomicU
 
 /// Waits for a condition.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
-    // TIMEOUT: on an idle host all of this takes less than a second; a minute is for busy hosts.
+    // TIMEOUT: on an idle host all of this takes less than a second; a minute allows for busy hosts.
     let limit = Instant::now() + Duration::from_secs(60);
     while !done() {
         assert!(Instant::now() < limit, "{what} did not happen");

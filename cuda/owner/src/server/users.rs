@@ -59,7 +59,7 @@ impl Users {
             loop {
                 let put = |note| {
                     notes.put(note);
-                    // Only the first poll is waited for.
+                    // The caller only waits for the first poll.
                     let _ = first.send(());
                 };
                 let watched = watch(&path, uuid, &*card, &put, &ended, &mut fails);

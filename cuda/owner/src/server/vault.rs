@@ -98,12 +98,12 @@ impl Vault {
         }
     }
 
-    /// Orders a piece. Until its making begins, [`Self::cancel`] can cancel it.
+    /// Orders a piece. [`Self::cancel`] can cancel the order until the piece is being made.
     pub(super) fn order(&self, piece: PieceId) {
         self.lock().ordered.insert(piece);
     }
 
-    /// Cancels the order of a piece, if it has not begun.
+    /// Cancels the order of a piece, if the piece is not being made yet.
     pub(super) fn cancel(&self, piece: PieceId) {
         self.lock().ordered.remove(&piece);
     }

@@ -18,7 +18,8 @@ struct Args {
 
 #[derive(Clone, Copy, Subcommand)]
 enum What {
-    /// Maps memory that only the driver can have, and releases its handle, until it is refused or has reached a limit.
+    /// Maps memory that only the driver can have, and releases its handle, until the driver refuses or a limit is
+    /// reached.
     Released {
         /// Maximum size in MiB.
         #[arg(long, default_value_t = 96)]
@@ -54,9 +55,9 @@ enum What {
         #[arg(long)]
         count: u64,
     },
-    /// Allocates from a pool that can be shared, until it is refused.
+    /// Allocates from a pool that can be shared, until the driver refuses.
     Pool,
-    /// Allocates managed memory until it is refused.
+    /// Allocates managed memory until the driver refuses.
     Managed,
     /// Prints the cards that it finds as JSON: through the driver, through NVML, and through the names of the first
     /// machine's cards.

@@ -50,7 +50,7 @@ enum What {
         #[arg(long, default_value_t = 0)]
         mib: u64,
     },
-    /// Allocates until it is refused; prints the total size in MiB.
+    /// Allocates until the driver refuses; prints the total size in MiB.
     Fill {
         /// Size of one allocation in MiB.
         #[arg(long, default_value_t = 6)]
@@ -188,7 +188,7 @@ enum What {
 /// Stream of work before a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Where {
-    /// A stream other than the captured one.
+    /// A stream other than the capturing stream.
     Other,
     /// The default stream.
     Default,

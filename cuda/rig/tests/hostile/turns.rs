@@ -167,8 +167,8 @@ fn a_program_that_can_be_killed_is_and_is_counted() {
     describe(serving);
 }
 
-/// Runs a client that fills the card and answers orders in this manner, next to a neighbour that requests as much.
-/// Returns the chunks that the neighbour gets.
+/// Runs a client that fills the card and answers orders in this manner, next to a neighbour that requests the same
+/// amount. Returns the chunks that the neighbour gets.
 fn decline(manner: Manner) {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", "1500", "--patience-ms", "3000"];

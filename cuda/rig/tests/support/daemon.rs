@@ -55,7 +55,7 @@ pub fn signal(which: &str, pid: &str) {
     panic!("process {pid} does not stop");
 }
 
-/// Returns true if all threads of a process are stopped, or if it has none.
+/// Returns true if all threads of a process are stopped, or if it has no threads.
 fn is_stopped(pid: &str) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok()).all(|stat| {

@@ -95,7 +95,7 @@ impl Rig {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// Resets a card: its memory is lost, and the context of each process that has one.
+    /// Resets a card: its memory is lost, and so is the context of each process that has one.
     pub fn reset(&self, card: u64) {
         let folder = self.card_folder(card);
         let last = std::fs::read_to_string(folder.join("number")).expect("it was used");

@@ -102,7 +102,7 @@ impl Region {
         self.base + u64::from(chunk) * self.chunk_bytes
     }
 
-    /// Maps new chunks at unmapped numbers in rising order, or none of them. Returns true on success.
+    /// Maps new chunks at unmapped numbers in ascending order, or none of them. Returns true on success.
     pub fn map(&mut self, pages: &mut impl Pages, numbers: &[u32], chunks: &[(Chunk, ChunkDescriptor)]) -> bool {
         let mut mapped = Vec::new();
         for (&number, (chunk, descriptor)) in numbers.iter().zip(chunks) {

@@ -94,7 +94,7 @@ fn elapsed_part_of_long_kernel_is_not_counted_as_left() {
     // Work that takes longer than expected is about to end, and the work after it has not begun.
     pace.groups.extend(flying(&[(21.0, true)], at).groups);
     assert!((pace.left_ns(at + Duration::from_millis(50)) - 21e6).abs() < 1e3);
-    // The end of the first group was noticed late: as far as is known, the second has run since then.
+    // The end of the first group was noticed late: the estimate assumes that the second has run since then.
     pace.groups.pop_front();
     pace.seen = Some(at + Duration::from_millis(50));
     assert!((pace.left_ns(at + Duration::from_millis(60)) - 11e6).abs() < 1e3);

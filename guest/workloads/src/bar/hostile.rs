@@ -39,7 +39,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let share = options.number("share", card.vram()?)?;
     let mut ground = Ground::new(card, share, Random(seed), pattern, !options.flag("no-writes"))?;
     ground.mapped = options.flag("mapped");
-    // Each word costs an access, and after a reset there is nothing to clear.
+    // Each word costs an access, and after a reset no memory needs to be cleared.
     if !options.flag("fresh") {
         card.vram_zero(ground.base, own::END);
     }

@@ -1,4 +1,4 @@
-//! Methods of a channel's compute object: those of its setup, and those of each launch.
+//! Methods of a channel's compute object: for its setup, and for each launch.
 //!
 //! Like `push`, this module repeats the methods independently of `nvspec`. Sources: envytools'
 //! `rnndb/graph/gf100_compute.xml`, and the order in which Mesa's driver for this hardware sends them.

@@ -79,7 +79,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(facts)
 }
 
-/// Submits empty work, as much as the kernel accepts.
+/// Submits empty work at the maximum rate that the kernel accepts.
 fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
     let channel = Channel::with_ring(rig.device(), FLOOD)?;
     channel.add(Engine::M2mf.object())?;

@@ -52,7 +52,7 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Resets the interface and describes an empty queue. Accepts the offered ones of `features`.
+    /// Resets the interface and describes an empty queue. Accepts the features in `features` that are offered.
     pub fn describe(&mut self, features: u32) {
         self.write(register::STATUS, status::RESET);
         for page in [&self.ring, &self.request, &self.reply] {
