@@ -217,7 +217,7 @@ impl SimGpu {
         self.shared.wake();
     }
 
-    /// Saves the card without its memory; `None` unless it is halted.
+    /// Saves the card without its memory; returns `None` unless the card is halted.
     #[must_use]
     pub fn save(&self) -> Option<SavedCard> {
         self.shared.gpu.lock().save([self.identity.bar1_size, self.identity.bar3_size])

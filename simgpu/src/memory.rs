@@ -121,7 +121,7 @@ pub enum BusError {
         /// First byte that is not mapped.
         iova: Iova,
     },
-    /// The host memory there is mapped read-only.
+    /// The host memory at this address is mapped read-only.
     #[error("host memory at I/O virtual address {iova} is read-only for the card")]
     ReadOnly {
         /// First byte that may not be written.

@@ -14,7 +14,7 @@ macro_rules! counters {
         /// The counts. They only grow, across clients, except gauges.
         #[derive(Debug, Default)]
         pub struct Counters {
-            /// Requests by command number; index 0 counts unknown ones.
+            /// Number of requests by command number; index 0 counts unknown commands.
             messages: [AtomicU64; COMMANDS],
             $($(#[$doc])* pub $field: AtomicU64,)*
         }
@@ -50,7 +50,7 @@ counters! {
     connections_closed,
     /// Connections that the server ended because of an error of the client.
     clients_dropped,
-    /// Messages that needed no reply (posted writes, also batched ones).
+    /// Messages that needed no reply (posted writes, including batched writes).
     posted,
     /// Region writes inside batches.
     batched_writes,

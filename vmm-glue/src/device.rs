@@ -214,7 +214,7 @@ pub trait Device: Send {
         false
     }
 
-    /// Returns the device as one that can be migrated, if it can.
+    /// Returns the device as a migratable device, if it can be migrated.
     fn migration(&mut self) -> Option<&mut dyn Migration> {
         None
     }

@@ -90,7 +90,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Returns the next piece of at most `step` bytes, and true if it is the last.
+    /// Returns the next piece of at most `step` bytes, and true if this is the last piece.
     fn next_piece(&mut self, step: usize) -> (Piece, bool) {
         let len = step.min(self.len.saturating_sub(self.sent));
         let gpa = self.gpa.wrapping_add(u64::try_from(self.sent).unwrap_or(0));
@@ -124,7 +124,7 @@ pub struct DmaClient {
     counters: Arc<Counters>,
 }
 
-/// A request in flight. Dropping it does not cancel it.
+/// A request in flight. Dropping this value does not cancel the request.
 #[derive(Debug)]
 pub struct Pending {
     job: Arc<Job>,
@@ -213,7 +213,7 @@ impl DmaClient {
         Ok(Pending { job, shared: Arc::clone(&self.shared) })
     }
 
-    /// Records that a client is connected; `max_transfer` is 0 if it does not accept requests.
+    /// Records that a client is connected; `max_transfer` is 0 if the client does not accept requests.
     pub(crate) fn connect(&self, max_transfer: usize) {
         let mut shared = self.shared.lock();
         shared.connected = true;
@@ -323,7 +323,7 @@ impl Job {
         self.done.notify_all();
     }
 
-    /// Ends one piece. Returns true if it was the last.
+    /// Ends one piece. Returns true if this was the last piece.
     fn finish(&self, outcome: Result<Option<(usize, &[u8])>, DmaError>) -> bool {
         let mut state = self.state.lock();
         state.open = state.open.saturating_sub(1);

@@ -137,7 +137,7 @@ pub fn check() -> io::Result<()> {
 pub struct ClientEvent(OwnedFd);
 
 impl ClientEvent {
-    /// Takes a client's descriptor; `None` if it is not an eventfd.
+    /// Takes a client's descriptor; returns `None` if the descriptor is not an eventfd.
     pub fn new(fd: OwnedFd) -> Option<Self> {
         // The client chooses a file's name, but the link to a file begins with a slash. Without a mounted /proc the
         // kernel still refuses to signal a file that is not an eventfd.
@@ -150,7 +150,7 @@ impl ClientEvent {
         context().is_ok_and(|context| context.add(self.0.as_fd()).is_ok())
     }
 
-    /// Takes the count; false if it is 0.
+    /// Takes the count; returns false if it is 0.
     pub fn take(&self) -> bool {
         // An offset of -1 reads at the file's own position, which an eventfd does not have.
         let mut count = [0u8; 8];

@@ -81,7 +81,7 @@ impl Journal {
         self.changed = true;
     }
 
-    /// Returns true if there are changes to commit.
+    /// Returns true if changes must be committed.
     pub fn is_changed(&self) -> bool {
         self.changed && !self.void
     }

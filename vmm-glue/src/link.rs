@@ -74,7 +74,7 @@ impl StopHandle {
 /// The connected client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ClientInfo {
-    /// Process that connected, in the server's PID namespace; 0 if it is not visible there.
+    /// Process that connected, in the server's PID namespace; 0 if the process is not visible in it.
     pub pid: i32,
     /// The process's user.
     pub uid: u32,

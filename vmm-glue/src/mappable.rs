@@ -122,7 +122,7 @@ impl Mappable {
         Ok(Self { file, areas })
     }
 
-    /// Returns the file; a client gets a descriptor of it.
+    /// Returns the file; a client gets a descriptor of this file.
     pub fn file(&self) -> &Arc<OwnedFd> {
         &self.file
     }

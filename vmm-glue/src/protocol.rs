@@ -313,7 +313,7 @@ const _: () = assert!(size_of::<IrqSet>() == 20);
 
 /// `flags` of [`IrqSet`]: no data.
 pub const IRQ_DATA_NONE: u32 = 1;
-/// `flags` of [`IrqSet`]: one byte per interrupt selects it.
+/// `flags` of [`IrqSet`]: one byte per interrupt selects the interrupt.
 pub const IRQ_DATA_BOOL: u32 = 2;
 /// `flags` of [`IrqSet`]: event file descriptors are attached.
 pub const IRQ_DATA_EVENTFD: u32 = 4;

@@ -329,7 +329,7 @@ impl Clients<'_> {
         }
     }
 
-    /// Makes the first connection that sends something the client, or refuses it.
+    /// Makes the first connection that sends something the client, or refuses the connection.
     fn listen_to_waiting(&mut self) {
         for mut accepted in std::mem::take(&mut self.waiting) {
             let mut bytes = [0u8; HEADER_SIZE];

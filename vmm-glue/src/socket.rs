@@ -227,7 +227,7 @@ pub struct Received {
     pub truncated: bool,
 }
 
-/// Receives the available data, up to `buffer.len()` bytes; fails with `WouldBlock` if there is none.
+/// Receives the available data, up to `buffer.len()` bytes; fails with `WouldBlock` if no data is available.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -115,7 +115,7 @@ impl Turn {
 /// A request of the owner for empty chunks.
 struct Reclaim {
     since: Instant,
-    /// The order, until it is answered.
+    /// The order of the owner, until it is answered.
     order: Option<u32>,
     /// Time of the last search for empty chunks.
     looked: Instant,

@@ -32,7 +32,7 @@ impl Captures {
         self.open.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Records that the counted capture has begun in a stream of a context, or that it has failed.
+    /// Records that the counted capture has begun in a stream of a context, or has failed.
     pub fn begun(&self, context: u64, stream: Stream, succeeded: bool) {
         if !succeeded || !self.origins().insert((context, stream)) {
             self.open.fetch_sub(1, Ordering::SeqCst);

@@ -32,7 +32,7 @@ impl Event {
         (result == SUCCESS).then_some(Self(event as u64))
     }
 
-    /// Returns true if the work before it has ended.
+    /// Returns true if the work before the event has ended.
     pub fn done(self) -> bool {
         // SAFETY: our own event that is never destroyed. Any result except "not ready" means that no further work will
         // end.

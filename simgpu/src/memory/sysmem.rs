@@ -74,7 +74,7 @@ impl Sysmem {
         self.table.read().len()
     }
 
-    /// Returns true if there are no mappings.
+    /// Returns true if the table has no mappings.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

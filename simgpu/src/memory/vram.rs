@@ -61,7 +61,7 @@ pub enum VramError {
     },
 }
 
-/// The card's own memory. Initially zero; any thread may read and write it.
+/// The card's own memory. The memory is initially zero; any thread may read and write it.
 #[derive(Debug)]
 pub struct Vram {
     region: MmapRegion,
@@ -119,7 +119,8 @@ impl Vram {
         Ok(Self { region, size, file: Some(file) })
     }
 
-    /// Returns its file, for another process to take over; `None` unless it is [shared](Self::shared).
+    /// Returns the file of the memory, for another process to take over; `None` unless the memory is
+    /// [shared](Self::shared).
     #[must_use]
     pub fn file(&self) -> Option<&File> {
         self.file.as_ref()
@@ -181,7 +182,7 @@ impl Vram {
             let run = (len - done).min(HOST_PAGE - at as usize % HOST_PAGE);
             let whole = (len - done) / HOST_PAGE * HOST_PAGE;
             if let Some(file) = self.file.as_ref().filter(|_| run == HOST_PAGE && whole > 0) {
-                // Reading a page of a file would allocate it.
+                // Reading a page of a file would allocate the page.
                 let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 self.piece(address.offset(done as u64), whole as u64)?;
                 if fallocate(file, holes, at, whole as u64).is_ok() {

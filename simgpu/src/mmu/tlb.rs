@@ -93,7 +93,7 @@ fn spread(directory: BusAddr) -> u64 {
 }
 
 impl Tlb {
-    /// Returns the set of a large page and of its small ones, so that a lookup takes one lock.
+    /// Returns the set of a large page and of the small pages in it, so that a lookup takes one lock.
     fn set(&self, key: TlbKey) -> &Mutex<Set> {
         let which = (key.va.0 / LARGE_PAGE).wrapping_add(spread(key.directory));
         &self.sets[(which % SETS as u64) as usize]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug)]
 enum Error {
     Warp(u32),
-    /// Reason, address, and whether it is a write.
+    /// Reason and address of a fault, and true for a write.
     Shader(u32, u64, bool),
     /// An MMU fault of a method's own access, with the same fields.
     Method(u32, u64, bool),
@@ -28,7 +28,7 @@ enum Error {
 const UNMAPPED_ADDR: u64 = 0x555_5000;
 const READ_ONLY: u64 = 0x440_0000;
 
-/// A card with a failing channel and a computing one.
+/// A card with a failing channel and a computing channel.
 struct Pair {
     driver: Driver,
     bad: Channel,

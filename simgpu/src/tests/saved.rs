@@ -71,7 +71,7 @@ fn handed_over_card_continues_queued_work() {
             driver.card.halt().expect("it rests");
             let next = handed_over(&driver.card, &config);
             driver.card = Arc::new(next);
-            // The queued work is complete, and only the next card did it.
+            // The queued work is complete, and only the next card executed it.
             assert_eq!(driver.userd(&channel, nvspec::instance::userd::GP_PUT), put);
             driver.card.go_on();
         }

@@ -26,7 +26,7 @@ pub struct Outbox {
 pub(super) struct SavedOutbox {
     /// Waiting bytes.
     bytes: Vec<u8>,
-    /// Byte positions, and the descriptors that are sent there.
+    /// Byte positions, and the descriptors that are sent at these positions.
     fds: Vec<(u32, u32)>,
 }
 

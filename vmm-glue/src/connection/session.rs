@@ -309,7 +309,8 @@ impl Session {
             return refuse(Errno::INVAL, reason);
         }
         let table = self.link.memory().snapshot();
-        // The region that starts before the range and reaches into it, and the last region that starts in it.
+        // Find the region that starts before the range and reaches into it, and the last region that starts in the
+        // range.
         let first = table.find(gpa).filter(|region| region.gpa < gpa);
         let mut ends = first.into_iter().chain(table.starting_in(gpa, last).last());
         if let Some(part) = ends.find(|region| region.gpa < gpa || region.end().saturating_sub(1) > last) {
@@ -425,7 +426,7 @@ impl Session {
         }
     }
 
-    /// Logs a client fault: logs the first ones, and later ones decreasingly often.
+    /// Logs a client fault: logs the first faults, and later faults decreasingly often.
     pub fn log(&mut self, header: &Header, reason: &str) {
         self.refused = self.refused.saturating_add(1);
         if worth_logging(self.refused) {

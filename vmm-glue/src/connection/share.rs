@@ -24,7 +24,7 @@ const ENODEV: u32 = 19;
 /// Guest physical addresses that firmware or a kernel writes early: the interrupt vectors, firmware data, the
 /// last page below 1 MiB, and load addresses of kernels.
 const EARLY_WRITE_ADDRS: [u64; 7] = [0, 0x7000, 0x9_f000, 0xf_f000, 0x10_0000, 0x100_0000, 0x200_0000];
-/// Number of parts of a region at which it is sampled, in addition to its last page.
+/// Number of parts of a region at which the region is sampled, in addition to its last page.
 const PARTS: u64 = 8;
 
 #[derive(Debug)]
@@ -112,7 +112,7 @@ impl ShareCheck {
         report
     }
 
-    /// Evaluates one sample. Returns it if its memory is private.
+    /// Evaluates one sample. Returns the memory if it is private.
     fn compare(&mut self, theirs: &[u8], mut sample: Sample) -> Option<(u64, Arc<Mapping>)> {
         let empty = |page: &[u8]| page.iter().all(|&byte| byte == 0);
         if empty(theirs) {

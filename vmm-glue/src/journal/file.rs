@@ -221,7 +221,7 @@ pub(super) fn adopt(file: &OwnedFd, message: usize, extra: usize) -> io::Result<
     Ok(room)
 }
 
-/// Writes a commit to one of the two halves. Returns `false` if it is too long.
+/// Writes a commit to one of the two halves. Returns `false` if the commit is too long.
 pub(super) fn write_half(file: BorrowedFd<'_>, half: u64, bytes: &[u8]) -> io::Result<bool> {
     if bytes.len() > HALF_BYTES.saturating_sub(LENGTH_BYTES) {
         return Ok(false);

@@ -80,7 +80,7 @@ impl Revival {
         };
         let others = self.words.iter().enumerate().filter(|(at, _)| *at != COMMAND);
         others.clone().try_for_each(|(at, word)| write(at, &word.to_le_bytes()))?;
-        // This enables bus mastering, so it comes last. Writing ones to status clears bits.
+        // This write enables bus mastering, so it comes last. Writing ones to status clears bits.
         if let Some([low, high, ..]) = self.words.get(COMMAND).map(|word| word.to_le_bytes()) {
             write(COMMAND, &[low, high])?;
         }

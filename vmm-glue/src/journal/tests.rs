@@ -365,13 +365,13 @@ fn frequent_remapping_stops_changing_the_store() {
     process.feed(&map(1, 0), vec![file.try_clone().unwrap()]);
     let next = process.next(process.store.remains()).unwrap();
     assert_eq!(next.regions(), 1);
-    // A new file is recognized although it has the number of the first.
+    // A new file is recognized although it has the same number as the first file.
     process.feed(&unmap(2, 0), vec![]);
     let other = memory_file(0x1000, true).unwrap();
     process.feed(&map(1, 0), vec![other.try_clone().unwrap()]);
     assert_eq!(process.store.names().len(), 3, "{:?}", process.store.names());
     process.feed(&unmap(2, 0), vec![]);
-    // Unused files are dropped to make slots available for used ones.
+    // Unused files are dropped to make slots available for used files.
     for file in 0..u64::from(SLOTS) {
         process.lend(file * 0x1000);
     }

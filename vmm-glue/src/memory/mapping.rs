@@ -223,7 +223,7 @@ impl Mapping {
         Self::new(file, false, std::iter::empty(), wake)
     }
 
-    /// Returns the file, if the mapping has one.
+    /// Returns the file, if the mapping has a file.
     fn backing(&self) -> Option<&Arc<Backing>> {
         match &self.source {
             Source::File { backing, .. } => Some(backing),

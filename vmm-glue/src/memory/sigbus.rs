@@ -87,7 +87,7 @@ impl Guard {
         trip(self.slot);
     }
 
-    /// Unregisters the mapping; must be called before it is unmapped.
+    /// Unregisters the mapping; must be called before the mapping is unmapped.
     pub(super) fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
             self.slot.version.fetch_add(1, Ordering::AcqRel);

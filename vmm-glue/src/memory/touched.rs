@@ -51,7 +51,7 @@ impl FirstTouches {
         self.bytes.store(0, Ordering::Relaxed);
     }
 
-    /// Counts a page. Returns true if it may be touched.
+    /// Counts a page. Returns true if the page may be touched.
     fn add(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let more = |bytes: u64| bytes.checked_add(PAGE_SIZE).filter(|sum| *sum <= limit);

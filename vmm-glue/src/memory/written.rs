@@ -34,7 +34,7 @@ impl WriteLog {
         blocks.extend(gpa / LOG_BLOCK..=last / LOG_BLOCK);
     }
 
-    /// Calls `each` with the written blocks that overlap `range`; forgets the ones that are inside it.
+    /// Calls `each` with the written blocks that overlap `range`; forgets the blocks that are inside it.
     pub(crate) fn take(&self, range: &Range<u64>, mut each: impl FnMut(Range<u64>)) {
         let first = range.start / LOG_BLOCK;
         let last = range.end.saturating_sub(1) / LOG_BLOCK;

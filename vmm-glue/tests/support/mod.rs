@@ -48,7 +48,7 @@ pub struct TestDevice {
     pub bar1: RegionInfo,
     /// Address of which maps are refused.
     pub refused_map: Option<u64>,
-    /// Source of messages for which every unmap waits after it was reported.
+    /// Source of the messages that every unmap waits for after it was reported.
     pub held_unmap: Option<Receiver<()>>,
     /// A deferred write, and messages that its completion waits for.
     pub deferred: Option<Vec<u8>>,

@@ -81,7 +81,7 @@ pub(super) struct Session {
     pub(super) declines: u32,
     /// Time since which that number is positive.
     pub(super) declining_since: Option<u64>,
-    /// Time of its last message about memory that it had under an earlier owner.
+    /// Time of the process's last message about memory that it had under an earlier owner.
     pub(super) adopts_since: u64,
     pub(super) reclaims: Reclaims,
     /// Time at which the driver was asked to suspend the process; unset once the driver has confirmed it.

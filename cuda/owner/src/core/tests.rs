@@ -362,7 +362,7 @@ fn a_program_that_declines_keeps_running_and_is_asked_again() {
     world.programs.get_mut(&one).expect("there").mute = true;
     let two = world.connect("two");
     world.ask(two, 1, 4);
-    // The program also does not report whether it has empty chunks.
+    // The program also does not report if it has empty chunks.
     world.pass(50 * MS);
     let order = world.programs[&one].quiet.expect("it is asked to be quiet");
     let program = world.programs.get_mut(&one).expect("there");

@@ -270,7 +270,7 @@ impl Core {
         self.hold(holds);
     }
 
-    /// Returns true if a program of the tenant has asked for memory that it has not got.
+    /// Returns true if a program of the tenant has requested memory that it has not received.
     pub(super) fn waits_for_memory(&self, tenant: TenantId) -> bool {
         let mut of_it = self.sessions.values().filter(|session| session.tenant == Some(tenant));
         of_it.any(|session| !session.pending.is_empty())

@@ -23,7 +23,7 @@ pub enum OnStuck {
     /// The process is killed.
     #[default]
     Kill,
-    /// The driver suspends it, if it can; otherwise it is killed.
+    /// The driver suspends the process if possible; otherwise the process is killed.
     Suspend,
 }
 
@@ -36,7 +36,7 @@ pub struct TenantSpec {
     pub uid: Option<u32>,
     /// Size in bytes of the memory that the tenant sees.
     pub memory_bytes: u64,
-    /// Parts of the card's memory and of host memory that it may have, in chunks.
+    /// Limits of the tenant's memory on the card and in host memory, in chunks.
     pub limits: Limits,
     /// The tenant's share of the card's time.
     pub time: VgpuParams,
@@ -99,7 +99,7 @@ pub enum Event {
     Signalled {
         /// Tenant of the process.
         tenant: TenantId,
-        /// Set if it was sent.
+        /// Set if the signal was sent.
         done: bool,
     },
     /// Answer to [`Action::LookAt`].
@@ -129,7 +129,7 @@ pub enum Event {
     InUseForNobody(u64),
     /// A piece of the card was released, and the card's free memory grew by less than its size.
     Missing {
-        /// The tenant that had it.
+        /// The tenant that had the piece.
         tenant: TenantId,
         /// The tenant had reported the release; if not, its program may just be ending.
         sure: bool,
@@ -145,7 +145,7 @@ pub enum Event {
 pub struct User {
     /// Number of the process.
     pub pid: u32,
-    /// Name of its program; empty if it has ended.
+    /// Name of the process's program; empty if the process has ended.
     pub program: String,
     /// Number of bytes of the card that the process itself has, if known.
     pub bytes: Option<u64>,

@@ -184,7 +184,7 @@ impl<'a> Operations<'a> {
             return false;
         }
         if self.captures.any() {
-            // Do not wait for work that is being captured: it is freed by a later allocation.
+            // Do not wait for work that is being captured: a later allocation frees the memory.
             memory.ordered.put_behind(driver::current_context() as u64, Behind::All, address);
             return true;
         }
@@ -305,7 +305,7 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Returns the cached chunks, if there was no allocation since the last call.
+    /// Returns the cached chunks, if no memory was allocated since the last call.
     pub fn tidy(self) {
         if !self.memory.touched.swap(false, Ordering::Relaxed) {
             self.begin_to_empty();
@@ -422,7 +422,7 @@ impl<'a> Operations<'a> {
         let told = (0..parts).all(|part| {
             let (mut chunks, mut descriptors) = (Vec::new(), Vec::new());
             for &(card, chunk) in all.iter().skip(part * MAX_CHUNKS).take(MAX_CHUNKS) {
-                // Another process also uses a shared chunk, so it must not be moved while in use there.
+                // Another process also uses a shared chunk, so the chunk must not be moved.
                 let descriptor = chunk.descriptor.as_ref().filter(|_| !chunk.shared);
                 chunks.push(chunk.adopted(card, descriptor.is_some()));
                 descriptors.extend(descriptor.cloned());
@@ -591,7 +591,7 @@ impl ChunkMemory {
         (base == address && !self.ordered.is_freed(address)).then_some(bytes)
     }
 
-    /// Records an event in a lane. `None` if the driver refuses the event.
+    /// Records an event in a lane. Returns `None` if the driver refuses the event.
     fn record(&mut self, lane: Lane) -> Option<u64> {
         let event = self.ordered.spare(lane.context).or_else(|| {
             let mut event = std::ptr::null_mut();

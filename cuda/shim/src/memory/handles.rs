@@ -75,7 +75,7 @@ pub struct Freed {
 pub struct Described {
     /// Card.
     pub card: u8,
-    /// The description with which it was created.
+    /// The description that the handle was created with.
     pub property: Property,
     /// Length in bytes.
     pub bytes: u64,
@@ -93,7 +93,7 @@ struct Made {
     /// Mappings by their addresses.
     mapped: Vec<Address>,
     pieces: Vec<Piece>,
-    /// Set if it is a single driver allocation, which may be exported.
+    /// Set if the handle is a single driver allocation, which may be exported.
     exported: bool,
 }
 

@@ -233,7 +233,7 @@ pub fn each_run(
     Ok(())
 }
 
-/// Returns true if the lines follow each other without gaps or a wrap, and so can be copied as one.
+/// Returns true if the lines follow each other without gaps or a wrap, and therefore can be copied as one.
 fn is_solid(surface: &Surface, line: u64, lines: u64) -> bool {
     match *surface {
         Surface::Pitch { base, pitch } => {

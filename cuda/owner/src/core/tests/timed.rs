@@ -23,7 +23,7 @@ const DROP: u64 = 73 * US;
 const COPY: u64 = 350 * US;
 /// Time to start a batch of copies, and to wait for its end.
 const COPY_BATCH: u64 = 60 * US;
-/// Time to unmap a chunk from a program's addresses, and to map a chunk of the card there instead.
+/// Time to unmap a chunk from a program's addresses, and to map a chunk of the card at the same addresses.
 const UNMAP: u64 = 35 * US;
 const MAP: u64 = 70 * US;
 /// Time to receive a message from the owner, and to answer it.

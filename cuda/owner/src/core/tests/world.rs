@@ -177,7 +177,7 @@ impl World {
         }
     }
 
-    /// Checks that every chunk holds the value that its program wrote there last.
+    /// Checks that every chunk holds the value that its program last wrote to it.
     pub(super) fn check(&self) {
         for (session, program) in &self.programs {
             for (chunk, (piece, value)) in &program.chunks {

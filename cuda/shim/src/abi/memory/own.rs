@@ -411,7 +411,7 @@ unsafe fn note_arrays(list: *const c_void, count: u32) {
 
 macro_rules! map_array {
     ($name:ident, $real:ident) => {
-        /// Only handles for sparse arrays can be mapped there, and they belong to the driver.
+        /// Only handles for sparse arrays can be mapped in arrays, and these handles belong to the driver.
         unsafe extern "C" fn $name(list: *const c_void, count: u32, stream: Object) -> c_int {
             // SAFETY: the caller's promise.
             unsafe {
