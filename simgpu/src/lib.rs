@@ -26,7 +26,6 @@
 //! - The privileged ring's errors, thermal events, GPIO, I2C; clocks and voltages do not change the speed.
 //! - Time within a copy: with a time model, bytes may be visible up to 256 KiB before their time; semaphores,
 //!   interrupts and the next method never are.
-//!   and the next method never are.
 //! - Sharing of the bus: each engine has the full rate, independent of other engines and CPUs.
 //! - The further limits listed in [`mmu`], [`memory`] and [`engines`].
 //!

@@ -38,8 +38,8 @@
 //!
 //! ```text
 //! owner  -> tenant  Reclaim { order }
-//! tenant -> owner   Free ...: chunks that nothing lies in, also those of memory that streams have freed
-//! tenant -> owner   Reclaimed { order }: all of them that could be had within [`RECLAIM_MS`]
+//! tenant -> owner   Free ...: empty chunks, including chunks of memory that streams have freed
+//! tenant -> owner   Reclaimed { order }: all empty chunks that could be obtained within [`RECLAIM_MS`]
 //! ```
 //!
 //! Empty chunks are also returned before `Quiet`, so they are not copied.
@@ -50,7 +50,7 @@
 //!
 //! ```text
 //! owner  -> tenant  Quiesce { order }
-//! tenant -> owner   Quiet { order }: gate closed, nothing in flight; or Busy { order }: declined, gate open
+//! tenant -> owner   Quiet { order }: gate closed, no work in flight; or Busy { order }: declined, gate open
 //!                   (the owner copies)
 //! owner  -> tenant  Redirect { order, moves } any number: each chunk's new place, with its descriptor
 //! tenant -> owner   Redirected { order, moved } one each: the first `moved` of them are mapped at their old addresses
@@ -69,7 +69,7 @@
 //! ```text
 //! owner  -> tenant  Run { turn, .. }: the gate opens
 //! owner  -> tenant  Stop { turn }: close the gate and drain
-//! tenant -> owner   Stopped { turn, usage, waiting }: what is in flight ends within `Run::idle_us`, or nothing is
+//! tenant -> owner   Stopped { turn, usage, waiting }: no work is in flight, or it ends within `Run::idle_us`
 //! tenant -> owner   Waiting: a submission has met the closed gate; once for each time the gate is closed
 //! tenant -> owner   Used { turn, usage }: every [`Run::report_us`], where that is not 0
 //! ```
@@ -95,7 +95,7 @@
 //! searches in an ordered map. An event does 1,024 steps of work that can be deferred (placing and releasing chunks),
 //! and the next events continue. A tenant gets 64 messages and 4,096 steps before the other tenants are served.
 //!
-//! | message | steps of its own | put off |
+//! | message | own steps | deferred |
 //! |---|---|---|
 //! | `Hello`, the end of a connection | connections | all chunks of the process |
 //! | `Adopt`, `Free` | [`MAX_CHUNKS`] | |
@@ -110,9 +110,9 @@
 //! |---|---|---|
 //! | connections | 1,024, and a part of the owner's descriptors | [`End::Crowded`] |
 //! | time without `Hello` | 5 s | the connection ends |
-//! | requests of a process that wait | [`MAX_PENDING`] | [`Refusal::Crowded`] |
+//! | waiting requests of a process | [`MAX_PENDING`] | [`Refusal::Crowded`] |
 //! | unread descriptors | 256 of a connection, 4,096 of the tenant | the message waits |
-//! | answers that a process does not take | 256 | the connection ends |
+//! | answers that a process does not read | 256 | the connection ends |
 //! | tokens | 65,536, which name 262,144 chunks | [`Refusal::Exhausted`] |
 //! | numbers of chunks, of all its processes | 8 for each chunk that it has, at least 65,536 | [`Refusal::Exhausted`] |
 //! | adopted numbers | its chunks; each a new one | [`End::Violation`], [`End::Evicted`] |
