@@ -1,11 +1,11 @@
 //! Container Device Interface: files with which a container runtime gives a container a tenant of a CUDA card, or a
 //! vGPU.
 //!
-//! A runtime (containerd, CRI-O, podman) reads the files in `/etc/cdi` and `/var/run/cdi`. Each names devices of one
-//! kind, and the environment and mounts that a container gets with a device. The fields follow the specification
+//! A runtime (containerd, CRI-O, podman) reads the files in `/etc/cdi` and `/var/run/cdi`. Each file names devices of
+//! one kind, and the environment and mounts that a container gets with a device. The fields follow the specification
 //! (cncf-tags/container-device-interface, SPEC.md, version 0.5.0).
 //!
-//! It does not make tenants or vGPUs, and does not depend on the engines that place work.
+//! The crate does not create tenants or vGPUs, and does not depend on the engines that place work.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,24 +14,24 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Version of the specification: the first with all the features used here.
+/// Version of the specification: the first version with all the features used by this crate.
 pub const VERSION: &str = "0.5.0";
-/// Vendor of the devices; with the class of a device it is the kind of a CDI device.
+/// Vendor of the devices. Together with a device's class, it is the kind of a CDI device.
 pub const VENDOR: &str = "gpu-mediator.internal";
 /// Class of the devices.
 pub const CLASS: &str = "share";
 /// Folder in which runtimes look for files that do not survive a reboot.
 pub const FOLDER: &str = "/var/run/cdi";
 
-/// Folder of a container with its CUDA library.
+/// Folder in a container for its CUDA library.
 const CUDA_LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
-/// Folder of a container with the folders of sockets.
+/// Folder in a container for the folders of sockets.
 pub const SOCKETS: &str = "/run/gpu-mediator";
-/// Name of the variable with the path of a vGPU's socket.
+/// Name of the environment variable with the path of a vGPU's socket.
 pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
-/// Largest file that is read, in bytes.
+/// Maximum size in bytes of a file that is read.
 const MAX_FILE: u64 = 1 << 20;
-/// Maximum length of identifiers of devices and of files.
+/// Maximum length of identifiers of devices and files.
 const MAX_NAME: usize = 128;
 
 /// A file with devices.
@@ -42,7 +42,7 @@ pub struct Spec {
     pub cdi_version: String,
     /// Vendor and class.
     pub kind: String,
-    /// Annotations that runtimes pass on.
+    /// Annotations that runtimes forward.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// The devices.
@@ -53,7 +53,7 @@ pub struct Spec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Device {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Edits of a container that gets the device.
     pub container_edits: Edits,
@@ -63,7 +63,7 @@ pub struct Device {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Edits {
-    /// Variables, each `NAME=VALUE`.
+    /// Environment variables, each as `NAME=VALUE`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
     /// Files and folders of the host.
@@ -75,16 +75,16 @@ pub struct Edits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Mount {
-    /// Its path on the host.
+    /// Path on the host.
     pub host_path: PathBuf,
-    /// Its path in the container.
+    /// Path in the container.
     pub container_path: PathBuf,
     /// Options of the mount.
     pub options: Vec<String>,
 }
 
 impl Mount {
-    /// A read-only mount. A socket in it still accepts connections.
+    /// Creates a read-only mount. A socket in it still accepts connections.
     #[must_use]
     pub fn read_only(host_path: &Path, container_path: &Path) -> Self {
         let options = ["ro", "nosuid", "nodev", "rbind"].map(str::to_owned).into();
@@ -92,18 +92,19 @@ impl Mount {
     }
 }
 
-/// A container's view of a tenant of a CUDA card.
+/// A tenant of a CUDA card, for a container.
 #[derive(Clone, Debug)]
 pub struct Cuda<'a> {
-    /// Its name in the card's owner.
+    /// Name of the tenant in the card's owner.
     pub tenant: &'a str,
-    /// Its socket on the host, in its own folder: the daemon makes a new socket when it restarts.
+    /// Socket of the tenant on the host, in its own folder, because the daemon creates a new socket when it restarts.
     pub socket: &'a Path,
-    /// Folder of the host with gpu-mediator's library.
+    /// Folder on the host with gpu-mediator's library.
     pub library: &'a Path,
-    /// NVIDIA's library on the host; if absent, the container gets it in another way, such as NVIDIA's own CDI files.
+    /// NVIDIA's library on the host; if absent, the container gets the library in another way, such as through NVIDIA's
+    /// own CDI files.
     pub driver: Option<&'a Path>,
-    /// Part of the socket's path in the container, to distinguish several sockets.
+    /// Component of the socket's path in the container, which distinguishes several sockets.
     pub place: &'a str,
 }
 
@@ -135,14 +136,14 @@ impl Cuda<'_> {
 /// A vGPU for a container that runs a VMM.
 #[derive(Clone, Debug)]
 pub struct Vgpu<'a> {
-    /// Its socket on the host, in its own folder.
+    /// Socket of the vGPU on the host, in its own folder.
     pub socket: &'a Path,
-    /// Part of the socket's path in the container.
+    /// Component of the socket's path in the container.
     pub place: &'a str,
 }
 
 impl Vgpu<'_> {
-    /// The folder with the socket in a container.
+    /// Returns the folder in a container that has the socket.
     #[must_use]
     pub fn folder(place: &str) -> PathBuf {
         Path::new(SOCKETS).join("vgpu").join(place)
@@ -158,7 +159,7 @@ impl Vgpu<'_> {
     }
 }
 
-/// The mount of a socket's folder, and the socket's path in the container.
+/// Returns the mount of a socket's folder, and the socket's path in the container.
 fn socket(socket: &Path, folder: &Path) -> Result<(Mount, PathBuf), CdiError> {
     let parts = socket.parent().filter(|parent| parent.parent().is_some()).zip(socket.file_name());
     let (parent, name) = parts.ok_or_else(|| CdiError::NoFolder(socket.to_owned()))?;
@@ -190,20 +191,20 @@ pub enum CdiError {
     },
 }
 
-/// The whole name of a device, as an engine passes it to a runtime.
+/// Returns the qualified name of a device, as an engine passes it to a runtime.
 #[must_use]
 pub fn qualified(device: &str) -> String {
     format!("{VENDOR}/{CLASS}={device}")
 }
 
-/// A file for one user, such as a claim, in a folder that runtimes read.
+/// A file for one user, such as a claim, in a folder that runtimes search.
 #[derive(Clone, Debug)]
 pub struct CdiFile {
     path: PathBuf,
 }
 
 impl CdiFile {
-    /// The file of `owner` in `folder`.
+    /// Returns the file of `owner` in `folder`.
     ///
     /// # Errors
     /// If `owner` is not valid as a file name.
@@ -212,13 +213,13 @@ impl CdiFile {
         Ok(Self { path: folder.join(format!("{VENDOR}-{CLASS}_{owner}.json")) })
     }
 
-    /// Its path.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes the file with these devices; a reader sees the complete old or new file.
+    /// Writes the file with these devices. A reader sees either the complete old file or the complete new file.
     ///
     /// # Errors
     /// If a device's name is not valid, or the write fails.
@@ -232,7 +233,7 @@ impl CdiFile {
         replace(&self.path, &text, 0o644).map_err(failed)
     }
 
-    /// Reads the devices in the file; empty if it does not exist or has other contents.
+    /// Reads the devices in the file; `None` if the file does not exist or has other contents.
     #[must_use]
     pub fn read(&self) -> Option<Spec> {
         let mut text = Vec::new();
@@ -240,7 +241,7 @@ impl CdiFile {
         serde_json::from_slice(&text).ok()
     }
 
-    /// Removes it, if it exists, and the temporary file of a writer that was killed.
+    /// Removes the file, if it exists, and the temporary file of a writer that was killed.
     ///
     /// # Errors
     /// If the host refuses.
@@ -268,15 +269,16 @@ fn check(name: &str) -> Result<(), CdiError> {
     Err(CdiError::Name(name.chars().take(MAX_NAME).collect()))
 }
 
-/// The temporary file that replaces another one. Runtimes read only files that end in .json or .yaml.
+/// Returns the path of the temporary file that replaces another file. Runtimes read only files that end in .json or
+/// .yaml.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     path.with_file_name(name)
 }
 
-/// Replaces a file atomically: after a crash either the old or the new one exists. Does not follow links at its path or
-/// at the temporary file's path.
+/// Replaces a file atomically: after a crash either the old or the new file exists. Does not follow links at its path
+/// or at the temporary file's path.
 ///
 /// # Errors
 /// If the host refuses.
@@ -289,8 +291,8 @@ pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // Always creates a new file: never writes to a file that another process created meanwhile. Others can read it only
-    // when it is complete.
+    // Always creates a new file: never writes to a file that another process created meanwhile. Other users can read
+    // the file only when it is complete.
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
     file.write_all(text)?;
     file.set_permissions(fs::Permissions::from_mode(mode))?;
@@ -319,7 +321,7 @@ mod tests {
                 "LD_LIBRARY_PATH=/usr/lib/gpu-mediator/cuda"
             ]
         );
-        // The folder, not the socket in it: a restarted daemon makes another socket.
+        // The folder is mounted, not the socket in it, because a restarted daemon creates a new socket.
         assert_eq!(edits.mounts[0].host_path, Path::new("/run/gpu-mediator/claims/u-0"));
         assert!(edits.mounts.iter().all(|mount| mount.options.contains(&"ro".to_owned())));
         let with_driver = cuda(Some(Path::new("/lib/libcuda.so.1")));
@@ -333,7 +335,8 @@ mod tests {
     fn a_vgpu_is_its_socket() {
         let edits = Vgpu { socket: Path::new("/run/a/b/vgpu.sock"), place: "gpu-0" }.edits().unwrap();
         assert_eq!(edits.env, ["GPU_MEDIATOR_VFIO_USER_SOCKET=/run/gpu-mediator/vgpu/gpu-0/vgpu.sock"]);
-        // A mount of the folder of all sockets, or of the root, would give a container access to others' sockets.
+        // A mount of the folder of all sockets, or of the root, would give a container access to other tenants'
+        // sockets.
         for bad in ["vgpu.sock", "/vgpu.sock", "/"] {
             let error = Vgpu { socket: Path::new(bad), place: "gpu" }.edits().unwrap_err();
             assert!(error.to_string().contains("in no folder of its own"), "{error}");
@@ -381,7 +384,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&victim).unwrap(), "theirs");
         let there = fs::symlink_metadata(file.path()).unwrap();
         assert!(there.is_file());
-        // Runtimes of other users read it, so this process's mask must not matter.
+        // Runtimes of other users read the file, so this process's umask must have no effect.
         assert_eq!(there.mode() & 0o777, 0o644);
         // Files whose names differ only after a dot have different temporary files.
         assert_ne!(beside(Path::new("/x/web.1")), beside(Path::new("/x/web.2")));

@@ -1,4 +1,4 @@
-//! HTTP over the admin socket, one connection per request: for `mediatorctl`, and for programs that assign virtual
+//! HTTP over the admin socket, with one connection per request, for `mediatorctl`, and for programs that assign virtual
 //! machines and tenants automatically.
 //!
 //! Parts: [`Admin`] (requests), [`sockets`] (a privileged program gives a socket of the daemon to a user), [`terminal`]
@@ -25,11 +25,11 @@ use tokio::net::UnixStream;
 
 pub use hyper::Method;
 
-/// Default time limit of one request; adding a virtual machine waits until its memory has been scrubbed.
+/// Default time limit of one request; a request to add a virtual machine waits until its memory has been scrubbed.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Bytes per piece of a body that is sent in pieces.
+/// Number of bytes per piece of a body that is sent in pieces.
 const BODY_PIECE_BYTES: usize = 256 << 10;
-/// Largest answer, in bytes.
+/// Maximum size of an answer in bytes.
 const MAX_ANSWER: usize = 64 << 20;
 
 /// A reason that a request failed.
@@ -56,7 +56,7 @@ pub enum AskError {
     TimedOut(Duration),
 }
 
-/// A client of one daemon, which connects with each request.
+/// A client of one daemon, which opens a connection for each request.
 #[derive(Clone, Debug)]
 pub struct Admin {
     socket: PathBuf,
@@ -76,7 +76,7 @@ impl Admin {
         &self.socket
     }
 
-    /// Waits for each answer up to `limit`.
+    /// Sets the time limit for each answer.
     #[must_use]
     pub fn waiting(self, limit: Duration) -> Self {
         Self { limit, ..self }
@@ -106,8 +106,8 @@ impl Admin {
         self.request(Method::DELETE, path, Bytes::new(), None).await.map(drop)
     }
 
-    /// Sends one request, refused if the revision differs from `expected`. Returns the body of its answer if it
-    /// succeeds.
+    /// Sends one request, which is refused if the revision differs from `expected`. Returns the body of a successful
+    /// answer.
     ///
     /// # Errors
     /// See [`AskError`].
@@ -122,11 +122,11 @@ impl Admin {
         tokio::time::timeout(self.limit, exchange).await.unwrap_or(Err(AskError::TimedOut(self.limit)))
     }
 
-    /// Sends a request whose answer is a stream of bytes, which `sink` gets in order. The stream was complete if this
-    /// succeeds.
+    /// Sends a request whose answer is a stream of bytes, which `sink` gets in order. If this succeeds, the stream was
+    /// complete.
     ///
     /// # Errors
-    /// As [`AskError`] describes, and errors of `sink`.
+    /// See [`AskError`]; also errors of `sink`.
     pub async fn stream_out<E: From<AskError>>(
         &self,
         path: &str,
@@ -150,11 +150,11 @@ impl Admin {
         Ok(())
     }
 
-    /// Sends a GET request whose answer is a stream without an end. `sink` gets its bytes in order, without a time
-    /// limit between them. Returns when the daemon has ended the stream.
+    /// Sends a GET request whose answer is an endless stream. `sink` gets its bytes in order, without a time limit
+    /// between them. Returns when the daemon has ended the stream.
     ///
     /// # Errors
-    /// As [`AskError`] describes, and errors of `sink`.
+    /// See [`AskError`]; also errors of `sink`.
     pub async fn follow<E: From<AskError>>(
         &self,
         path: &str,
@@ -176,7 +176,7 @@ impl Admin {
         Ok(())
     }
 
-    /// Sends a request with all bytes of `source` as its body.
+    /// Sends a request with the contents of `source` as its body.
     ///
     /// # Errors
     /// See [`AskError`].
@@ -218,7 +218,7 @@ impl Admin {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| protocol(&error))?;
         let connection = Connected(tokio::spawn(async {
-            // The request's answer reports the error.
+            // The answer to the request reports the error.
             let _ended = connection.await;
         }));
         let mut request = Request::builder()
@@ -250,7 +250,7 @@ async fn whole(body: Incoming) -> Result<Bytes, AskError> {
     Ok(body.map_err(|error| AskError::Protocol(error.to_string()))?.to_bytes())
 }
 
-/// Bytes of a file as a body, in pieces. Reading blocks, because the program has no other work.
+/// Bytes of a file as a body, in pieces. Reading blocks, which is acceptable because the program has no other work.
 struct Source<R>(R);
 
 impl<R: Read + Unpin> Body for Source<R> {
@@ -270,7 +270,7 @@ impl<R: Read + Unpin> Body for Source<R> {
     }
 }
 
-/// Returns the reason that no connection is possible.
+/// Returns the error for a socket to which no connection is possible.
 fn unreachable(socket: &Path, source: io::Error) -> AskError {
     let socket = socket.to_owned();
     match source.kind() {
@@ -289,7 +289,7 @@ fn refused(status: StatusCode, body: &[u8]) -> AskError {
 /// Parses the body of an answer.
 ///
 /// # Errors
-/// If it has another type than expected.
+/// If the body has a type other than expected.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, AskError> {
     serde_json::from_slice(body).map_err(|error| AskError::Protocol(error.to_string()))
 }
@@ -297,19 +297,19 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, AskError> {
 /// Serializes the body of a request.
 ///
 /// # Errors
-/// If it cannot be written as JSON.
+/// If the body cannot be written as JSON.
 pub fn json(body: &impl Serialize) -> Result<Bytes, AskError> {
     serde_json::to_vec(body).map(Bytes::from).map_err(|error| AskError::Protocol(error.to_string()))
 }
 
-/// Escapes a name for use as a segment of a path.
+/// Escapes a name for use as a path segment.
 #[must_use]
 pub fn segment(name: &str) -> String {
     let mut text = String::new();
     for byte in name.bytes() {
         match byte {
             b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' => text.push(char::from(byte)),
-            // A segment of only dots would be a step in the path.
+            // A segment of only dots would be interpreted as `.` or `..`.
             b'.' if name.bytes().any(|byte| byte != b'.') => text.push('.'),
             _ => text.push_str(&format!("%{byte:02X}")),
         }

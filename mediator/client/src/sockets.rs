@@ -1,8 +1,8 @@
 //! Daemon sockets and folders that a privileged program gives to a user.
 //!
 //! The daemon has fewer rights than such a program, and owns the folder: it may replace files there at any time. So no
-//! operation uses a path. Each folder on the way is opened without following links, the file is opened once, and that
-//! file is checked and changed.
+//! operation uses a path. Each folder of the path is opened without following links, the file is opened once, and
+//! exactly the opened file is checked and changed.
 
 use std::fs::Permissions;
 use std::io;
@@ -12,7 +12,7 @@ use std::path::{Component, Path};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
 
-/// Opens the named file itself, without following a link and without an effect on a device or pipe.
+/// Flags that open the named file itself, without following a link and without an effect on a device or pipe.
 const NAMED: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 fn refused(what: String) -> io::Error {
@@ -57,7 +57,7 @@ fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, 
 ///
 /// # Errors
 /// The path is not in the folder `within`, is not a socket, contains a link, or does not belong to the owner of its
-/// folder, the daemon's user; then nothing changes. Also if this program lacks the permission.
+/// folder, the daemon's user; nothing has changed in this case. Also if this program lacks the permission.
 pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     let ((_, folder), (file, stat)) = opened(within, socket)?;
     if !is(&stat, FileType::Socket) {
@@ -75,11 +75,11 @@ pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     Ok(rustix::fs::chownat(&file, "", Some(Uid::from_raw(uid)), None, AtFlags::EMPTY_PATH)?)
 }
 
-/// Creates a folder with this mode that belongs to the owner of `like`, or checks that it exists. The daemon can then
-/// create folders in it.
+/// Creates a folder with this mode that belongs to the owner of `like`, or checks an existing folder. The daemon can
+/// then create folders in it.
 ///
 /// # Errors
-/// Something else has the path, or the folder belongs to a third user; then nothing changes.
+/// If the path has another kind of file, or the folder belongs to a third user; nothing has changed in this case.
 pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     let owner = rustix::fs::stat(like)?;
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -107,11 +107,11 @@ pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a folder of one socket, with the sockets in it, by its name in the folder `all`. A missing folder is not an
-/// error.
+/// Removes the folder of one socket, together with the sockets in it, by its name in the folder `all`. A missing folder
+/// is not an error.
 ///
 /// # Errors
-/// Another object has the path or is in the folder; it stays.
+/// If the path has another kind of file, or the folder contains other files; these stay.
 pub fn remove_folder(all: &Path, name: &str) -> io::Result<()> {
     let missing = |error: &rustix::io::Errno| *error == rustix::io::Errno::NOENT;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -152,7 +152,7 @@ mod tests {
         fs::symlink_metadata(path).unwrap().uid()
     }
 
-    /// Only root can give files away.
+    /// Returns true for root, because only root can give files away.
     fn is_root() -> bool {
         let root = rustix::process::geteuid().is_root();
         if !root {
@@ -173,7 +173,7 @@ mod tests {
         if is_root() {
             give(folder.path(), &socket, OTHER_UID).unwrap();
             assert_eq!(uid(&socket), OTHER_UID);
-            // Another process of the same job.
+            // Another process of the same job repeats the call.
             give(folder.path(), &socket, OTHER_UID).unwrap();
         }
     }
@@ -209,7 +209,7 @@ mod tests {
         let after = fs::metadata(&elsewhere).unwrap();
         assert_eq!((before.uid(), before.mode()), (after.uid(), after.mode()));
         if is_root() {
-            // A socket of a third user that was put there.
+            // A third user has put a socket into the folder.
             let theirs = at("theirs.sock");
             let _listener = UnixListener::bind(&theirs).unwrap();
             std::os::unix::fs::chown(&theirs, Some(1234), None).unwrap();
@@ -218,7 +218,7 @@ mod tests {
         }
     }
 
-    /// The folder's owner keeps replacing the socket with a link: the link's target is never changed.
+    /// The folder's owner repeatedly replaces the socket with a link: the link's target is never changed.
     #[test]
     fn socket_swapped_for_link_leaves_link_target_unchanged() {
         let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -259,7 +259,7 @@ mod tests {
         assert!(super::folder(&linked, folder.path(), 0o700).is_err());
         assert_eq!(fs::metadata(other.path()).unwrap().mode() & 0o777, 0o755);
         if is_root() {
-            // The daemon is another user: it owns the folder, and a folder of a third user is refused.
+            // The daemon is another user that owns the folder; a folder of a third user is refused.
             std::os::unix::fs::chown(folder.path(), Some(OTHER_UID), Some(OTHER_UID)).unwrap();
             let own = folder.path().join("own");
             super::folder(&own, folder.path(), 0o700).unwrap();

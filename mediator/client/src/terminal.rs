@@ -1,6 +1,7 @@
-//! Makes untrusted text safe for a terminal: process names, words of requests, and messages that contain them.
+//! Makes untrusted text safe for a terminal: process names, text from requests, and messages that contain them.
 //!
-//! A terminal executes control characters as commands, and characters of direction can make a line look different.
+//! A terminal executes control characters as commands, and characters that change the direction of text can make a line
+//! misleading.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -27,20 +28,19 @@ fn escaped_except(text: &str, kept: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Escapes a word or a cell: none of its characters is a command to a terminal, or starts a line.
+/// Escapes a word or a cell, so that no character is a command to a terminal or starts a line.
 #[must_use]
 pub fn word(text: &str) -> Cow<'_, str> {
     escaped_except(text, |_| false)
 }
 
-/// Escapes whole lines, as this project's programs print them: line breaks and tabs stay.
+/// Escapes whole lines in the form in which this project's programs print them: line breaks and tabs stay.
 #[must_use]
 pub fn lines(text: &str) -> Cow<'_, str> {
     escaped_except(text, |c| c == '\n' || c == '\t')
 }
 
-/// Escapes JSON: its strings keep their value, and characters beyond ASCII that are commands to a terminal become
-/// escapes.
+/// Escapes JSON: strings keep their value, and non-ASCII characters that are commands to a terminal become escapes.
 #[must_use]
 pub fn json(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|c| is_odd(c) && c != '\n') {

@@ -1,7 +1,7 @@
-//! The last status of the owner of a CUDA card: for readers that never wait for the owner ([`StatusCell`], [`Seen`]),
-//! and in the form of the admin API ([`show`]).
+//! The last status of a CUDA card's owner, for readers that never wait for the owner ([`StatusCell`], [`Seen`]), and in
+//! the form of the admin API ([`show`]).
 //!
-//! The crate does not talk to the owner.
+//! The crate does not communicate with the owner.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Shows a CUDA card through the admin API, with tenants in place of virtual machines.
+//! Describes a CUDA card in the form of the admin API, with tenants in place of virtual machines.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use crate::Seen;
 use config::{CardSpec, TenantSpec};
 use overrides::Tuning;
 
-/// The engine that slices are accounted on: a slice is the whole card.
+/// Engine that slices are accounted on; a slice is a grant of the whole card.
 const ENGINE: Engine = Engine::Compute;
-/// Nanoseconds of a millisecond.
+/// Number of nanoseconds in a millisecond.
 const MS: u64 = 1_000_000;
 /// Size of a MiB in bytes.
 const MIB: u64 = 1 << 20;
 
-/// Returns the time of a card, in the form of the API.
+/// Returns the state of a card's scheduler, in the form of the API.
 #[must_use]
 pub fn scheduler(
     spec: &CardSpec,
@@ -46,7 +46,7 @@ pub fn scheduler(
     }
 }
 
-/// Returns the uses of a card's time, in the form of the API.
+/// Returns the history of a card's use, in the form of the API.
 #[must_use]
 pub fn history(spec: &CardSpec, tenants: &[TenantSpec], seen: &Seen, since_ms: u64) -> api::SchedulerHistory {
     let sample = |(from_ns, used)| api::UseSample { from_ns, used_ns: BTreeMap::from([(ENGINE, used)]) };
@@ -121,12 +121,12 @@ fn given_up(cuda_control::GivenUp { pid, program, why }: cuda_control::GivenUp) 
     api::GivenUp { pid, program, why }
 }
 
-/// Returns a tenant's process with memory outside its account, in the form of the API.
+/// Returns a tenant's process that uses memory outside its account, in the form of the API.
 fn unaccounted((pid, program, bytes): &(u32, String, u64)) -> api::Unaccounted {
     api::Unaccounted { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
-/// Returns the memory of a card, in the form of the API.
+/// Returns the state of a card's memory, in the form of the API.
 #[must_use]
 pub fn memory(spec: &CardSpec, tuning: &Tuning, tenants: &[TenantSpec], seen: &Seen) -> api::CardMemory {
     let card = &seen.card;
@@ -177,7 +177,7 @@ fn holdings(spec: &TenantSpec, view: &TenantView) -> api::VmMemory {
     }
 }
 
-/// Returns a tenant, in the form of the API; without a view if the owner does not answer.
+/// Returns a tenant, in the form of the API. `seen` is `None` if the owner does not answer.
 #[must_use]
 pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, seen: Option<&Seen>, window_ns: u64) -> api::Tenant {
     let view = seen.and_then(|seen| seen.tenant(&spec.name));

@@ -1,4 +1,5 @@
-//! The latest status of a card's owner: written by the thread that talks to the owner, read without a wait.
+//! The latest status of a card's owner, written by the thread that communicates with the owner, and read without
+//! waiting.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,11 +9,11 @@ use cuda_control::{Card, TenantView};
 use locks::{Mutex, rank};
 use sched::History;
 
-/// Beyond this time without an answer, an owner counts as not answering.
-// TIMEOUT: it answers at once; this allows for a host that is very busy.
+/// Time without an answer after which an owner counts as not answering.
+// TIMEOUT: the owner answers at once; this limit allows for a very busy host.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A card as its owner has described it, with the recent uses of its time.
+/// A card as described by its owner, with the recent use of its time.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// The last description.
@@ -22,10 +23,10 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Adds a description.
+    /// Replaces the description with a new one.
     fn renew(&mut self, card: Card) {
         if card.now_ns < self.card.now_ns {
-            // A new owner has another clock.
+            // A new owner has a different clock.
             self.uses.clear();
         }
         self.uses.retain(|name, _| card.tenants.iter().any(|tenant| tenant.name == *name));
@@ -51,14 +52,15 @@ impl Seen {
         self.card.now_ns - self.card.now_ns % History::INTERVAL_NS
     }
 
-    /// Returns the time that a tenant was charged, by start of interval, in the complete ones of the last `window_ns`.
+    /// Returns the time that a tenant was charged in each complete interval of the last `window_ns`, with the start of
+    /// the interval.
     pub fn uses(&self, tenant: &str, window_ns: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let (from, end) = (self.end().saturating_sub(window_ns), self.end());
         let uses = self.uses.get(tenant).into_iter().flatten().copied();
         uses.filter(move |(begin, _)| (from..end).contains(begin))
     }
 
-    /// Returns the part of the last `window_ns` that a tenant was charged, in thousandths.
+    /// Returns the part of the last `window_ns` for which a tenant was charged, in thousandths.
     #[must_use]
     pub fn received_permille(&self, tenant: &str, window_ns: u64) -> u32 {
         let used: u64 = self.uses(tenant, window_ns).map(|(_, used)| used).fold(0, u64::saturating_add);
@@ -75,7 +77,7 @@ impl Seen {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Absent until the first owner has answered, and between the end of an owner and the first answer of the next.
+    /// `None` until the first owner has answered, and between the end of an owner and the first answer of the next.
     seen: Option<Arc<Seen>>,
     /// Time at which the outstanding request was sent to the owner.
     asked: Option<Instant>,

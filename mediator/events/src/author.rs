@@ -1,5 +1,5 @@
-//! The originator of a change. It follows a request from the connection to the threads that work for it, so that the
-//! code in between does not pass it along.
+//! The originator of a change. The author follows a request from the connection to the threads that work for it, so
+//! that the code in between need not pass it along.
 
 use std::cell::RefCell;
 
@@ -25,7 +25,8 @@ pub const fn configuration() -> Author {
     Author { kind: AuthorKind::Configuration, uid: None, pid: None, program: None }
 }
 
-/// Returns the client at the other end of a connection. Its name is read now: the process may end before its request.
+/// Returns the client at the other end of a connection as an author. The process's name is read now, because the
+/// process may end before its request.
 #[must_use]
 pub fn client(uid: Option<u32>, pid: Option<i32>) -> Author {
     let pid = pid.filter(|pid| *pid > 0);
@@ -34,14 +35,15 @@ pub fn client(uid: Option<u32>, pid: Option<i32>) -> Author {
     Author { kind: AuthorKind::Client, uid, pid, program }
 }
 
-/// Returns the author of the changes that this thread makes: the daemon unless [`acting`] names another.
+/// Returns the author of the changes that this thread makes. This is the daemon, unless [`acting`] names another
+/// author.
 pub(crate) fn current() -> Author {
     OF_THREAD.with_borrow(Clone::clone).unwrap_or_else(daemon)
 }
 
-/// Calls `work`, whose changes on this thread have this author.
+/// Calls `work`. Changes that it makes on this thread have this author.
 pub fn acting<T>(author: Author, work: impl FnOnce() -> T) -> T {
-    /// Restores the previous author, also after a panic: threads are reused.
+    /// Restores the previous author, even after a panic, because threads are reused.
     struct Before(Option<Author>);
 
     impl Drop for Before {
@@ -61,7 +63,7 @@ pub fn of_request() -> Author {
     OF_REQUEST.try_with(Clone::clone).unwrap_or_else(|_| daemon())
 }
 
-/// Serves a request of this author.
+/// Serves a request of the given author.
 pub(crate) async fn requesting<T>(author: Author, serve: impl Future<Output = T>) -> T {
     OF_REQUEST.scope(author, serve).await
 }

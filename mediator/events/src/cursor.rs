@@ -1,14 +1,14 @@
-//! Cursors: places in the log of one daemon, or of daemons that have taken over from each other.
+//! Cursors: positions in the log of one daemon, or of daemons that have taken over from each other.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A place after an event.
+/// Position after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
-    /// Begin of the log, in ms since 1970. It differs from log to log.
+    /// Start of the log, in ms since 1970. It differs between logs.
     pub epoch: u64,
-    /// Events of the log up to here.
+    /// Number of events of the log up to this position.
     pub count: u64,
 }
 
@@ -21,16 +21,16 @@ impl fmt::Display for Cursor {
 /// A text that is not a cursor of this log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadCursor {
-    /// It has another form.
+    /// The text does not have the form of a cursor.
     #[error("after: `{0}` is not a cursor")]
     Form(String),
-    /// The log has not reached it.
+    /// The cursor is beyond the end of the log.
     #[error("after: `{0}` is after the last event, `{1}`")]
     Ahead(String, String),
 }
 
 impl BadCursor {
-    /// Remedy for the client.
+    /// Remedy that the client is told.
     pub const ADVICE: &str = "give `next` of an earlier answer or `cursor` of an event, or leave `after` out";
 }
 
@@ -40,7 +40,7 @@ impl FromStr for Cursor {
     fn from_str(text: &str) -> Result<Self, BadCursor> {
         let parsed = text.split_once('-').and_then(|(epoch, count)| {
             let cursor = Self { epoch: u64::from_str_radix(epoch, 16).ok()?, count: count.parse().ok()? };
-            // Other spellings of the same numbers are mistakes.
+            // Other spellings of the same numbers are not accepted.
             (cursor.to_string() == text).then_some(cursor)
         });
         parsed.ok_or_else(|| {

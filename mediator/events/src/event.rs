@@ -1,4 +1,4 @@
-//! Events before they are added to the log.
+//! Events in the form before they are added to the log.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ impl NewEvent {
         Self::about(kind, Subject { kind: SubjectKind::Daemon, name: DAEMON.to_owned() }, text)
     }
 
-    /// Names the card of a virtual machine or tenant.
+    /// Adds the card of a virtual machine or tenant.
     #[must_use]
     pub fn on(self, card: &str) -> Self {
         Self { card: Some(card.to_owned()), ..self }

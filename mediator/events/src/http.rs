@@ -1,7 +1,7 @@
-//! `GET /v1/events`: one page, one page after a wait, or a stream of pages; and the author of each request.
+//! `GET /v1/events`: a page, a page after a wait, or a stream of pages. Also determines the author of each request.
 //!
-//! A follower has a cursor and at most one page in flight. If it reads too slowly, the log moves on without it, and its
-//! next page has the number of lost events.
+//! A follower has a cursor and at most one page in flight. If a follower reads too slowly, the log drops events that it
+//! has not read, and its next page contains the number of lost events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -25,16 +25,16 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::cursor::BadCursor;
 use crate::{Log, author};
 
-/// Followers of one socket, with requests that wait for events.
+/// Maximum number of followers of one socket, including requests that wait for events.
 pub const MAX_FOLLOWERS: usize = 16;
-/// Events of a page if the request does not say.
+/// Number of events in a page if the request does not specify it.
 const DEFAULT_LIMIT: usize = 256;
-/// Maximum number of events of a page.
+/// Maximum number of events in a page.
 const MAX_LIMIT: usize = 1024;
-/// Longest wait for an event, in seconds.
+/// Maximum time to wait for an event, in seconds.
 const MAX_WAIT_S: u64 = 60;
-/// Time for a follower to accept a page.
-// TIMEOUT: a terminal whose output was stopped; the follower asks again with its cursor.
+/// Maximum time for a follower to accept a page.
+// TIMEOUT: the output of a terminal may be stopped; the follower then continues with its cursor in a new request.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// State of the route.
@@ -44,20 +44,20 @@ struct Served {
     followers: Arc<Semaphore>,
 }
 
-/// Returns the route. Each call has its own bound on followers, so that readers cannot take the operator's places.
+/// Returns the route. Each call has its own limit of followers, so that readers cannot use up the operator's share.
 pub fn router<S: Clone + Send + Sync + 'static>(log: Arc<Log>) -> Router<S> {
     let served = Served { log, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)) };
     Router::new().route("/v1/events", get(events)).with_state(served)
 }
 
-/// Serves a request as its client, for [`author::of_request`].
+/// Serves a request with its client as the author, for [`author::of_request`].
 pub async fn with_author(request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<ConnectInfo<Peer>>();
     let author = peer.map_or_else(author::daemon, |ConnectInfo(Peer { uid, pid })| author::client(*uid, *pid));
     author::requesting(author, next.run(request)).await
 }
 
-/// The query.
+/// Parameters of the query.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Asked {
@@ -120,7 +120,7 @@ async fn events(
         return Ok(([(header::CONTENT_TYPE, "application/jsonl")], body).into_response());
     }
     let mut news = log.news();
-    // An event between the first page and this line is found below.
+    // Finds an event that was added after the first page.
     let seen = log.page(Some(&page.next), limit)?;
     if seen.events.is_empty() && !news.borrow_and_update().closed {
         let _timeout = tokio::time::timeout(Duration::from_secs(wait_s), news.changed()).await;
@@ -128,7 +128,7 @@ async fn events(
     Ok(Json(log.page(Some(&page.next), limit)?).into_response())
 }
 
-/// Sends pages to a follower, one JSON object a line, until it has gone, stalls, or the daemon ends.
+/// Sends pages to a follower, one JSON object per line, until the follower disconnects or stalls, or the daemon ends.
 async fn send_pages(
     log: Arc<Log>,
     first: EventPage,

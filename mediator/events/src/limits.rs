@@ -1,5 +1,5 @@
-//! Bounds the events of one kind about one subject: in each window of [`WINDOW`], the first [`BURST`] pass, and one
-//! more stands for the rest.
+//! Limits the events of one kind about one subject: in each window of [`WINDOW`], the first [`BURST`] events pass, and
+//! one further event represents the rest.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use crate::event::NewEvent;
 
 /// Length of a window.
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
-/// Events that pass in a window.
+/// Number of events that pass in a window.
 pub(crate) const BURST: u32 = 5;
-/// Maximum number of open windows. Beyond it, events of other subjects are only counted.
+/// Maximum number of open windows. Beyond this number, events of other subjects are only counted.
 const MAX_WINDOWS: usize = 1024;
 
 /// A window of one kind and subject.
@@ -25,16 +25,16 @@ struct Window {
     last: Option<(NewEvent, Author)>,
 }
 
-/// All windows. Times are since the log's begin.
+/// All windows. Times are relative to the start of the log.
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
     windows: BTreeMap<(EventKind, Subject), Window>,
-    /// Events that had no window, and the time of the first.
+    /// Number of events that had no window, and the time of the first of them.
     unlisted: Option<(Duration, u64)>,
 }
 
 impl Limits {
-    /// Returns the event and its author if it passes; counts it otherwise.
+    /// Returns the event and its author if it passes; otherwise counts the event.
     pub fn admit(&mut self, event: NewEvent, author: Author, now: Duration) -> Option<(NewEvent, Author)> {
         let key = (event.kind, event.subject.clone());
         if self.windows.len() >= MAX_WINDOWS && !self.windows.contains_key(&key) {
@@ -58,7 +58,8 @@ impl Limits {
         None
     }
 
-    /// Closes windows that have ended. Returns an event for the suppressed ones of each, with their number.
+    /// Closes windows that have ended. For each window with suppressed events, returns an event that represents them,
+    /// and their number.
     pub fn ended(&mut self, now: Duration) -> Vec<(NewEvent, Author, u64)> {
         let mut reports = Vec::new();
         self.windows.retain(|_, window| {
@@ -100,7 +101,7 @@ mod tests {
         let mut limits = Limits::default();
         let passed = (0..42).filter(|ms| admit(&mut limits, "loud", EventKind::Connected, *ms)).count();
         assert_eq!(passed, 5);
-        // Another kind, or another subject, has windows of its own.
+        // Other kinds and other subjects have their own windows.
         assert!(admit(&mut limits, "loud", EventKind::Quarantined, 50));
         assert!(admit(&mut limits, "quiet", EventKind::Connected, 50));
         assert!(limits.ended(Duration::from_millis(9_999)).is_empty());
@@ -114,7 +115,7 @@ mod tests {
     fn event_after_ended_window_waits_for_report_of_that_window() {
         let mut limits = Limits::default();
         assert_eq!((0..6).filter(|ms| admit(&mut limits, "a", EventKind::Killed, *ms)).count(), 5);
-        // The report comes first, so that the order of events is that of time.
+        // The report comes first, so that events are in the order of time.
         assert!(!admit(&mut limits, "a", EventKind::Killed, 20_000));
         assert_eq!(limits.ended(Duration::from_secs(20))[0].2, 2);
         assert!(admit(&mut limits, "a", EventKind::Killed, 20_001));

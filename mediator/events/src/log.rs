@@ -21,22 +21,22 @@ const MAX_DEFERRED: usize = 64;
 /// State of the log.
 #[derive(Debug)]
 struct Books {
-    /// Begin of the log, in ms since 1970.
+    /// Start of the log, in ms since 1970.
     epoch: u64,
-    /// Number of all events so far.
+    /// Total number of events so far.
     count: u64,
     shelf: Shelf,
     limits: Limits,
-    /// Events that wait until the log is thawed, while it is frozen.
+    /// Events that wait until the log is thawed; `None` while it is not frozen.
     deferred: Option<Vec<(NewEvent, Author, u64)>>,
 }
 
 /// State whose change wakes followers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct News {
-    /// Number of all events so far.
+    /// Total number of events so far.
     pub count: u64,
-    /// The daemon ends.
+    /// True if the daemon ends.
     pub closed: bool,
 }
 
@@ -71,7 +71,8 @@ impl Log {
         }
     }
 
-    /// Adds an event of this thread's author (see [`author::acting`]). It may be suppressed if its subject causes many.
+    /// Adds an event with this thread's author (see [`author::acting`]). The event may be suppressed if its subject
+    /// causes many events.
     pub fn add(&self, event: NewEvent) {
         self.add_at(event, author::current(), self.began.elapsed());
     }
@@ -85,20 +86,20 @@ impl Log {
         self.tell(&books);
     }
 
-    /// Reports suppressed events whose time has passed. Called regularly.
+    /// Reports suppressed events whose window has ended. Called regularly.
     pub fn tick(&self) {
         let mut books = self.books.lock();
         books.report_suppressed(self.began.elapsed());
         self.tell(&books);
     }
 
-    /// Wakes followers. They read the log themselves.
+    /// Wakes followers, which then read the log themselves.
     fn tell(&self, books: &Books) {
         let count = books.count;
         self.news.send_if_modified(|news| std::mem::replace(&mut news.count, count) != count);
     }
 
-    /// Returns up to `limit` events after a cursor, or from the oldest on.
+    /// Returns up to `limit` events after a cursor, or starting with the oldest event.
     ///
     /// # Errors
     /// If the text is not a cursor, or is after the last event.
@@ -131,13 +132,13 @@ impl Log {
         self.news.subscribe()
     }
 
-    /// Ends all followers: the daemon ends, and does not wait for them.
+    /// Ends all followers: the daemon is about to end, and does not wait for them.
     pub fn close(&self) {
         self.news.send_modify(|news| news.closed = true);
     }
 
-    /// Returns the log for the next daemon. Further events wait until [`Self::thaw`]; the next daemon continues with
-    /// their numbers.
+    /// Returns the log for the next daemon. Further events wait until [`Self::thaw`]; the next daemon continues the
+    /// numbering.
     #[must_use]
     pub fn freeze(&self) -> SavedLog {
         let mut books = self.books.lock();
@@ -147,7 +148,7 @@ impl Log {
         SavedLog { epoch: books.epoch, count: books.count, events }
     }
 
-    /// Adds the events since [`Self::freeze`]: the next daemon does not take over.
+    /// Adds the events since [`Self::freeze`], because the next daemon does not take over.
     pub fn thaw(&self) {
         let mut books = self.books.lock();
         for (event, author, suppressed) in books.deferred.take().unwrap_or_default() {
@@ -156,7 +157,7 @@ impl Log {
         self.tell(&books);
     }
 
-    /// Creates the log that an earlier daemon has handed over. Events that cannot be read count as lost.
+    /// Creates the log that an earlier daemon has handed over. Unreadable events count as lost.
     #[must_use]
     pub fn restored(saved: SavedLog) -> Self {
         let SavedLog { epoch, count, events } = saved;
@@ -172,7 +173,7 @@ impl Log {
     }
 }
 
-/// A log that goes from one daemon to the next.
+/// A log that is handed from one daemon to the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SavedLog {
     epoch: u64,

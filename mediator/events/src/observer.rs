@@ -1,7 +1,7 @@
-//! Finds events by comparing successive states of the daemon, as the API shows them: kills, overruns, quarantines, long
+//! Finds events by comparing successive states of the daemon in the form of the API: kills, overruns, quarantines, long
 //! waits, failures, connections.
 //!
-//! Changes that begin and end between two states are missed, except for those that are counted (kills, strikes).
+//! Changes that begin and end between two states are missed, except counted ones (kills, strikes).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use api::{EventKind, Subject, SubjectKind, WorkState};
 
 use crate::event::NewEvent;
 
-/// Turns that run on for less cause no event.
+/// Minimum duration of an overrun that causes an event.
 const LONG_OVERRUN: Duration = Duration::from_secs(1);
-/// Waits that are shorter cause no event.
+/// Minimum duration of a wait that causes an event.
 const LONG_WAIT: Duration = Duration::from_secs(5);
-/// A quarantine whose end was no farther than this has ended by itself.
+/// Maximum remaining time of a quarantine at the last state, if its end counts as the end of its time.
 const QUARANTINE_SLACK_MS: u64 = 3000;
-/// Maximum number of clients that one text names.
+/// Maximum number of clients named in one text.
 const MAX_NAMED: usize = 4;
 
 /// A state of the daemon.
@@ -28,7 +28,7 @@ pub struct States {
     pub vms: Vec<api::Vm>,
     /// All tenants.
     pub tenants: Vec<api::Tenant>,
-    /// Schedulers of cards that have one.
+    /// Schedulers of the cards that have a scheduler.
     pub schedulers: Vec<api::CardScheduler>,
 }
 
@@ -37,18 +37,18 @@ pub struct States {
 struct Sight {
     card: String,
     failed: Option<String>,
-    /// Clients by process; a tenant's programs.
+    /// Clients by process; for a tenant, its programs.
     clients: BTreeMap<i64, String>,
     killed: u64,
     kill_failures: u64,
     suspended: u64,
     /// The last programs that were given up, with the reason.
     given_up: Vec<String>,
-    /// Time for which a turn has run on after its slice.
+    /// Time for which a turn has continued after its slice.
     overran: Duration,
     strikes: u64,
     quarantined: bool,
-    /// Time until its quarantine ends by itself.
+    /// Time until the quarantine ends by itself.
     ends_in_ms: Option<u64>,
     state: WorkState,
     waits_for: Option<String>,
@@ -56,15 +56,15 @@ struct Sight {
     progress: u64,
 }
 
-/// A wait that has not ended.
+/// A wait in progress.
 #[derive(Clone, Debug)]
 struct Wait {
     since: Duration,
-    /// State and reason, without the parts that change during the wait.
+    /// State and reason, without the parts that change during a wait.
     reason: (WorkState, String),
-    /// Value of [`Sight::progress`] at its begin.
+    /// Value of [`Sight::progress`] at the start of the wait.
     progress: u64,
-    /// It was long enough for an event.
+    /// True if the wait was long enough for an event.
     reported: bool,
 }
 
@@ -78,18 +78,18 @@ struct Known {
 /// Compares states of the daemon.
 #[derive(Debug, Default)]
 pub struct Observer {
-    /// Objects that the first state had are not compared with nothing.
+    /// False before the first state, whose objects are not compared with earlier ones.
     started: bool,
     known: BTreeMap<Subject, Known>,
-    /// Failed cards.
+    /// Names of failed cards.
     failed: Vec<String>,
 }
 
 impl Observer {
-    /// Returns the events since the last state. `now` is the time since any fixed begin.
+    /// Returns the events since the last state. `now` is the time since any fixed start.
     pub fn compare(&mut self, states: &States, now: Duration) -> Vec<NewEvent> {
         let mut events = Vec::new();
-        // The owner of a CUDA card is restarted, which is an event of its own.
+        // The owner of a CUDA card is restarted, which has its own event.
         let failed = states.cards.iter().filter(|card| card.kind != "cuda");
         let failed: Vec<_> = failed.filter_map(|card| Some((card.name.clone(), card.error.clone()?))).collect();
         for (card, why) in failed.iter().filter(|(card, _)| !self.failed.contains(card)) {
@@ -177,7 +177,7 @@ fn given_up(program: &api::GivenUp) -> String {
     format!("program `{program}`, process {pid}: {why}")
 }
 
-/// Returns the increase of a count. A count that is lower than before began at zero again, with a new owner.
+/// Returns the increase of a count. A count that is lower than before was restarted at zero by a new owner.
 fn increase(before: u64, now: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }
@@ -187,7 +187,7 @@ fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
     let event = |kind, text: String| NewEvent::about(kind, subject.clone(), text);
     let is_vm = subject.kind == SubjectKind::Vm;
     let mut events = Vec::new();
-    // An owner that does not answer shows no programs and counts.
+    // If an owner does not answer, its programs and counts are not available.
     if now.state == WorkState::Unserved || before.state == WorkState::Unserved {
         return events;
     }
@@ -197,7 +197,7 @@ fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
         increase(before.kill_failures, now.kill_failures),
         increase(before.suspended, now.suspended),
     ];
-    // The latest ones, whichever became of them.
+    // The latest programs that were given up explain the kills and failures.
     let number = usize::try_from(killed.saturating_add(failures).saturating_add(suspended)).unwrap_or(usize::MAX);
     let reasons = now.given_up.get(now.given_up.len().saturating_sub(number)..).unwrap_or_default().join("; ");
     if killed > 0 && is_vm {
@@ -224,7 +224,7 @@ fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
         events.push(event(EventKind::Overran, text));
     }
     let strikes = increase(before.strikes, now.strikes);
-    // Released: the strikes are forgotten.
+    // A release clears the strikes.
     if strikes > 0 && now.strikes > before.strikes {
         let what = if is_vm { "submission" } else { "turn" };
         let text = format!("a {what} ran beyond its limit, strike {}", now.strikes);
@@ -254,7 +254,7 @@ fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
     events
 }
 
-/// Returns the clients that only `these` has.
+/// Returns the clients in `these` that are not in `others`.
 fn left<'a>(these: &'a BTreeMap<i64, String>, others: &BTreeMap<i64, String>) -> Vec<&'a String> {
     these.iter().filter(|(pid, name)| others.get(pid) != Some(name)).map(|(_, name)| name).collect()
 }
@@ -270,12 +270,12 @@ fn count(number: u64, one: &str, several: &str) -> String {
 }
 
 impl Sight {
-    /// Returns the wait that it is in.
+    /// Returns the wait that the object is in.
     fn wait(&self, now: Duration) -> Option<Wait> {
         let words = self.waits_for.as_deref().unwrap_or_default();
         let reason = match self.state {
             WorkState::Idle | WorkState::Working => return None,
-            // Times left and holders of slices change during a wait.
+            // The remaining time and the holder of a slice change during a wait.
             WorkState::Waiting if words == "a slice" || words.starts_with("slice of ") => "a slice".to_owned(),
             WorkState::Waiting => words.split(", ").next().unwrap_or_default().to_owned(),
             WorkState::Stopped => "stopped".to_owned(),
@@ -285,7 +285,7 @@ impl Sight {
         Some(Wait { since: now, reason: (self.state, reason), progress: self.progress, reported: false })
     }
 
-    /// Describes the wait that it is in: with a number of seconds, as a present or past state.
+    /// Describes the wait that the object is in, with a number of seconds, as a present or past state.
     fn wait_in_words(wait: &Wait, seconds: Duration, ended: bool) -> String {
         let (state, reason) = &wait.reason;
         let seconds = format!("{:.1} s", seconds.as_secs_f64());
@@ -303,7 +303,8 @@ impl Sight {
 }
 
 impl Known {
-    /// Continues, begins or ends the object's wait. Returns an event when it becomes long, and when a long one ends.
+    /// Continues, begins or ends the object's wait. Returns an event when a wait becomes long, and when a long wait
+    /// ends.
     fn waits(&mut self, subject: &Subject, sight: &Sight, now: Duration) -> Option<NewEvent> {
         let event = |kind, wait: &Wait, ended| {
             let waited = now.saturating_sub(wait.since);
@@ -317,7 +318,7 @@ impl Known {
             Some(wait) if continues(wait) => {
                 let long = !wait.reported && now.saturating_sub(wait.since) >= LONG_WAIT;
                 wait.reported |= long;
-                // The begin of a quarantine was reported.
+                // The start of a quarantine was already reported.
                 (long && wait.reason.0 != WorkState::Quarantined).then(|| event(EventKind::Waits, wait, false))
             }
             before => {

@@ -1,7 +1,7 @@
-//! The events that the log has, within bounds.
+//! The stored events of the log, within bounds.
 //!
-//! If they are exceeded, the subject with the most events loses its oldest one; of several such subjects, the one with
-//! the oldest event. So a subject keeps its events until it has more than an equal part of the log.
+//! If the bounds are exceeded, the subject with the most events loses its oldest event; among several such subjects,
+//! the one with the oldest event. So a subject keeps its events until it has more than an equal part of the log.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -23,19 +23,19 @@ pub(crate) struct Shelf {
     bytes: usize,
     /// Numbers of each subject's events, in order.
     of: BTreeMap<Subject, VecDeque<u64>>,
-    /// Each subject, by the number of its events and its oldest one: the last loses an event next.
+    /// Each subject, by the number of its events and its oldest event. The last subject loses an event next.
     order: BTreeSet<(usize, Reverse<u64>, Subject)>,
 }
 
 fn size(event: &Event) -> usize {
     let Event { cursor, at, subject, card, author, text, .. } = event;
     let texts = [Some(cursor), Some(at), Some(&subject.name), card.as_ref(), author.program.as_ref(), Some(text)];
-    // The subject is also a key of two maps.
+    // The subject is also a key in two maps.
     OVERHEAD + subject.name.len() * 2 + texts.into_iter().flatten().map(String::len).sum::<usize>()
 }
 
 impl Shelf {
-    /// Adds an event; its number is higher than all others.
+    /// Adds an event, whose number is higher than all others.
     pub fn add(&mut self, event: Event) {
         self.bytes += size(&event);
         let (number, subject) = (event.number, event.subject.clone());
@@ -51,7 +51,7 @@ impl Shelf {
         }
     }
 
-    /// Changes the numbers of a subject's events.
+    /// Changes the list of a subject's events.
     fn numbers(&mut self, subject: &Subject, change: impl FnOnce(&mut VecDeque<u64>)) {
         let mut numbers = self.of.remove(subject).unwrap_or_default();
         if let Some(oldest) = numbers.front() {
@@ -126,7 +126,7 @@ mod tests {
         shelf.audit();
         assert_eq!((shelf.count("quiet"), shelf.events.len()), (100, MAX_EVENTS));
         assert_eq!(shelf.count("loud").abs_diff(shelf.count("louder")), 0);
-        // The newest events are there.
+        // The newest events are kept.
         assert_eq!(shelf.events.last_key_value().unwrap().0, &20_100);
         assert_eq!(shelf.after(20_098, 10).len(), 2);
     }
@@ -137,7 +137,7 @@ mod tests {
         (1..3000).for_each(|number| shelf.add(event(number, "a", 4000)));
         shelf.audit();
         assert!(shelf.events.len() < 600 && shelf.bytes > MAX_BYTES / 2, "{}", shelf.events.len());
-        // One event that is too large leaves nothing else, and not itself.
+        // A single event that is too large displaces all others, and is dropped itself.
         shelf.add(event(3000, "b", MAX_BYTES));
         shelf.audit();
     }

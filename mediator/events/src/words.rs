@@ -1,8 +1,8 @@
-//! Changes of settings in words.
+//! Describes changes of settings in words.
 
 use serde_json::{Map, Value};
 
-/// Describes a change of keys: `memory.quota_mib = 32, time.weight = 3`.
+/// Describes a change of keys, such as `memory.quota_mib = 32, time.weight = 3`.
 #[must_use]
 pub fn changed(patch: &Map<String, Value>) -> String {
     let mut parts = Vec::new();
@@ -10,7 +10,7 @@ pub fn changed(patch: &Map<String, Value>) -> String {
     if parts.is_empty() { "no key is changed".to_owned() } else { format!("set: {}", parts.join(", ")) }
 }
 
-/// Describes a change of keys of a table.
+/// Describes a change of keys in a table.
 #[must_use]
 pub fn changed_in(table: &str, patch: &Map<String, Value>) -> String {
     changed(&Map::from_iter([(table.to_owned(), Value::Object(patch.clone()))]))

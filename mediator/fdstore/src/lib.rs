@@ -1,16 +1,16 @@
 //! The service manager's store of descriptors: it keeps descriptors of VMMs, so that a killed daemon does not end their
 //! devices.
 //!
-//! For each VMM it keeps the connection, which the kernel would reset if a daemon is killed with unread data in it,
-//! which QEMU does not survive ([`vmm_glue::socket::end`]). If the store has room, it also keeps the VMM's journal with
-//! the descriptors that the journal names (`vmm_glue::journal`), with which the next daemon resumes the connection. A
-//! connection that the next daemon cannot resume is closed, so that the VMM notices.
+//! For each VMM the store keeps the connection. Otherwise the kernel would reset a connection with unread data when the
+//! daemon is killed, which QEMU does not survive ([`vmm_glue::socket::end`]). If its capacity suffices, the store also
+//! keeps the VMM's journal and the descriptors that the journal names (`vmm_glue::journal`), with which the next daemon
+//! resumes the connection. A connection that the next daemon cannot resume is closed, so that the VMM notices.
 //!
-//! Parts: [`Store`] and its keepers (add descriptors), `pace` (limits the rate of these messages), [`Left`]
+//! Parts: [`Store`] and its keepers (which add descriptors), `pace` (limits the rate of these messages), [`Left`]
 //! (descriptors of an earlier run), [`names`].
 //!
-//! The crate does not take descriptors from the environment, or send other messages to the service manager; the daemon
-//! does both.
+//! The crate does not take descriptors from the environment, and sends no other messages to the service manager; the
+//! daemon does both.
 
 #![forbid(unsafe_code)]
 
@@ -31,21 +31,22 @@ use vmm_glue::socket;
 use names::{OF_VMM, name_of};
 use pace::Pace;
 
-/// Variable that the service manager sets to the number of descriptors that it keeps (systemd 254 and newer).
+/// Environment variable that the service manager sets to the number of descriptors that it can keep (systemd 254 and
+/// newer).
 const CAPACITY: &str = "FDSTORE";
-/// Descriptors that journals must not use: two sockets of the daemon, and the socket and the connection of each virtual
-/// machine.
+/// Number of descriptors that journals must not use: two sockets of the daemon, and the socket and the connection of
+/// each virtual machine.
 const RESERVED_DESCRIPTORS: usize = 2 + 2 * MAX_VMS;
-/// All descriptors that a journal can have in the store, as bits of [`bit`].
+/// All descriptors of a journal that the store can have, as bits of [`bit`].
 const ALL: u32 = (1 << (SLOTS + 1)) - 1;
 
-/// The store, if the service manager has one.
+/// The service manager's store, if it has one.
 #[derive(Debug, Default)]
 pub struct Store {
     there: bool,
-    /// Descriptors that journals may still add.
+    /// Number of descriptors that journals may still add.
     room: Arc<AtomicUsize>,
-    /// Another process has stored the descriptors that this one continues with.
+    /// True if another process has stored the descriptors that this process continues with.
     followed: bool,
 }
 
@@ -64,7 +65,7 @@ impl Store {
         self.there
     }
 
-    /// Logs whether VMMs survive a kill of the daemon.
+    /// Logs whether VMMs would survive a kill of the daemon.
     pub fn tell(&self) {
         let room = self.room.load(Ordering::Relaxed);
         if !self.there || room < DESCRIPTORS {
@@ -76,15 +77,15 @@ impl Store {
         }
     }
 
-    /// Returns the keeper of a virtual machine's VMM; `before` is the set of descriptors that an earlier run stored for
-    /// it ([`Left::held`]).
+    /// Returns the keeper for a virtual machine's VMM. `before` is the set of descriptors that an earlier run stored
+    /// for it ([`Left::held`]).
     #[must_use]
     pub fn keeper(&self, vm: &str, before: Option<u32>) -> Option<Arc<dyn Keeper>> {
         if !self.there {
             return None;
         }
         let held = if self.followed { ALL } else { before.unwrap_or(0) };
-        // An earlier run's descriptors count while they are known to be stored.
+        // Descriptors of an earlier run count while they are known to be stored.
         let counted = if self.followed { 0 } else { held };
         let keeper = InStore {
             vm: vm.to_owned(),
@@ -104,9 +105,9 @@ impl Store {
 #[derive(Debug)]
 struct InStore {
     vm: String,
-    /// Descriptors that are stored, or may be.
+    /// Descriptors that are stored, or may be stored, as bits.
     held: AtomicU32,
-    /// Descriptors that count against the limit.
+    /// Descriptors that count against the limit, as bits.
     counted: AtomicU32,
     room: Arc<AtomicUsize>,
     pace: Pace,
@@ -120,14 +121,14 @@ impl InStore {
 
 impl Keeper for InStore {
     fn keep(&self, connection: BorrowedFd<'_>) {
-        // Two messages: a VMM may also connect repeatedly.
+        // This takes two messages, because a VMM may also connect repeatedly.
         self.pace.wait();
         self.pace.wait();
         store(&self.connection(), connection);
     }
 
     fn release(&self) {
-        // Without a journal, the next daemon cannot use the rest.
+        // Without a journal, the next daemon cannot use the other descriptors.
         self.give_up_more();
         self.pace.wait();
         give_up(&self.connection());
@@ -171,13 +172,14 @@ impl Keeper for InStore {
 
 impl Drop for InStore {
     fn drop(&mut self) {
-        // Another process may continue with the stored descriptors; only the room belongs to this one.
+        // Another process may continue with the stored descriptors; only the share of the capacity belongs to this
+        // process.
         let counted = usize::try_from(self.counted.load(Ordering::Relaxed).count_ones()).unwrap_or(0);
         self.room.fetch_add(counted, Ordering::Relaxed);
     }
 }
 
-/// Returns the bit of a descriptor in a journal's set.
+/// Returns the bit of a descriptor in the set of a journal.
 fn bit(what: Kept) -> u32 {
     match what {
         Kept::Slot(slot) => 1u32.checked_shl(slot.min(SLOTS).into()).unwrap_or(0),
@@ -185,8 +187,8 @@ fn bit(what: Kept) -> u32 {
     }
 }
 
-/// Descriptors that an earlier run left for a virtual machine's VMM. Unless they are taken, the connection is closed,
-/// and they are removed from the store.
+/// Descriptors that an earlier run left for a virtual machine's VMM. Unless another owner takes them, the connection is
+/// closed, and the descriptors are removed from the store.
 #[derive(Debug)]
 pub struct Left {
     vm: String,
@@ -201,7 +203,7 @@ impl Left {
         Self { vm: vm.to_owned(), connection: None, kept: Vec::new() }
     }
 
-    /// Adds its connection.
+    /// Adds the connection of the VMM.
     pub fn connection(&mut self, connection: UnixStream) {
         self.connection = Some(connection);
     }
@@ -216,7 +218,7 @@ impl Left {
         self.kept.push((what, fd));
     }
 
-    /// Returns the set of descriptors in addition to the connection, for [`Store::keeper`].
+    /// Returns the set of descriptors without the connection, for [`Store::keeper`].
     #[must_use]
     pub fn held(&self) -> u32 {
         self.kept.iter().fold(0, |held, (what, _)| held | bit(*what))
@@ -234,7 +236,7 @@ impl Left {
         })
     }
 
-    /// Records that another owner continues with them.
+    /// Records that another owner continues with the descriptors.
     pub fn taken(mut self) {
         self.connection = None;
         self.kept.clear();
@@ -259,7 +261,7 @@ pub fn store(name: &str, fd: BorrowedFd<'_>) {
     push(name, fd);
 }
 
-/// Stores a copy in the service manager under an unused name.
+/// Stores a copy in the service manager, under a name that is not in use.
 fn push(name: &str, fd: BorrowedFd<'_>) -> bool {
     let state = [NotifyState::FdStore, NotifyState::FdName(name)];
     let pushed = sd_notify::notify_with_fds(&state, &[fd]);

@@ -4,22 +4,22 @@ use vmm_glue::journal::Kept;
 
 /// Prefix of the names of virtual machines' sockets.
 pub const OF_VM: &str = "vm/";
-/// Prefix of the names of their VMMs' connections.
+/// Prefix of the names of VMMs' connections.
 pub(crate) const OF_VMM: &str = "vmm/";
 /// Suffix of the name of a VMM's journal.
 const JOURNAL: &str = "journal";
-/// The admin socket.
+/// Name of the admin socket.
 pub const STORED_ADMIN: &str = "daemon/admin";
-/// The read-only socket.
+/// Name of the read-only socket.
 pub const STORED_READ_ONLY: &str = "daemon/admin-read";
 
-/// Returns true if a socket of this name comes from the store.
+/// Returns true if a socket with this name comes from the store.
 pub fn is_stored(name: &str) -> bool {
     name.contains('/')
 }
 
-/// Returns the virtual machine and the kind of a VMM's descriptor by its name; the inner `None` is the connection
-/// itself. `None` for other names.
+/// Parses the name of a VMM's descriptor into its virtual machine and kind; the inner `None` is the connection itself.
+/// Returns `None` for other names.
 pub fn of_vmm(name: &str) -> Option<(&str, Result<Option<Kept>, ()>)> {
     let name = name.strip_prefix(OF_VMM)?;
     Some(match name.split_once('/') {

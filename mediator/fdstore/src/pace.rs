@@ -1,21 +1,21 @@
-//! A rate limit for the messages that one VMM causes from the daemon to the service manager: a VMM that constantly maps
-//! and unmaps memory would keep the service manager busy for the whole host.
+//! A rate limit for the messages that the daemon sends to the service manager because of one VMM. Without it, a VMM
+//! that constantly maps and unmaps memory would keep the service manager busy for the whole host.
 //!
-//! No message is dropped, because the next daemon could then not resume the VMM. Only the VMM beyond the limit waits.
+//! No message is dropped, because the next daemon could then not resume the VMM. Only a VMM beyond the limit waits.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Messages that may be sent at once: a VMM that starts sends about thirty.
+/// Number of messages that may be sent at once: a VMM that starts causes about thirty.
 const BURST_MESSAGES: u32 = 128;
-/// Time after which another one may be sent.
+/// Time after which another message may be sent.
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(60);
 
 /// Rate limit of one VMM's messages.
 #[derive(Debug)]
 pub(crate) struct Pace(Mutex<Bucket>);
 
-/// Messages that may still be sent.
+/// Number of messages that may still be sent.
 #[derive(Debug)]
 struct Bucket {
     left: u32,
@@ -27,16 +27,16 @@ impl Bucket {
         Self { left: BURST_MESSAGES, filled: now }
     }
 
-    /// Adds the messages of the time since the last call.
+    /// Adds the messages that have become available since the last call.
     fn fill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.filled).as_millis() / MESSAGE_INTERVAL.as_millis();
         let new = u32::try_from(passed).unwrap_or(u32::MAX).min(BURST_MESSAGES);
         self.left = self.left.saturating_add(new).min(BURST_MESSAGES);
-        // When full, it drops the rest of an interval.
+        // A full bucket drops the rest of an interval.
         self.filled = if self.left == BURST_MESSAGES { now } else { self.filled + MESSAGE_INTERVAL * new };
     }
 
-    /// Takes one message, or returns the time until the next one is available.
+    /// Takes one message, or returns the time until the next message is available.
     fn take(&mut self, now: Instant) -> Result<(), Duration> {
         self.fill(now);
         match self.left.checked_sub(1) {
@@ -54,7 +54,7 @@ impl Pace {
         Self(Mutex::new(Bucket::new(Instant::now())))
     }
 
-    /// Held only for a few instructions, without calls or waits.
+    /// The lock is held only for a few instructions, without calls or waits.
     fn bucket(&self) -> MutexGuard<'_, Bucket> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -71,7 +71,7 @@ impl Pace {
         }
     }
 
-    /// Returns true if more than half of a burst was sent lately.
+    /// Returns true if more than half of a burst was sent recently.
     pub(crate) fn is_busy(&self) -> bool {
         let mut bucket = self.bucket();
         bucket.fill(Instant::now());
@@ -91,13 +91,13 @@ mod tests {
             assert_eq!(bucket.take(begin), Ok(()));
         }
         assert_eq!(bucket.take(begin), Err(MESSAGE_INTERVAL));
-        // With constant requests of the VMM for ten seconds.
+        // The VMM causes messages constantly for ten seconds.
         let steps = 100_000;
         let sent =
             (0..steps).filter(|step| bucket.take(begin + Duration::from_secs(10) * *step / steps).is_ok()).count();
         let most = usize::try_from(Duration::from_secs(10).as_millis() / MESSAGE_INTERVAL.as_millis()).unwrap();
         assert!(sent <= most && sent + 2 >= most, "{sent} of {most}");
-        // After a calm period, it may send as many again, and no more.
+        // After a quiet period, the VMM may cause the same number again, and no more.
         let later = begin + Duration::from_secs(3600);
         assert_eq!((0..2 * BURST_MESSAGES).filter(|_| bucket.take(later).is_ok()).count(), BURST_MESSAGES as usize);
     }

@@ -4,22 +4,22 @@ use std::io;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Reason that a process does not send or receive.
+/// Reason that a handover has failed.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The other end violates the protocol.
+    /// The other process violates the protocol.
     #[error("the other process says what it may not: {0}")]
     Protocol(String),
-    /// The other end uses another protocol version.
+    /// The other process uses another protocol version.
     #[error("the other process speaks version {0} of the handover, this one {1}: upgrade by a version in between")]
     Version(u32, u32),
-    /// The other end refuses the package.
+    /// The other process refuses the package.
     #[error("the next process does not take over: {0}")]
     Refused(String),
-    /// The other end has ended.
+    /// The other process has ended.
     #[error("the other process has ended, or closed the connection, {0}")]
     Ended(&'static str),
-    /// The other end does not send a message in time.
+    /// The other process does not send a message in time.
     #[error("the other process has said nothing for {0:?}, {1}")]
     Silent(Duration, &'static str),
     /// The package exceeds a limit.

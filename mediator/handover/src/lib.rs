@@ -1,18 +1,18 @@
-//! Hands state from one process to the next: a file of saved state, and descriptors by name.
+//! Hands over state from one process to the next: a file of saved state, and descriptors by name.
 //!
-//! They talk over their own socket, and at each moment one of them owns the package:
-//! 1. The receiver introduces itself, with the parts that it reads ([`Receiver::connect`], [`Sender::meet`]).
-//! 2. The sender writes its state for this reader and sends it ([`Sender::give`], [`Receiver::take`]). The sender still
-//!    owns it.
-//! 3. The receiver rebuilds everything without touching the objects behind it, and reports that it is ready, or the
-//!    reason of a refusal ([`Receiver::ready`], [`Receiver::refuse`], [`Sender::await_ready`]).
+//! The processes communicate over a separate socket, and at each moment exactly one of them owns the package:
+//! 1. The receiver introduces itself, with the parts that it supports ([`Receiver::connect`], [`Sender::meet`]).
+//! 2. The sender saves its state for this receiver and sends it ([`Sender::give`], [`Receiver::take`]). The sender
+//!    still owns the state.
+//! 3. The receiver rebuilds everything without accessing the objects that the state describes, and reports that it is
+//!    ready, or the reason of a refusal ([`Receiver::ready`], [`Receiver::refuse`], [`Sender::await_ready`]).
 //! 4. The sender gives up ownership and notifies the receiver ([`Sender::let_go`]), which then owns everything
 //!    ([`Receiver::wait`]).
 //!
 //! Until step 4 the sender can continue as before: if the receiver refuses, is silent for too long, ends, or cannot
-//! read the state. All received data is untrusted: bounded, and checked.
+//! read the state. All received data is untrusted: its size is bounded, and it is checked.
 //!
-//! The crate does not interpret the package, or start a process.
+//! The crate does not interpret the package or start processes.
 
 #![forbid(unsafe_code)]
 
@@ -33,9 +33,9 @@ use serde::{Deserialize, Serialize};
 /// Introduction of a receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Introduction {
-    /// Version of its program, for the log.
+    /// Version of the receiver's program, for the log.
     pub program: String,
-    /// The parts that it reads.
+    /// The parts that the receiver supports.
     pub reads: Vec<Known>,
 }
 

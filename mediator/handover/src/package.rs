@@ -1,15 +1,15 @@
-//! The package that is handed over: a file, and descriptors by name.
+//! The package that is handed over: a file, and descriptors with names.
 
 use crate::Error;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
 use rustix::io::{pread, write};
 use std::os::fd::OwnedFd;
 
-/// Maximum number of bytes of a file.
+/// Maximum size of a file in bytes.
 pub(crate) const FILE_MAX: u64 = 1 << 30;
 /// Maximum number of descriptors.
 pub(crate) const DESCRIPTORS_MAX: usize = 1 << 16;
-/// Maximum length of a descriptor's name, in bytes.
+/// Maximum length of a descriptor's name in bytes.
 pub(crate) const NAME_MAX: usize = 128;
 /// Seals that make a file immutable.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
@@ -19,12 +19,12 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 pub struct Package {
     /// A file of saved state.
     pub file: Vec<u8>,
-    /// Descriptors by name. Several may have the same name, and are then ordered.
+    /// Descriptors with their names. Several may have the same name; their order is then significant.
     pub descriptors: Vec<(String, OwnedFd)>,
 }
 
 impl Package {
-    /// Removes and returns all descriptors of that name, in their order.
+    /// Removes and returns all descriptors with that name, in their order.
     pub fn take(&mut self, name: &str) -> Vec<OwnedFd> {
         self.descriptors.extract_if(.., |(of, _)| of == name).map(|(_, fd)| fd).collect()
     }
@@ -60,7 +60,7 @@ pub(crate) fn sealed(bytes: &[u8]) -> Result<OwnedFd, Error> {
     Ok(file)
 }
 
-/// Returns the bytes of such a file, which must have `bytes` bytes.
+/// Returns the contents of a sealed file, whose size must be `bytes` bytes.
 pub(crate) fn unsealed(file: &OwnedFd, bytes: u64) -> Result<Vec<u8>, Error> {
     let failed = || Error::io("what is handed over cannot be read");
     let seals = fcntl_get_seals(file).map_err(failed())?;

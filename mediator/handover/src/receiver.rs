@@ -6,7 +6,7 @@ use crate::{Error, Introduction, Package};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// Maximum length of a reason, in characters.
+/// Maximum length of a reason in characters.
 const REASON_MAX: usize = 1000;
 
 /// The receiver's end.
@@ -24,7 +24,7 @@ impl Receiver {
         Ok(Self(wire))
     }
 
-    /// Sends a refusal in place of the introduction. The sender does not wait then.
+    /// Sends a refusal in place of the introduction, so that the sender does not wait.
     ///
     /// # Errors
     /// If the sender has ended.
@@ -32,10 +32,10 @@ impl Receiver {
         Wire::new(socket).send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
 
-    /// Waits for the package, for `limit` at most. The sender still owns it.
+    /// Waits for the package, for at most `limit`. The sender still owns it.
     ///
     /// # Errors
-    /// If no package, or not the announced one, arrives.
+    /// If no package arrives, or a package other than announced.
     pub fn take(&self, limit: Duration) -> Result<Package, Error> {
         let awaits = "before it has given anything";
         let (message, fds) = self.0.receive(limit, awaits)?;
@@ -79,10 +79,10 @@ impl Receiver {
         self.0.send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
 
-    /// Waits until this process owns everything, for `limit` at most. On failure, it owns no part of the state.
+    /// Waits until this process owns everything, for at most `limit`. After a failure, it owns no part of the state.
     ///
     /// # Errors
-    /// If the sender does not let go.
+    /// If the sender does not give up ownership.
     pub fn wait(self, limit: Duration) -> Result<(), Error> {
         match self.0.receive(limit, "before it has let go")? {
             (Message::Yours, _) => Ok(()),

@@ -14,7 +14,7 @@ impl Sender {
     /// Connects to the receiver at the other end of a `SOCK_SEQPACKET` socket, which introduces itself within `limit`.
     ///
     /// # Errors
-    /// If it does not, or is not a receiver.
+    /// If the process does not introduce itself, or is not a receiver.
     pub fn meet(socket: OwnedFd, limit: Duration) -> Result<(Self, Introduction), Error> {
         let wire = Wire::new(socket);
         match wire.receive(limit, "before it has said who it is")? {
@@ -26,7 +26,7 @@ impl Sender {
     /// Sends the package, which still belongs to the sender.
     ///
     /// # Errors
-    /// If it is too large, or the receiver does not accept it.
+    /// If the package is too large, or the receiver does not accept it.
     pub fn give(&self, package: &Package) -> Result<(), Error> {
         package.check()?;
         let Package { file, descriptors } = package;
@@ -41,7 +41,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits until the receiver has rebuilt everything, for `limit` at most. Everything still belongs to the sender.
+    /// Waits until the receiver has rebuilt everything, for at most `limit`. The sender still owns everything.
     ///
     /// # Errors
     /// If the receiver refuses, has ended, or takes longer.
@@ -55,7 +55,7 @@ impl Sender {
     /// Notifies the ready receiver that it now owns everything.
     ///
     /// # Errors
-    /// If it has ended.
+    /// If the receiver has ended.
     pub fn let_go(self) -> Result<(), Error> {
         self.0.send(&Message::Yours, &[])
     }

@@ -16,7 +16,7 @@ fn introduction() -> Introduction {
     Introduction { program: "0.2.0".into(), reads: vec![known("owner", 2), known("vgpu", 1)] }
 }
 
-/// A file whose content is its number.
+/// Creates a file whose content is its number.
 fn numbered(number: usize) -> OwnedFd {
     let mut file = tempfile_of(&number.to_le_bytes());
     file.rewind().unwrap();
@@ -42,7 +42,7 @@ fn package(descriptors: usize) -> Package {
     Package { file: vec![7; 100_000], descriptors }
 }
 
-/// Runs a sender and a receiver. Returns the results of both.
+/// Runs a sender and a receiver, and returns the results of both.
 fn both<G: Send, T>(sender: impl FnOnce(OwnedFd) -> G + Send, receiver: impl FnOnce(OwnedFd) -> T) -> (G, T) {
     let (one, other) = pair();
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Messages between the two processes, and their attached descriptors.
+//! Messages between the two processes, with their attached descriptors.
 
 use crate::{Error, Introduction};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,32 +18,32 @@ use std::time::{Duration, Instant};
 const MAGIC: [u8; 4] = *b"GPUH";
 /// Version of the protocol.
 pub(crate) const PROTOCOL: u32 = 1;
-/// Maximum number of descriptors of a message: the kernel accepts 253.
+/// Maximum number of descriptors per message. The kernel accepts 253.
 pub(crate) const MAX_DESCRIPTORS: usize = 128;
-/// Maximum length of a message, in bytes: the names of a batch.
+/// Maximum length of a message in bytes, which is determined by the names of a batch.
 const MESSAGE_MAX: usize = 64 << 10;
-/// Time for which the other end may leave messages unread.
-// TIMEOUT: it only has to receive them. A busy host delays it by less.
+/// Maximum time for which the other process may leave messages unread.
+// TIMEOUT: the other process only has to receive the messages. A busy host delays it by less.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Message {
-    /// From the receiver, first: its introduction.
+    /// The first message of the receiver: its introduction.
     Hello(Introduction),
-    /// From the sender: the size of the attached file, and the number of descriptors that follow.
+    /// Sent by the sender: the size of the attached file, and the number of descriptors that follow.
     Offer { bytes: u64, descriptors: u32 },
-    /// From the sender: the names of the attached descriptors.
+    /// Sent by the sender: the names of the attached descriptors.
     Descriptors(Vec<String>),
-    /// From the receiver: all state is rebuilt.
+    /// Sent by the receiver: all state is rebuilt.
     Ready,
-    /// From the receiver, instead of any other message: the reason for not taking over.
+    /// Sent by the receiver instead of any other message: the reason for not taking over.
     Refused(String),
-    /// From the sender, last: the receiver owns everything.
+    /// The last message of the sender: the receiver owns everything.
     Yours,
 }
 
-/// A socket of messages (`SOCK_SEQPACKET`) to another process.
+/// A socket for messages (`SOCK_SEQPACKET`) to another process.
 #[derive(Debug)]
 pub(crate) struct Wire(OwnedFd);
 
@@ -75,7 +75,7 @@ impl Wire {
         }
     }
 
-    /// Receives a message, with its descriptors. `awaits` names the expected message, which must arrive within `limit`.
+    /// Receives a message with its descriptors. `awaits` names the expected message, which must arrive within `limit`.
     pub(crate) fn receive(&self, limit: Duration, awaits: &'static str) -> Result<(Message, Vec<OwnedFd>), Error> {
         let failed = || Error::io("a message cannot be received");
         let deadline = Instant::now() + limit;

@@ -1,8 +1,9 @@
-//! Sockets that the service manager passes (`LISTEN_FDS`): sockets of its units, one named `admin` and the others named
-//! after their virtual machines, and stored sockets from an earlier run of the daemon, including connections.
+//! Sockets that the service manager passes (`LISTEN_FDS`): sockets of its units, of which one is named `admin` and the
+//! others are named after their virtual machines, and stored sockets from an earlier run of the daemon, including
+//! connections.
 #![expect(unsafe_code, reason = "takes file descriptors by number")]
-// UNSAFETY: the service manager passes descriptors as numbers; each is converted to an owned descriptor once. Nothing
-// else here is unsafe.
+// UNSAFETY: the service manager passes descriptors as numbers; each is converted to an owned descriptor once. No other
+// code in this module is unsafe.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -22,9 +23,9 @@ pub(crate) const READ_ONLY: &str = "admin-read";
 pub struct Activated {
     /// The listening sockets of units, by name.
     pub listeners: HashMap<String, UnixListener>,
-    /// Sockets from the store, by their names there.
+    /// Sockets from the store, by their names in the store.
     pub stored: HashMap<String, UnixListener>,
-    /// Descriptors of VMMs of an earlier run, by virtual machine.
+    /// Descriptors of an earlier run's VMMs, by virtual machine.
     pub left: HashMap<String, Left>,
 }
 
@@ -37,18 +38,19 @@ pub enum ActivationError {
     /// The descriptor with this name is not a listening socket.
     #[error("socket `{name}` that the service manager handed over is no listening UNIX stream socket")]
     NotListening {
-        /// Its name.
+        /// Name of the descriptor.
         name: String,
     },
     /// Two descriptors have the same name.
     #[error("the service manager handed over two sockets named `{name}`; set FileDescriptorName= in their units")]
     Twice {
-        /// Their name.
+        /// Name of both descriptors.
         name: String,
     },
 }
 
-/// Takes the descriptors of the service manager; call it once, early: a second call would use the same numbers.
+/// Takes the descriptors of the service manager. Must be called only once, early: a second call would use the same
+/// numbers.
 ///
 /// # Errors
 /// See [`ActivationError`].
@@ -66,16 +68,16 @@ pub fn take() -> Result<Activated, ActivationError> {
 /// Takes ownership of a descriptor by its number.
 ///
 /// # Safety
-/// The descriptor is open and has no other owner.
+/// The descriptor must be open and have no other owner.
 unsafe fn take_number(fd: RawFd) -> OwnedFd {
-    // SAFETY: the same as this function's own.
+    // SAFETY: the same requirement as this function's.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, ActivationError> {
     let mut activated = Activated::default();
     for (fd, name) in fds {
-        // Of two stored descriptors with the same name, the later one is the newer.
+        // Of two stored descriptors with the same name, the later one is newer.
         if let Some((vm, what)) = stored::of_vmm(&name) {
             let left = activated.left.entry(vm.to_owned()).or_insert_with(|| Left::new(vm));
             match what {

@@ -1,21 +1,23 @@
-//! Descriptors of this process, a limit that all virtual machines and the operator share.
+//! Descriptors of this process, whose limit all virtual machines and the operator share.
 //!
-//! A VMM makes the daemon keep one for each file whose memory it lends. So each VM has a fixed part of the process's
-//! descriptors, calculated for the maximum number of VMs, and the rest is for cards, sockets and the admin API.
+//! A VMM makes the daemon keep a descriptor for each file whose memory it lends. So each VM has a fixed part of the
+//! process's descriptors, calculated for the maximum number of VMs, and the rest is for cards, sockets and the admin
+//! API.
 
 use config::check::MAX_VMS;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors that no VM gets: cards, listening sockets, connections of the admin API, files that are read briefly.
+/// Number of descriptors that are not for VMs: cards, listening sockets, connections of the admin API, files that are
+/// read briefly.
 const RESERVED_DESCRIPTORS: u64 = 1024;
-/// Descriptors of a VM in addition to its memory files: its socket and connections, its own events, its mappings, its
-/// journal, and 8 sets of 16 that wait for their message.
+/// Number of descriptors of a VM in addition to its memory files: its socket and connections, its own events, its
+/// mappings, its journal, and 8 sets of 16 that wait for their message.
 const OF_VM: u64 = 160;
-/// Maximum number of files of one VM's memory. QEMU has one for each memory backend.
+/// Maximum number of memory files per VM. QEMU has one for each memory backend.
 const FILES_MAX: u64 = 512;
-/// Minimum number of files of one VM's memory, even with few descriptors: enough for a VMM that boots.
+/// Minimum number of memory files per VM, even with few descriptors: enough for a VMM that boots.
 const FILES_MIN: u64 = 16;
-/// An upgrade has each descriptor twice, here and in the next daemon.
+/// Number of copies of each descriptor during an upgrade: one in this daemon and one in the next.
 const COPIES: u64 = 2;
 
 /// Raises this process's limit of open descriptors to its maximum, and warns if it is too low for the maximum number of
@@ -35,7 +37,7 @@ pub fn raise_limit() {
     }
 }
 
-/// Returns the maximum number of different files for one virtual machine's memory.
+/// Returns the maximum number of different memory files for one virtual machine.
 pub fn files_of_vm() -> usize {
     usize::try_from(files(open_files())).unwrap_or(usize::MAX)
 }
@@ -48,7 +50,7 @@ fn vms() -> u64 {
     u64::try_from(MAX_VMS).unwrap_or(u64::MAX)
 }
 
-/// Returns one VM's part of `open_files` descriptors.
+/// Returns the part of `open_files` descriptors for one VM.
 fn part(open_files: u64) -> u64 {
     open_files.saturating_sub(RESERVED_DESCRIPTORS) / (COPIES * vms())
 }
@@ -63,7 +65,7 @@ mod tests {
 
     #[test]
     fn all_vms_together_leave_the_reserve_whatever_they_lend() {
-        // The unit's limit, and higher limits.
+        // Checks the unit's limit, and higher limits.
         for open_files in [65_536, 131_072, 1 << 20, u64::MAX] {
             let all = (files(open_files) + OF_VM) * COPIES * vms();
             assert!(all <= open_files - RESERVED_DESCRIPTORS, "{open_files}: {all}");

@@ -1,8 +1,8 @@
 //! Folders of sockets. A container mounts the folder of its socket, so that it finds the socket of the next daemon in
-//! it; such a folder must belong to one tenant or VM only.
+//! this folder; such a folder must belong to only one tenant or VM.
 //!
 //! The daemon creates and removes each folder that has the name of its tenant or VM (`config::own_folder`). Only
-//! programs with at most the daemon's rights touch it.
+//! programs with at most the daemon's rights access the folder.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -13,10 +13,10 @@ use config::{TENANTS, own_folder};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Access mode of such a folder: only the daemon changes it. The mode of the socket in it controls connections.
+/// Access mode of such a folder, which only the daemon may change. The mode of the socket in it controls connections.
 const MODE: Mode = Mode::from_raw_mode(0o755);
 
-/// A reason that a tenant or VM has no folder for its socket.
+/// Reason that a tenant or VM has no folder for its socket.
 #[derive(Debug, thiserror::Error)]
 #[error("`{name}`: socket: {what}")]
 pub struct FolderError {
@@ -24,10 +24,10 @@ pub struct FolderError {
     what: String,
 }
 
-/// Creates the exclusive folder of a tenant's or VM's socket, if the socket's path has one.
+/// Creates the exclusive folder for the socket of a tenant or VM, if the socket's path has such a folder.
 ///
 /// # Errors
-/// The folder cannot be created, or belongs to another user.
+/// If the folder cannot be created, or belongs to another user.
 pub fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), FolderError> {
     let Some(own) = own_folder(name, socket, socket_dir) else { return Ok(()) };
     let failed = |what| FolderError { name: name.to_owned(), what };
@@ -43,7 +43,8 @@ pub fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), FolderEr
     Ok(())
 }
 
-/// Removes the exclusive folder of a tenant's or VM's socket, with sockets that a killed process has left there.
+/// Removes the exclusive folder for the socket of a tenant or VM, together with sockets that a killed process has left
+/// in it.
 pub fn remove(name: &str, socket: &Path, socket_dir: &Path) {
     let Some(own) = own_folder(name, socket, socket_dir) else { return };
     let (earlier, target) = earlier(name, socket_dir);
@@ -55,11 +56,11 @@ pub fn remove(name: &str, socket: &Path, socket_dir: &Path) {
             let _ = std::fs::remove_file(&path);
         }
     }
-    // A folder with other files stays.
+    // A folder that contains other files stays.
     let _ = std::fs::remove_dir(own);
 }
 
-/// Creates a folder, or checks the existing one. If `enforced`, the daemon sets the mode of an existing one as well.
+/// Creates a folder, or checks an existing one. With `enforced`, also sets the mode of an existing folder.
 fn ensure(folder: &Path, enforced: bool) -> Result<(), String> {
     let shown = folder.display();
     let made = match rustix::fs::mkdir(folder, MODE) {
@@ -82,12 +83,13 @@ fn ensure(folder: &Path, enforced: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the path of a tenant's socket in earlier versions, and the relative path of the socket from there.
+/// Returns the path of a tenant's socket in earlier versions, and the relative path of the socket from that location.
 fn earlier(name: &str, socket_dir: &Path) -> (PathBuf, PathBuf) {
     (socket_dir.join(format!("{name}.cuda")), Path::new(TENANTS).join(name).join("cuda.sock"))
 }
 
-/// Creates a link at the path of a tenant's socket in earlier versions: programs started by those versions use it.
+/// Creates a link at the path of a tenant's socket in earlier versions, which is used by programs that these versions
+/// started.
 fn link_earlier(name: &str, socket_dir: &Path) {
     let (earlier, target) = earlier(name, socket_dir);
     if is_socket(&earlier) {
@@ -111,10 +113,10 @@ fn is_socket(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|there| there.file_type().is_socket())
 }
 
-/// Checks the folder of sockets: other users must not be able to put files there.
+/// Checks the folder of sockets: other users must not be able to create files in it.
 ///
 /// # Errors
-/// Other users can, and could replace each other's and the daemon's sockets.
+/// If other users can create files, because they could then replace each other's and the daemon's sockets.
 pub fn check(socket_dir: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
     // A missing folder is reported with the first socket.
@@ -153,13 +155,13 @@ mod tests {
     fn tenant_has_own_folder_and_old_socket_path_links_to_it() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("tenants/a/cuda.sock");
-        // A socket left by a daemon of an earlier version.
+        // A daemon of an earlier version has left a socket.
         drop(UnixListener::bind(folder.path().join("a.cuda")).unwrap());
         make("a", &socket, folder.path()).unwrap();
         assert_eq!((mode(&folder.path().join("tenants")), mode(socket.parent().unwrap())), (0o755, 0o755));
         let _served = UnixListener::bind(&socket).unwrap();
         assert!(UnixStream::connect(folder.path().join("a.cuda")).is_ok());
-        // The folder survives the daemon: a container still has the same folder mounted.
+        // The folder survives the daemon, because a container still has this folder mounted.
         let before = fs::metadata(socket.parent().unwrap()).unwrap().ino();
         make("a", &socket, folder.path()).unwrap();
         assert_eq!(fs::metadata(socket.parent().unwrap()).unwrap().ino(), before);
@@ -179,7 +181,7 @@ mod tests {
         fs::write(folder.path().join("a/notes"), "").unwrap();
         remove("a", &own, folder.path());
         assert!(folder.path().join("a/notes").exists());
-        // The daemon's folder may have the name of a VM.
+        // The daemon's folder may have the same name as a VM.
         let all = folder.path().join("b");
         fs::create_dir(&all).unwrap();
         remove("b", &all.join("b.sock"), &all);

@@ -1,11 +1,10 @@
-//! The listening sockets: from units of the service manager, from an earlier run, or new ones.
+//! The listening sockets: sockets of the service manager's units, sockets from an earlier run, and new sockets.
 //!
 //! If the service manager stores file descriptors (`FileDescriptorStoreMax=`), it has a copy of each socket that the
-//! daemon creates. The copy outlives the daemon, so that a client that connects during a restart waits, and is served
-//! afterwards. The daemon leaves the paths of such sockets when it ends; they are removed with the virtual machine.
+//! daemon creates. The copy outlives the daemon, so that a client that connects during a restart waits and is served
+//! afterwards. When the daemon ends, it keeps the paths of such sockets; a path is removed with its virtual machine.
 //!
-//! The store also has copies of the connections of VMMs, and the files that are needed to resume them (crate
-//! `fdstore`).
+//! The store also has copies of the VMMs' connections, and the files needed to resume them (crate `fdstore`).
 //!
 //! Parts: [`Sockets`], [`folders`] (folders of one tenant or VM), [`descriptors`] (the limit of open files),
 //! `activation` (descriptors of the service manager).
@@ -32,12 +31,12 @@ use vmm_glue::socket::{self, BindError, BoundPath, SocketOptions};
 use activation::{ADMIN, READ_ONLY};
 pub use activation::{Activated, ActivationError, take};
 
-/// A listening socket, and its path if it is ours.
+/// A listening socket, and its path if this process created it.
 #[derive(Debug)]
 pub struct Listening {
     /// The socket.
     pub listener: UnixListener,
-    /// Its path, unless it belongs to the service manager.
+    /// Path of the socket, unless it belongs to the service manager.
     pub path: Option<SocketPath>,
 }
 
@@ -47,9 +46,9 @@ pub struct Listening {
 pub struct SocketPath {
     path: PathBuf,
     bound: Option<BoundPath>,
-    /// Name in the store, if it has a copy.
+    /// Name in the store, if the socket has a copy in the store.
     stored: Option<String>,
-    /// Set while this process must remove the path.
+    /// True while this process must remove the path.
     ours: Arc<AtomicBool>,
 }
 
@@ -60,7 +59,7 @@ impl SocketPath {
         &self.path
     }
 
-    /// Removes the socket also from the store, because it is no longer served.
+    /// Also removes the socket from the store, because it is no longer served.
     pub fn forget(mut self) {
         if let Some(name) = self.stored.take() {
             give_up(&name);
@@ -80,27 +79,29 @@ impl Drop for SocketPath {
 /// Sources of listening sockets.
 #[derive(Debug, Default)]
 pub struct Sockets {
-    /// Sockets of units. They belong to the service manager, and are returned when their virtual machine is removed.
+    /// Sockets of units. They belong to the service manager, and become available again when their virtual machine is
+    /// removed.
     units: HashMap<String, UnixListener>,
     /// Unclaimed sockets of an earlier run.
     stored: Mutex<rank::Sockets, HashMap<String, UnixListener>>,
-    /// Unclaimed descriptors of VMMs of an earlier run that was killed, by virtual machine.
+    /// Unclaimed descriptors of VMMs from an earlier run that was killed, by virtual machine.
     left: Mutex<rank::Sockets, HashMap<String, Left>>,
     /// The service manager's store, which keeps copies.
     store: Store,
-    /// Set while the paths belong to this process: while two daemons have the sockets, one owns the paths.
+    /// True while the paths belong to this process: while two daemons have the sockets, only one of them owns the
+    /// paths.
     ours: Arc<AtomicBool>,
 }
 
 impl Sockets {
-    /// Creates the sources from the service manager's sockets, and its store if it has one. The connections of VMMs
-    /// that an earlier run served and this one does not are closed, so that the VMMs notice even if this run fails.
+    /// Creates the sources from the service manager's sockets, and its store if it has one. Connections of VMMs that an
+    /// earlier run served and this run does not serve are closed, so that the VMMs notice even if this run fails.
     #[must_use]
     pub fn new(activated: Activated) -> Self {
         Self { ours: Arc::new(AtomicBool::new(true)), store: Store::found(false), ..Self::handed(activated) }
     }
 
-    /// Creates the sources from another daemon's sockets. That daemon continues with them unless [`Self::own`] is
+    /// Creates the sources from another daemon's sockets. That daemon continues to use them unless [`Self::own`] is
     /// called.
     #[must_use]
     pub fn handed(Activated { listeners, stored, left }: Activated) -> Self {
@@ -108,12 +109,12 @@ impl Sockets {
         Self { units: listeners, stored, left, store: Store::found(true), ours: Arc::default() }
     }
 
-    /// Logs whether VMMs survive a kill of this daemon.
+    /// Logs whether VMMs would survive a kill of this daemon.
     pub fn tell(&self) {
         self.store.tell();
     }
 
-    /// Takes the descriptors of a virtual machine's VMM of an earlier run.
+    /// Takes the descriptors that an earlier run has left for a virtual machine's VMM.
     pub fn left(&self, vm: &str) -> Option<Left> {
         self.left.lock().remove(vm)
     }
@@ -133,7 +134,7 @@ impl Sockets {
         self.units.iter().map(|(name, listener)| (name.as_str(), listener))
     }
 
-    /// Returns the keeper of the connection of a virtual machine's VMM, if the service manager stores connections.
+    /// Returns the keeper for the connection of a virtual machine's VMM, if the service manager stores connections.
     #[must_use]
     pub fn keeper(&self, vm: &str) -> Option<Arc<dyn Keeper>> {
         let before = self.left.lock().get(vm).map(Left::held);
@@ -178,12 +179,12 @@ impl Sockets {
             })?;
             return Ok(Listening { listener: copy, path: None });
         }
-        // A stored socket with another path is closed here, and its path removed.
+        // A stored socket with another path is closed, and its path removed.
         let earlier = self.stored.lock().remove(&stored);
         let adopted = earlier.and_then(|listener| Some((socket::adopt(&listener)?, listener)));
         let adopted = match adopted {
             Some((bound, _)) if !self.ours.load(Ordering::Acquire) && bound.path() != path => {
-                // It belongs to the other daemon, which continues with it.
+                // The path belongs to the other daemon, which continues to use it.
                 bound.leave();
                 let source = std::io::Error::other("an upgrade keeps the paths of sockets; put the old one back");
                 return Err(BindError::System { action: "move a socket to", path: path.to_owned(), source });
@@ -213,7 +214,7 @@ impl Sockets {
         Ok(Listening { listener, path: Some(SocketPath { path: path.to_owned(), bound: Some(bound), stored, ours }) })
     }
 
-    /// Closes the unclaimed sockets of an earlier run: their virtual machines no longer exist.
+    /// Closes the unclaimed sockets of an earlier run, whose virtual machines no longer exist.
     pub fn end_unused(&self) {
         let left = std::mem::take(&mut *self.left.lock());
         drop(left);

@@ -1,6 +1,6 @@
-//! Locks of `shuttle`, and its strategies for choosing the next thread at each of them. A schedule in which all threads
-//! wait for each other fails the test, and so does an endless one; the printed schedule then replays it
-//! (`shuttle::replay`).
+//! Locks of `shuttle`, and its strategies for choosing the next thread at each lock operation. A schedule in which all
+//! threads wait for each other fails the test, and so does an endless schedule; the printed schedule can then be
+//! replayed (`shuttle::replay`).
 
 use crate::{HeldRanks, Locks};
 use shuttle::scheduler::{DfsScheduler, PctScheduler, RandomScheduler, Scheduler};
@@ -16,7 +16,7 @@ shuttle::thread_local! {
 }
 
 impl Locks for Checked {
-    // Waiting times of a checked thread are meaningless.
+    // Hold times of a checked thread are meaningless.
     const MEASURES: bool = false;
     type Mutex<T> = Mutex<T>;
     type Guard<'a, T: 'a> = MutexGuard<'a, T>;
@@ -38,13 +38,13 @@ impl Locks for Checked {
     }
 }
 
-/// Seed of each run's choices: the same schedules in each run.
+/// Seed of the random choices, so that each run has the same schedules.
 const SEED: u64 = 0x5eed;
-/// Points at which PCT runs another thread than the one with the highest priority.
+/// Number of points at which PCT runs a thread other than the one with the highest priority.
 const CHANGES: usize = 4;
-/// Maximum number of choices of a schedule; a longer one counts as endless.
+/// Maximum number of choices in a schedule; a longer schedule counts as endless.
 const MOST_CHOICES: usize = 50_000;
-/// Factor for the number of schedules.
+/// Environment variable with a factor for the number of schedules.
 const TIMES: &str = "INTERLEAVINGS";
 
 fn run(scheduler: impl Scheduler + 'static, body: fn()) -> usize {
@@ -54,8 +54,8 @@ fn run(scheduler: impl Scheduler + 'static, body: fn()) -> usize {
     Runner::new(scheduler, config).run(body)
 }
 
-/// Runs `body` under `count` schedules (times the factor in the environment). Half of them choose threads at random,
-/// half use PCT, which finds failures that need few but unlikely thread switches.
+/// Runs `body` under `count` schedules (times the factor in the environment). Half of the schedules choose threads at
+/// random; the other half use PCT, which finds failures that need few but unlikely thread switches.
 ///
 /// # Panics
 /// If `body` panics, if its threads wait for each other, or if a schedule does not end.

@@ -1,11 +1,11 @@
-//! The mediator's locks. Each has a rank, its position in the one order in which a thread takes locks ([`rank`]).
-//! Taking one out of order panics in debug builds, and so does waiting while a VM's or a card's lock is held. The hold
-//! times of these two are always measured ([`holds`]).
+//! The mediator's locks. Each lock has a rank, which is its position in the order in which a thread takes locks
+//! ([`rank`]). Taking a lock out of order panics in debug builds, and so does waiting while a VM's or a card's lock is
+//! held. The hold times of these two kinds are always measured ([`holds`]).
 //!
 //! The underlying locks are `parking_lot`'s or, in tests, those of a checker that controls the scheduling of threads
 //! (`checked`, with the feature `checked`).
 //!
-//! The crate does not wait for anything but locks, or know the data of a lock.
+//! The crate does not wait for anything except locks, and does not know the data of a lock.
 
 mod meter;
 mod order;
@@ -29,7 +29,7 @@ use ticks::Ticks;
 
 /// A family of locks.
 pub trait Locks: 'static {
-    /// True if holds are measured.
+    /// True if hold times are measured.
     const MEASURES: bool;
     /// A lock around a value.
     type Mutex<T>;
@@ -45,7 +45,7 @@ pub trait Locks: 'static {
     /// Takes the lock if it is free.
     fn try_lock<T>(mutex: &Self::Mutex<T>) -> Option<Self::Guard<'_, T>>;
 
-    /// Calls `act` with this thread's held locks. Not called if the thread is ending and holds none.
+    /// Calls `act` with this thread's held locks. Does not call it if the thread is ending and holds no locks.
     fn with_held(act: impl FnOnce(&HeldRanks));
 }
 
@@ -87,11 +87,11 @@ pub struct Mutex<K: Rank, T, L: Locks = Real> {
     rank: PhantomData<fn() -> K>,
 }
 
-/// A measured hold.
+/// A hold that is being measured.
 struct Hold<'a> {
     share: &'a Share,
     since: Ticks,
-    /// Processor time of the thread when it took the lock, in ns, if that is measured.
+    /// Processor time of the thread when it took the lock, in ns, if processor time is measured.
     work: Option<u64>,
     place: &'static Location<'static>,
 }
@@ -128,11 +128,11 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
     /// Waits for the lock.
     ///
     /// # Panics
-    /// In debug builds, if this thread holds a lock of this rank or a later one.
+    /// In debug builds, if this thread holds a lock of this rank or a later rank.
     #[track_caller]
     pub fn lock(&self) -> Guard<'_, K, T, L> {
         if cfg!(debug_assertions) {
-            // Checked before the wait, so that a would-be deadlock is an error.
+            // Checked before the wait, so that a deadlock is reported as an error.
             L::with_held(HeldRanks::take::<K>);
         }
         self.guard(L::lock(&self.raw), Location::caller())
@@ -151,7 +151,7 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
         Some(self.guard(raw, Location::caller()))
     }
 
-    /// Returns how long this lock was held; `None` if holds are not measured.
+    /// Returns the hold times of this lock. They are empty if holds are not measured.
     #[must_use]
     pub fn holds(&self) -> Holds {
         self.share.as_ref().map(Share::holds).unwrap_or_default()
@@ -185,7 +185,8 @@ impl<'a, K: Rank, T: 'a, L: Locks> Guard<'a, K, T, L> {
 }
 
 impl<'a, K: Rank, T: 'a> Guard<'a, K, T, Real> {
-    /// Lets a waiting thread take the lock first, then takes it again. Costs almost nothing if no thread waits.
+    /// Lets a waiting thread take the lock first, and then takes the lock again. Costs almost nothing if no thread
+    /// waits.
     pub fn give_way(&mut self) {
         self.record();
         parking_lot::MutexGuard::bump(&mut self.raw);
@@ -211,7 +212,7 @@ impl<'a, K: Rank, T: 'a, L: Locks> DerefMut for Guard<'a, K, T, L> {
 
 impl<'a, K: Rank, T: 'a, L: Locks> Drop for Guard<'a, K, T, L> {
     fn drop(&mut self) {
-        // The lock itself is released after this, with the field.
+        // The lock itself is released afterwards, when the field is dropped.
         self.record();
         if cfg!(debug_assertions) {
             L::with_held(HeldRanks::release::<K>);
@@ -232,12 +233,12 @@ impl Condvar {
     /// Releases the lock, waits to be woken, and takes it again.
     ///
     /// # Panics
-    /// In debug builds, if another lock is held whose holder must not wait.
+    /// In debug builds, if this thread holds another lock whose holder must not wait.
     pub fn wait<K: Rank, T>(&self, guard: &mut Guard<'_, K, T, Real>) {
         Self::waits(guard, |raw| self.0.wait(raw));
     }
 
-    /// Like [`Self::wait`], for at most `limit`.
+    /// Same as [`Self::wait`], for at most `limit`.
     ///
     /// # Panics
     /// Same as for [`Self::wait`].
@@ -260,7 +261,7 @@ impl Condvar {
     }
 }
 
-/// Returns how often this thread has taken locks of rank `K`; 0 in builds that do not check the order.
+/// Returns the number of times that this thread has taken locks of rank `K`; 0 in builds that do not check the order.
 #[must_use]
 pub fn taken<K: Rank>() -> u64 {
     let mut count = 0;
@@ -271,16 +272,16 @@ pub fn taken<K: Rank>() -> u64 {
 /// Sleeps.
 ///
 /// # Panics
-/// In debug builds, if a lock is held whose holder must not wait.
+/// In debug builds, if this thread holds a lock whose holder must not wait.
 pub fn sleep(time: Duration) {
     may_wait();
     std::thread::sleep(time);
 }
 
-/// Marks that the following code waits: for the card, a VMM, or another thread.
+/// Declares that the following code waits for the card, a VMM, or another thread.
 ///
 /// # Panics
-/// In debug builds, if a lock is held whose holder must not wait.
+/// In debug builds, if this thread holds a lock whose holder must not wait.
 pub fn may_wait() {
     if cfg!(debug_assertions) {
         Real::with_held(|held| held.wait(None));

@@ -1,11 +1,11 @@
-//! Measures how long locks are held: counts in buckets of an eighth of an octave, maximum, sum, and the source
-//! locations of long holds.
+//! Measures how long locks are held: records counts in buckets of an eighth of an octave, the maximum, the sum, and the
+//! source locations of long holds.
 //!
-//! For benchmarks, the holder's processor time is measured, too ([`measure_work`]): time for which a busy host suspends
-//! the holder is in the hold time and not in the processor time.
+//! For benchmarks, the holder's processor time is also measured ([`measure_work`]): time for which a busy host suspends
+//! the holder counts as hold time, but not as processor time.
 //!
-//! Each lock has its own meter, which only its holder writes; readers sum all meters of a kind, including those of
-//! dropped locks.
+//! Each lock has its own meter, which only the lock's holder writes. Readers sum all meters of a kind, including the
+//! meters of dropped locks.
 
 use crate::Measured;
 use parking_lot::Mutex;
@@ -14,26 +14,26 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Buckets of an octave.
+/// Number of buckets per octave.
 const BUCKETS_PER_OCTAVE: u64 = 8;
 const STEPS_LOG2: u32 = BUCKETS_PER_OCTAVE.trailing_zeros();
-/// Buckets cover holds of up to 2^40 ns, 18 minutes.
+/// Number of octaves: buckets cover holds of up to 2^40 ns, which is 18 minutes.
 const OCTAVES: u32 = 40;
 const BUCKETS: usize = ((OCTAVES - STEPS_LOG2 + 1) as usize) * BUCKETS_PER_OCTAVE as usize;
 
-/// Holds longer than this are counted by source location. They are rare, about one hold in thousands, and the number of
-/// locations is bounded by the source.
+/// Holds longer than this are counted by source location. Such holds are rare, about one in thousands, and the number
+/// of locations is bounded by the source.
 const LONG_NS: u64 = 50_000;
 
 /// Source location where a lock was taken.
 type Place = &'static Location<'static>;
 
-/// Holds of more than 50 us that started at one location.
+/// Holds of more than 50 us that started at one source location.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Long {
     /// Number of holds.
     pub count: u64,
-    /// Longest, in ns.
+    /// Longest hold, in ns.
     pub longest_ns: u64,
 }
 
@@ -79,7 +79,8 @@ impl Meter {
         }
     }
 
-    /// Records a hold. Only the holder calls it, so that no two threads write at once: no locked instruction is needed.
+    /// Records a hold. Only the holder calls this, so that two threads never write concurrently: no locked instruction
+    /// is needed.
     pub(crate) fn record(&self, ns: u64, place: Place) {
         let add = |word: &AtomicU64, more: u64| {
             word.store(word.load(Ordering::Relaxed).saturating_add(more), Ordering::Relaxed);
@@ -104,7 +105,7 @@ impl Meter {
     }
 }
 
-/// Times for which locks were held.
+/// Statistics of hold times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holds {
     counts: Vec<u64>,
@@ -126,13 +127,13 @@ impl Holds {
         self.counts.iter().sum()
     }
 
-    /// Returns the longest, in ns.
+    /// Returns the longest hold, in ns.
     #[must_use]
     pub fn longest_ns(&self) -> u64 {
         self.longest_ns
     }
 
-    /// Returns the sum, in ns.
+    /// Returns the sum of all holds, in ns.
     #[must_use]
     pub fn sum_ns(&self) -> u64 {
         self.sum_ns
@@ -151,7 +152,7 @@ impl Holds {
         found.map_or(0, |bucket| upper(bucket).min(self.longest_ns))
     }
 
-    /// Returns the number of holds of at most `ns`. Holds that are shorter by up to an eighth may be missing.
+    /// Returns the number of holds of at most `ns`. Holds that are shorter than `ns` by up to an eighth may be missing.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
@@ -162,7 +163,7 @@ impl Holds {
         self.long.iter().map(|(place, long)| (*place, *long))
     }
 
-    /// Returns the holds since `earlier`. The longest is then rounded up by at most an eighth, unless it is the overall
+    /// Returns the holds since `earlier`. The longest hold is rounded up by at most an eighth, unless it is the overall
     /// longest.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
@@ -202,7 +203,7 @@ struct Kind {
     gone: Option<[Holds; 2]>,
 }
 
-/// Set if the processor time of holders is measured.
+/// True if the processor time of holders is measured.
 static WORK: AtomicBool = AtomicBool::new(false);
 
 /// Enables measuring the processor time of holds that start from now on: a system call at each end.
@@ -210,7 +211,7 @@ pub fn measure_work() {
     WORK.store(true, Ordering::Relaxed);
 }
 
-/// Returns the processor time of this thread, in ns, if that is measured.
+/// Returns the processor time of this thread in ns, if processor time is measured.
 pub(crate) fn work() -> Option<u64> {
     WORK.load(Ordering::Relaxed).then(|| {
         let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -222,7 +223,7 @@ pub(crate) fn work() -> Option<u64> {
 static KINDS: [Mutex<Kind>; Measured::ALL.len()] =
     [const { Mutex::new(Kind { live: Vec::new(), gone: None }) }; Measured::ALL.len()];
 
-/// A lock's part of the measurement; ends with the lock.
+/// A lock's own part of the measurement, which ends with the lock.
 #[derive(Debug)]
 pub(crate) struct Share {
     kind: Measured,
@@ -241,7 +242,7 @@ impl Share {
         self.meters.time.record(ns, place);
     }
 
-    /// Like [`Self::record`], for the holder's processor time.
+    /// Same as [`Self::record`], for the holder's processor time.
     pub(crate) fn record_work(&self, ns: u64, place: Place) {
         self.meters.work.record(ns, place);
     }
@@ -262,13 +263,14 @@ impl Drop for Share {
     }
 }
 
-/// Returns how long the process's locks of a kind were held since its start.
+/// Returns the hold times of the process's locks of a kind, since the start of the process.
 #[must_use]
 pub fn holds(kind: Measured) -> Holds {
     sum(kind, 0, |meters| &meters.time)
 }
 
-/// Returns the processor time that holders of a kind used while they held the lock, since [`measure_work`] was called.
+/// Returns the processor time that holders of locks of a kind used while they held a lock, since [`measure_work`] was
+/// called.
 #[must_use]
 pub fn worked(kind: Measured) -> Holds {
     sum(kind, 1, |meters| &meters.work)

@@ -15,7 +15,7 @@ struct Holding {
 #[derive(Debug, Default)]
 pub struct HeldRanks {
     now: RefCell<Vec<Holding>>,
-    /// Positions of all locks that were ever taken, with the counts.
+    /// Positions of all ranks that were ever taken, with the number of times.
     taken: RefCell<Vec<(u8, u64)>>,
 }
 
@@ -27,7 +27,7 @@ impl HeldRanks {
     }
 
     /// # Panics
-    /// If a lock of this rank or a later one is held.
+    /// If a lock of this rank or a later rank is held.
     pub(crate) fn take<K: Rank>(&self) {
         let mut held = self.now.borrow_mut();
         if let Some(above) = held.iter().find(|above| above.position >= K::POSITION) {
@@ -56,7 +56,7 @@ impl HeldRanks {
     }
 
     /// # Panics
-    /// If a lock is held whose holder must not wait, other than one at position `but`.
+    /// If a lock is held whose holder must not wait, except a lock at position `but`.
     pub(crate) fn wait(&self, but: Option<u8>) {
         let name = self.now.borrow().iter().find(|one| !one.may_wait && Some(one.position) != but).map(|one| one.name);
         if let Some(name) = name {

@@ -1,12 +1,13 @@
 //! The lock order of the mediator, as a table.
 
-/// The rank of a lock. A thread takes locks only in rising rank, never two of the same rank together.
+/// The rank of a lock. A thread takes locks only in ascending order of rank, and never holds two locks of the same
+/// rank.
 pub trait Rank: 'static {
-    /// Position in the table below.
+    /// Position in the following table.
     const POSITION: u8;
-    /// Name in messages.
+    /// Name used in messages.
     const NAME: &'static str;
-    /// True if its holder may wait for the card, a VMM or another thread. False for all ranks after [`Moving`].
+    /// True if the lock's holder may wait for the card, a VMM or another thread. False for all ranks after [`Moving`].
     const MAY_WAIT: bool;
     /// The measurement that includes such locks, if any.
     const MEASURED: Option<Measured>;
@@ -22,10 +23,10 @@ pub enum Measured {
 }
 
 impl Measured {
-    /// All of them, in their order.
+    /// All measured kinds, in their order.
     pub const ALL: [Self; 2] = [Self::Vm, Self::Card];
 
-    /// Name in metrics.
+    /// Returns the name in metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -61,20 +62,20 @@ macro_rules! ranks {
 }
 
 ranks! {
-    /// Daemon: a VM is added or removed, or a desired state applied.
+    /// Daemon: held while a VM is added or removed, or a desired state is applied.
     Changing, true, None;
-    /// Daemon: settings of a card or a VM are read, changed and put back.
+    /// Daemon: held while settings of a card or a VM are read, changed and stored.
     Tuning, true, None;
-    /// Daemon: sending a change to the owner of one CUDA card, which may answer slowly. A thread that waits for it
-    /// holds no other lock.
+    /// Daemon: held while a change is sent to the owner of one CUDA card, which may answer slowly. A thread that waits
+    /// for this lock holds no other lock.
     CudaChanging, true, None;
-    /// Daemon: changes are written to the file that outlives it.
+    /// Daemon: held while changes are written to the file that outlives the daemon.
     OverrideStore, true, None;
     /// Daemon: the table of VMs and settings.
     Daemon, true, None;
-    /// Daemon: sockets that are handed from one process to the next.
+    /// Daemon: sockets that are handed over from one process to the next.
     Sockets, true, None;
-    /// Daemon: the user of a card, the mediator or a passthrough VM. Held while a card is opened or closed.
+    /// Daemon: the user of a card, which is the mediator or a passthrough VM. Held while a card is opened or closed.
     Ownership, true, None;
     /// Daemon: a card's memory settings.
     MemorySettings, false, None;
@@ -82,32 +83,32 @@ ranks! {
     SchedulerSettings, false, None;
     /// Passthrough: the thread that relays interrupts.
     Relay, true, None;
-    /// Owner: one VM's memory moves at a time.
+    /// Owner: held while one VM's memory moves, so that only one VM's memory moves at a time.
     Moving, true, None;
     /// One VM: its vGPU and its side of the card.
     Vm, false, Some(Measured::Vm);
     /// Owner: the card's state.
     Card, false, Some(Measured::Card);
-    /// One VM: events that wait for the holder of its lock.
+    /// One VM: events that wait for the holder of the VM's lock.
     Inbox, false, None;
-    /// One VM: its last status, which is only held briefly.
+    /// One VM: its last status. Held only briefly.
     StatusCell, false, None;
-    /// Owner: whether the thread that moves memory was woken.
+    /// Owner: true if the thread that moves memory was woken.
     Wakeup, false, None;
-    /// Handles of threads, taken out to join them.
+    /// Handles of threads, which are taken out to join the threads.
     Threads, false, None;
-    /// Daemon: path of a VM's socket, removed with it.
+    /// Daemon: path of a VM's socket, which is removed with the VM.
     SocketPath, false, None;
-    /// Daemon: the last status of the owner of a CUDA card, which is only held briefly.
+    /// Daemon: the last status of the owner of a CUDA card. Held only briefly.
     CudaStatusCell, false, None;
-    /// Daemon: count of VMs moved between cards.
+    /// Daemon: number of VMs moved between cards.
     Moves, false, None;
-    /// Daemon: why a VM failed.
+    /// Daemon: the reason that a VM failed.
     Failure, false, None;
     /// Passthrough: level of the interrupt line.
     Level, false, None;
-    /// Log of events. A thread that adds an event may hold any lock above.
+    /// Log of events. A thread that adds an event may hold any of the locks above.
     Events, false, None;
-    /// Log: counts of events by their origin. A thread that logs may hold any lock.
+    /// Log: number of events by their origin. A thread that logs may hold any lock.
     Log, false, None;
 }

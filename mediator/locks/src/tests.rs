@@ -15,13 +15,13 @@ fn a_lock_out_of_order_panics_before_it_is_waited_for() {
     let (vm, card) = (Mutex::<Vm, _>::new(1), Mutex::<Card, _>::new(2));
     let held = card.lock();
     assert_eq!(message(|| drop(vm.lock())), "lock order: Vm is taken while Card is held; `locks::rank` has the order");
-    // The same rank twice is a deadlock, even with different locks.
+    // Taking the same rank twice is a deadlock, even with different locks.
     let other = Mutex::<Card, _>::new(3);
     assert!(message(|| drop(other.lock())).starts_with("lock order: Card is taken while Card"));
     drop(held);
     let both = (vm.lock(), card.lock());
     assert_eq!((*both.0, *both.1), (1, 2));
-    // Released in any order.
+    // Locks may be released in any order.
     let (first, second) = both;
     drop(first);
     drop(second);

@@ -1,25 +1,27 @@
 //! A clock for holds of locks, which is read twice per hold: the processor's time stamp counter if the kernel itself
 //! uses it, otherwise the kernel's clock.
 
-// UNSAFETY: reading the time stamp counter, which every processor of this architecture has. All else here is safe.
+// UNSAFETY: reading the time stamp counter, which every processor of this architecture has. All other code in this
+// module is safe.
 #![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "see above"))]
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// File with the kernel's clock source: `tsc` means that the counter runs at a constant rate, synchronized on all
-/// processors.
+/// File that names the kernel's clock source: `tsc` means that the counter runs at a constant rate and is synchronized
+/// on all processors.
 #[cfg(target_arch = "x86_64")]
 const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-/// Time for which the counter is compared with the kernel's clock, once per process: accurate to one part in ten
-/// thousand.
+/// Time for which the counter is compared with the kernel's clock, once per process. The result is accurate to one part
+/// in ten thousand.
 #[cfg(target_arch = "x86_64")]
 const COMPARED: Duration = Duration::from_millis(2);
-/// Readings at each end, of which the fastest is used, because the host may suspend the thread during a reading.
+/// Number of readings at each end. The fastest reading is used, because the host may suspend the thread during a
+/// reading.
 #[cfg(target_arch = "x86_64")]
 const READINGS_PER_END: usize = 8;
 
-/// A time; only differences are meaningful.
+/// A point in time; only differences are meaningful.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticks(Reading);
 
@@ -38,7 +40,7 @@ impl Ticks {
         Self(if scale().is_some() { Reading::Counter(counter()) } else { Reading::Kernel(Instant::now()) })
     }
 
-    /// Returns the ns since then.
+    /// Returns the number of ns since that time.
     pub(crate) fn elapsed_ns(self) -> u64 {
         match (self.0, scale()) {
             (Reading::Counter(then), Some(scale)) => scaled(counter().saturating_sub(then), scale),
@@ -62,7 +64,7 @@ fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the ns of a tick of the counter, times 2^32; `None` if the counter is not used.
+/// Returns the length in ns of a tick of the counter, times 2^32; `None` if the counter is not used.
 fn scale() -> Option<u64> {
     static SCALE: OnceLock<Option<u64>> = OnceLock::new();
     *SCALE.get_or_init(measured)
@@ -113,7 +115,7 @@ mod tests {
 
     #[test]
     fn time_passes_as_the_kernel_has_it() {
-        // Initialize first, so that the comparison itself is not measured.
+        // Initialized first, so that the comparison itself is not measured.
         let _ = Ticks::now();
         let (outside, then) = (Instant::now(), Ticks::now());
         let inside = Instant::now();
@@ -121,7 +123,7 @@ mod tests {
         let least = ns(inside.elapsed());
         let told = then.elapsed_ns();
         let most = ns(outside.elapsed());
-        // Allow a part in a thousand, ten times the accuracy of the comparison.
+        // A part in a thousand is permitted, which is ten times the accuracy of the comparison.
         assert!(told >= least - least / 1000 && told <= most + most / 1000, "{told} ns of {least} to {most}");
     }
 

@@ -1,13 +1,13 @@
-//! Logs: `tracing` to standard error, and a bound on the lines that tenants and clients can make the daemon write.
+//! Logs: `tracing` to standard error, and a limit on the lines that tenants and clients can make the daemon write.
 //!
 //! Every event is limited, whatever its level. Events of one VM (in a span named `VM_SPAN`, which every thread that
 //! works for a VM enters, or with a field named `vm`) have a bucket for each call site and VM: a burst of
-//! `BURST_EVENTS` passes, then one per `REFILL_INTERVAL`. All other events have a bucket for each call site, of
-//! `BURST_OF_ALL`: a socket client or a card can cause some of them. Records of crates that use `log` share one call
-//! site for each level. Suppressed events are counted in [`suppressed`], and [`tell_suppressed`] logs their number by
-//! origin.
+//! `BURST_EVENTS` events passes, followed by one event per `REFILL_INTERVAL`. All other events have a bucket of
+//! `BURST_OF_ALL` for each call site, because a socket client or a card can cause some of them. Records of crates that
+//! use `log` share one call site for each level. Suppressed events are counted in [`suppressed`], and
+//! [`tell_suppressed`] logs their number by origin.
 //!
-//! The crate does not choose the logged events, or store them.
+//! The crate does not select the logged events, or store them.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
@@ -28,29 +28,30 @@ use tracing_subscriber::{Layer, fmt};
 use config::LogFormat;
 use config::check::parse_filter;
 
-/// Name of the span of a virtual machine's threads; its field `name` is the machine's.
+/// Name of the span of a virtual machine's threads. Its field `name` is the name of the virtual machine.
 pub(crate) const VM_SPAN: &str = "vm";
 /// Environment variable that replaces the configured filter.
 pub(crate) const FILTER_VARIABLE: &str = "MEDIATORD_LOG";
-/// Events of one call site and virtual machine that pass in a burst.
+/// Number of events of one call site and virtual machine that pass in a burst.
 pub(crate) const BURST_EVENTS: u32 = 10;
-/// Interval at which one more may pass after a burst.
+/// Interval at which one further event may pass after a burst.
 pub const REFILL_INTERVAL: Duration = Duration::from_secs(5);
-/// Events of one call site without a virtual machine that pass in a burst: an operator may add many at a time.
+/// Number of events of one call site without a virtual machine that pass in a burst: an operator may add many virtual
+/// machines at a time.
 pub(crate) const BURST_OF_ALL: u32 = 200;
-/// Maximum number of remembered pairs of call site and virtual machine. Beyond it, events of other pairs are suppressed
-/// until a bucket is full again.
+/// Maximum number of remembered pairs of call site and virtual machine. Beyond this number, events of other pairs are
+/// suppressed until a bucket is full again.
 const MAX_BUCKETS: usize = 4096;
-/// Maximum number of lines of one report of suppressed events; the rest is summed.
+/// Maximum number of lines in one report of suppressed events; further buckets are summed.
 const MAX_TOLD: usize = 16;
 /// Target of these reports, which are not limited.
 const REPORT: &str = "mediator::held_back";
 
 static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
-/// Limits of events, of the process's subscriber.
+/// Limits of events that the process's subscriber applies.
 static LIMIT: OnceLock<GuestLimit> = OnceLock::new();
 
-/// Returns the events that were suppressed since the daemon started.
+/// Returns the number of events that were suppressed since the daemon started.
 #[must_use]
 pub fn suppressed() -> u64 {
     SUPPRESSED.load(Ordering::Relaxed)
@@ -72,7 +73,7 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), TryInitError> {
     tracing_subscriber::registry().with(filter).with(output.with_filter(limit)).try_init()
 }
 
-/// Logs the events suppressed since the last call: a line for each call site and virtual machine, and a sum of the
+/// Logs the events suppressed since the last call: a line for each call site and virtual machine, and a sum for the
 /// rest.
 pub fn tell_suppressed() {
     if let Some(limit) = LIMIT.get() {
@@ -86,7 +87,7 @@ struct Bucket {
     burst: u32,
     tokens: u32,
     since: Instant,
-    /// Events that were suppressed and not reported yet.
+    /// Number of events that were suppressed and not reported yet.
     held_back: u64,
     /// Call site of the events.
     site: &'static Metadata<'static>,
@@ -118,17 +119,17 @@ impl Bucket {
         some
     }
 
-    /// Returns true if it equals a new bucket.
+    /// Returns true if the bucket equals a new bucket.
     fn is_idle(&mut self, now: Instant) -> bool {
         self.refill(now);
         self.tokens == self.burst && self.held_back == 0
     }
 }
 
-/// Origin whose events share a bucket.
+/// Origin of events that share a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Whose {
-    /// A virtual machine with a [`VM_SPAN`].
+    /// A virtual machine that has a [`VM_SPAN`].
     Span(Id),
     /// A virtual machine named in a field `vm`.
     Field(String),
@@ -141,9 +142,9 @@ struct Books {
     buckets: HashMap<(Identifier, Whose), Bucket>,
     /// Names of the virtual machines of spans.
     names: HashMap<Id, String>,
-    /// Events suppressed for lack of a bucket, not reported yet.
+    /// Number of events that were suppressed for lack of a bucket and not reported yet.
     unknown: u64,
-    /// Time of the last search for unneeded buckets, which is slow.
+    /// Time of the last search for buckets that are no longer needed, which is slow.
     swept: Option<Instant>,
 }
 
@@ -178,7 +179,7 @@ impl GuestLimit {
         passes
     }
 
-    /// Takes the suppressed events since the last call: by call site and virtual machine, and the rest.
+    /// Takes the suppressed events since the last call: by call site and virtual machine, and the number of the rest.
     fn take_held_back(&self) -> (Vec<Bucket>, u64) {
         let books = &mut *self.books.lock();
         let mut rest = std::mem::take(&mut books.unknown);
@@ -195,7 +196,7 @@ impl GuestLimit {
     }
 
     fn tell(&self) {
-        // Unlock the state while the lines are written: they pass through this filter.
+        // The state is unlocked while the lines are written, because they pass through this filter.
         let (told, rest) = self.take_held_back();
         for Bucket { held_back, site, vm, .. } in told {
             let place = site.file().unwrap_or_else(|| site.target());
@@ -208,7 +209,7 @@ impl GuestLimit {
     }
 }
 
-/// Finds the value of a field.
+/// Visitor that finds the value of a field.
 struct Value<'a> {
     of: &'a str,
     found: Option<String>,
@@ -257,7 +258,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Filter<S> for GuestLimit {
 
     fn on_close(&self, id: Id, _: Context<'_, S>) {
         // Identifiers of spans are reused: a new virtual machine starts with full buckets. Suppressed events of the old
-        // one are reported with the rest.
+        // virtual machine are reported with the rest.
         let Books { buckets, names, unknown, .. } = &mut *self.books.lock();
         if names.remove(&id).is_some() {
             buckets.retain(|(_, whose), bucket| {
@@ -304,7 +305,7 @@ mod tests {
         }
     }
 
-    /// Returns the output of a subscriber with a limit while `act` logs, and the limit.
+    /// Calls `act` with a limited subscriber. Returns the subscriber's output, and the limit.
     fn logged(act: impl FnOnce()) -> (Lines, GuestLimit) {
         let (lines, limit) = (Lines::default(), GuestLimit::default());
         let output = fmt::layer().with_ansi(false).with_writer(lines.clone()).with_filter(limit.clone());
@@ -335,7 +336,7 @@ mod tests {
             }
         });
         let (passed, all) = (usize::try_from(BURST_EVENTS).unwrap(), usize::try_from(BURST_OF_ALL).unwrap());
-        // A slow host may let the tokens of the next interval through.
+        // On a slow host, the tokens of the next interval may pass as well.
         for limited in ["bad register", "bad ring"] {
             assert!((2 * passed..4 * passed).contains(&lines.count(limited)), "{limited}");
         }
@@ -352,7 +353,7 @@ mod tests {
         let (lines, limit) = logged(|| {
             let span = tracing::info_span!("vm", name = "web");
             span.in_scope(|| (0..BURST_EVENTS + 7).for_each(|_| tracing::error!("bad ring")));
-            // Keep the span open, so that its VM has a name.
+            // The span must stay open, so that its VM has a name.
             std::mem::forget(span);
         });
         let told = format!("log events were held back vm=\"web\" count={}", 7);

@@ -1,5 +1,5 @@
-//! Counts of a virtual machine's device and of the connection to its VMM: one family for each unit. Samples of several
-//! units can be neither summed nor drawn.
+//! Counts of a virtual machine's device and of the connection to its VMM: with one family for each unit, because
+//! samples of different units can be neither summed nor drawn together.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::scheduler::Seconds;
 use super::{Metric, escaped};
 use api::Vm;
 
-/// Counts that can fall.
+/// Counts that can decrease.
 const GAUGES: [&str; 9] = [
     "address_spaces",
     "aperture_pages",
@@ -36,7 +36,7 @@ fn unit(name: &str) -> Unit {
     }
 }
 
-/// The families.
+/// The families of metrics.
 pub(super) const VM: [Metric<Vm, String>; 10] = [
     ("gpu_mediator_vm_device_total", "counter", "Counts of a VM's device, by `count`", |vm| {
         of(&vm.counters, Unit::Number, false)

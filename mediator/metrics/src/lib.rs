@@ -1,10 +1,10 @@
-//! Metrics: the data of the admin API in Prometheus' text format, and some more counts.
+//! Metrics: the data of the admin API in Prometheus' text format, and further counts.
 //!
 //! Parts: cards, virtual machines and the daemon itself (this file), `counts` (of devices and connections), `scheduler`
 //! and `memory` (how cards are shared), [`tenants`], `locks`, [`moves`] (virtual machines that move between cards,
 //! counted here).
 //!
-//! The crate does not serve requests, or access a card.
+//! The crate does not serve requests or access cards.
 
 use std::fmt::{Display, Write};
 
@@ -121,7 +121,7 @@ const VM: [Metric<Vm>; 11] = [
     ),
 ];
 
-/// Returns the labels of a virtual machine or a tenant as labels of a sample, with a separate prefix; `None` without
+/// Returns the labels of a virtual machine or tenant as labels of a sample, with their own prefix; `None` without
 /// labels.
 fn described(labels: &Labels) -> Option<String> {
     let pairs: Vec<_> = labels.iter().map(|(key, value)| format!("label_{key}=\"{}\"", escaped(value))).collect();

@@ -1,4 +1,4 @@
-//! Moves of virtual machines between cards, counted, and the counts as metrics.
+//! Counts moves of virtual machines between cards, and returns the counts as metrics.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,22 +7,22 @@ use ::locks::{Mutex, rank};
 
 use super::escaped;
 
-/// Counts of moves since the daemon started.
+/// Number of moves since the daemon started.
 #[derive(Default)]
 pub struct Moves(Mutex<rank::Moves, Counts>);
 
 #[derive(Clone, Debug, Default)]
 struct Counts {
-    /// Virtual machines that have moved, by their old and new cards.
+    /// Number of virtual machines that have moved, by their old and new cards.
     made: BTreeMap<(String, String), u64>,
-    /// Moves that were started and failed.
+    /// Number of moves that were started and have failed.
     failed: u64,
-    /// Pause of the last moved virtual machine, in ms.
+    /// Pause of the last virtual machine that moved, in ms.
     last_pause_ms: Option<u64>,
 }
 
 impl Moves {
-    /// Counts a virtual machine that has moved.
+    /// Counts the move of a virtual machine.
     pub fn record(&self, moved: &api::Moved) {
         let mut counts = self.0.lock();
         let made = counts.made.entry((moved.from.clone(), moved.to.clone())).or_default();

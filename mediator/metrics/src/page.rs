@@ -1,15 +1,16 @@
-//! The tables of metrics in `docs/reference/mediatorctl.md`, made from the metrics' own descriptions.
+//! The tables of metrics in `docs/reference/mediatorctl.md`, generated from the metrics' own descriptions.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-/// The page.
+/// Path of the page.
 const PAGE: &str = "docs/reference/mediatorctl.md";
-/// Start of the names of all metrics.
+/// Prefix of the names of all metrics.
 const PREFIX: &str = "gpu_mediator_";
-/// Kinds of metrics: their heading, and how their names begin after the common prefix. The last one has the rest.
+/// Kinds of metrics: heading, and the prefixes of names after the common prefix. The last kind includes all other
+/// metrics.
 const KINDS: [(&str, &[&str]); 4] = [
     ("Of a card, by `card`:", &["card_", "host_memory_"]),
     ("Of a VM, by `vm` and `card`:", &["vm_"]),
@@ -17,7 +18,7 @@ const KINDS: [(&str, &[&str]); 4] = [
     ("Of the daemon, with no labels other than those in the table:", &[""]),
 ];
 
-/// Returns one table for each kind that occurs in the `text` of metrics.
+/// Returns one table for each kind of metric in `text`.
 fn tables(text: &str) -> String {
     let mut tables = KINDS.map(|(heading, _)| (heading, String::new()));
     for line in text.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
@@ -34,7 +35,7 @@ fn tables(text: &str) -> String {
     page
 }
 
-/// Returns the families outside the sections on memory and the scheduler, without samples.
+/// Returns the families outside the sections on memory and the scheduler, without their samples.
 fn families() -> String {
     let info =
         api::DaemonInfo { version: String::new(), pid: 0, upgrades: 0, upgrade_pause_ms: None, upgrade_failures: 0 };
@@ -48,7 +49,7 @@ fn families() -> String {
     text + &super::daemon(&info, 0)
 }
 
-/// Returns the families of the sections on memory and the scheduler, without samples.
+/// Returns the families of the sections on memory and the scheduler, without their samples.
 fn families_of_sections() -> [String; 2] {
     let (mut memory, mut scheduler) = (String::new(), String::new());
     super::memory::samples(&mut memory, &[]);
@@ -56,7 +57,7 @@ fn families_of_sections() -> [String; 2] {
     [memory, scheduler]
 }
 
-/// Returns the metrics that a file for Prometheus or Grafana names.
+/// Returns the metrics that a Prometheus or Grafana file names.
 fn named(file: &str) -> BTreeSet<&str> {
     let begins = file.match_indices(PREFIX).map(|(at, _)| &file[at..]);
     let end = |text: &str| text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());

@@ -1,11 +1,11 @@
-//! Metrics of how cards' time is shared: each by card, virtual machine and engine, times in seconds.
+//! Metrics of how cards' time is shared, by card, virtual machine and engine. Times are in seconds.
 
 use std::fmt::{self, Display, Write};
 
 use super::escaped;
 use api::{CardScheduler, Durations, VmEngine, VmShare};
 
-/// Nanoseconds, written as seconds without loss.
+/// A number of nanoseconds, which is written as seconds without loss.
 pub(super) struct Seconds(pub(super) u64);
 
 impl Display for Seconds {
@@ -65,7 +65,7 @@ const SHARE: [ShareGauge; 6] = [
     }),
 ];
 
-/// Prefix of the name of each metric here.
+/// Prefix of the name of each metric in this module.
 const PREFIX: &str = "gpu_mediator";
 
 /// Appends all metrics of cards' schedulers.
@@ -99,7 +99,7 @@ pub(super) fn samples(text: &mut String, cards: &[CardScheduler]) {
     each_engine(cards, |labels, engine| histogram(text, &name, labels, &engine.wait));
 }
 
-/// Describes a metric. Returns its name.
+/// Writes the description of a metric. Returns the metric's name.
 pub(super) fn head(text: &mut String, name: &str, kind: &str, help: &str) -> String {
     let name = format!("{PREFIX}_{name}");
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");

@@ -1,4 +1,4 @@
-//! Metrics of tenants of CUDA cards: sizes in bytes, times in seconds, parts of a whole as ratios.
+//! Metrics of tenants of CUDA cards. Sizes are in bytes, times in seconds, and parts of a whole are ratios.
 
 use super::scheduler::Seconds;
 use super::{Metric, described, escaped, samples};

@@ -1,14 +1,14 @@
-//! Changes that were made while the daemon ran, and remain in force after its restart.
+//! Settings that were changed while the daemon ran, and remain in force after its restart.
 //!
 //! Parts: the differences between the configuration file and the current settings (this file), `store` (the file for
-//! them, written so that a kill at any moment leaves the old or the new one), `override_store` (both, for the daemon),
-//! `revision` (numbers of states).
+//! them, written so that a kill at any moment leaves the old or the new file), `override_store` (combines both for the
+//! daemon), `revision` (numbers of states).
 //!
 //! Only differences are stored, each with the file's value at that time. When the daemon starts, a difference applies
 //! if the file still has that value; if the operator has edited the file since, the file takes precedence and the
 //! difference is dropped.
 //!
-//! The crate does not change settings, or know why they are changed; the daemon passes the current settings.
+//! The crate does not change settings, or know why they change; the daemon passes the current settings.
 
 use std::collections::BTreeMap;
 
@@ -30,10 +30,10 @@ pub use override_store::{OverrideStore, StateError};
 pub use revision::Revision;
 pub use store::{FILE, StoreError};
 
-/// Version of the file's format. Others are refused.
+/// Version of the file's format. Other versions are refused.
 const VERSION: u32 = 1;
 
-/// The differences.
+/// The differences from the configuration file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct State {
@@ -41,10 +41,10 @@ pub(crate) struct State {
     /// Virtual machines that are not in the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     vms_added: Vec<VmSpec>,
-    /// Removed virtual machines of the file, with their settings from the file.
+    /// Virtual machines that were removed from the file's list, with their settings from the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     vms_removed: Vec<VmSpec>,
-    /// Keys of virtual machines of the file that have other values, by name and path.
+    /// Keys of the file's virtual machines that have other values, by name and path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     vms_changed: BTreeMap<String, Changes>,
     /// The same three fields for tenants.
@@ -59,14 +59,14 @@ pub(crate) struct State {
     cards_changed: BTreeMap<String, Changes>,
 }
 
-/// Keys with other values, by path.
+/// Keys that have other values, by path.
 type Changes = BTreeMap<String, Change>;
 
 /// Change of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Change {
-    /// The file's value; null if it has none.
+    /// The file's value; null if the file has no value.
     file: Value,
     /// The current value.
     now: Value,
@@ -90,11 +90,11 @@ impl Default for State {
 /// Settings of a card that can be changed while the daemon runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Settings of its time.
+    /// Settings of the card's scheduler.
     pub scheduler: sched::Config,
-    /// Settings of its memory.
+    /// Settings of the card's memory.
     pub memory: CardMemory,
-    /// It takes no new virtual machines or tenants.
+    /// True if the card takes no new virtual machines or tenants.
     pub drained: bool,
 }
 
@@ -104,7 +104,7 @@ impl Tuning {
         Self { scheduler: card.scheduler, memory: card.memory, drained: card.drained }
     }
 
-    /// Returns the card with these settings.
+    /// Returns the card's configuration with these settings.
     pub fn on(&self, card: &CardSpec) -> CardSpec {
         let Self { scheduler, memory, drained } = *self;
         CardSpec { scheduler, memory, drained, ..card.clone() }
@@ -153,7 +153,7 @@ impl State {
         Ok(state)
     }
 
-    /// Returns the configuration file with the differences that still apply, and messages about the rest.
+    /// Returns the configuration file with the differences that still apply, and messages about the others.
     ///
     /// # Errors
     /// If a stored key is unknown.
@@ -176,7 +176,7 @@ impl State {
 
 /// An object that can be added and removed while the daemon runs.
 trait Named: Clone + PartialEq + Serialize + DeserializeOwned {
-    /// Its kind, for messages.
+    /// Kind of the object, for messages.
     const KIND: &'static str;
 
     fn name(&self) -> &str;
@@ -221,7 +221,7 @@ impl<T: Named> Parts<&mut Vec<T>, &mut BTreeMap<String, Changes>> {
 }
 
 impl<T: Named> Parts<&Vec<T>, &BTreeMap<String, Changes>> {
-    /// Returns the file's objects with the differences that still apply, and adds messages about the others to
+    /// Returns the file's objects with the differences that still apply. Adds messages about the other differences to
     /// `forgotten`.
     fn put_on(&self, file: &[T], forgotten: &mut Vec<String>) -> Result<Vec<T>, String> {
         let kind = T::KIND;
@@ -266,7 +266,7 @@ fn insert<T: Serialize>(all: &mut BTreeMap<String, Changes>, name: &str, file: &
     Ok(())
 }
 
-/// Returns a table of the file with the changes of keys that still have their old value in the file.
+/// Returns a table of the file with those changes of keys whose old value is still in the file.
 fn changed<T: Serialize + serde::de::DeserializeOwned>(
     what: &str,
     said: &T,
@@ -276,7 +276,7 @@ fn changed<T: Serialize + serde::de::DeserializeOwned>(
     let table = patch::table(said)?;
     let mut values = BTreeMap::new();
     for (key, Change { file, now }) in changes.into_iter().flatten() {
-        // An unknown key means corruption, not an operator's edit.
+        // An unknown key means corruption; an operator cannot have added it.
         patch::with(said, &BTreeMap::from([(key.clone(), now.clone())])).map_err(|error| format!("{what}: {error}"))?;
         let says = patch::value(&table, key);
         if says == *file {

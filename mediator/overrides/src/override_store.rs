@@ -1,4 +1,4 @@
-//! The state of a running daemon: read when it starts, written after each change.
+//! The stored state of a running daemon, which is read when the daemon starts and written after each change.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use super::{Live, State, VERSION};
 use config::Config;
 use config::check::{self, Key};
 
-/// Reason that the daemon does not start with the stored state.
+/// Reason that the daemon cannot start with the stored state.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum StateError {
@@ -32,19 +32,20 @@ const ADVICE: &str = "put a good copy there, or start once with --ignore-state, 
 /// The store of changes, if the configuration has a folder for it.
 #[derive(Debug, Default)]
 pub struct OverrideStore {
-    /// The configuration file at the daemon's start.
+    /// The configuration file as it was at the daemon's start.
     file: Config,
     store: Option<Store>,
-    /// Content of the file, to write only differences; `None` if unknown.
+    /// Content of the file, so that only differences are written; `None` if unknown.
     written: Option<State>,
 }
 
 impl OverrideStore {
     /// Reads the stored changes from the folder that the configuration names. Returns the configuration with the
-    /// changes. With `ignore`, the stored changes are set aside.
+    /// changes. With `ignore`, the file with the stored changes is renamed and not used.
     ///
     /// # Errors
-    /// If they cannot be read, are damaged, or do not match the configuration. Nothing is guessed then.
+    /// If the stored changes cannot be read, are damaged, or do not match the configuration. Nothing is guessed in this
+    /// case.
     pub fn open(file: Config, ignore: bool) -> Result<(Config, Self), StateError> {
         let Some(folder) = &file.daemon.state_dir else {
             tracing::info!(
@@ -67,11 +68,11 @@ impl OverrideStore {
         Ok((config, override_store))
     }
 
-    /// Takes over the store of another daemon, which reports `state` as the content; `lock` is the lock of its folder.
-    /// Returns the configuration with the changes.
+    /// Takes over the store of another daemon, which reports `state` as its content. `lock` is the lock of the daemon's
+    /// folder. Returns the configuration with the changes.
     ///
     /// # Errors
-    /// If they do not match the configuration.
+    /// If the stored changes do not match the configuration.
     pub fn handed(file: Config, state: &str, lock: Option<File>) -> Result<(Config, Self), StateError> {
         let folder = file.daemon.state_dir.clone();
         let place = folder.clone().unwrap_or_else(|| PathBuf::from("what was changed at run time"));
@@ -79,11 +80,11 @@ impl OverrideStore {
         let store = match (&folder, lock) {
             (None, _) => None,
             (Some(folder), Some(lock)) if Store::is_lock_of(&lock, folder) => Some(Store::with_lock(folder, lock)),
-            // The other daemon had no folder, or another one.
+            // The other daemon had no folder, or a different folder.
             (Some(folder), _) => Some(Store::open(folder)?),
         };
         let config = applied(&written, &file, &place)?;
-        // The other daemon may not have written it.
+        // The other daemon may not have written the state.
         Ok((config, Self { file, store, written: None }))
     }
 
@@ -92,7 +93,7 @@ impl OverrideStore {
         self.store.as_ref().map(Store::lock)
     }
 
-    /// Returns the differences from the configuration file, as they are written.
+    /// Returns the differences from the configuration file, in the form in which they are stored.
     ///
     /// # Errors
     /// If a value cannot be written as JSON.
@@ -105,7 +106,7 @@ impl OverrideStore {
     /// Writes the current settings, unless they are already written.
     ///
     /// # Errors
-    /// If they cannot be written; the next change tries again.
+    /// If the settings cannot be written. The next change retries this.
     pub fn keep(&mut self, now: &Live) -> Result<(), StateError> {
         let Some(store) = &self.store else { return Ok(()) };
         let unusable = |what| StateError::Unusable { path: store.path(), what };
@@ -121,7 +122,7 @@ impl OverrideStore {
     }
 }
 
-/// Returns the configuration file with a state, which came from `path`.
+/// Returns the configuration file with the changes of a state, which was read from `path`.
 fn applied(state: &State, file: &Config, path: &Path) -> Result<Config, StateError> {
     let unusable = |what| StateError::Unusable { path: path.to_owned(), what };
     let (config, forgotten) = state.applied(file).map_err(unusable)?;
@@ -138,7 +139,7 @@ fn applied(state: &State, file: &Config, path: &Path) -> Result<Config, StateErr
 
 /// Parses the state in a file.
 pub(super) fn parsed(text: &[u8], path: &Path) -> Result<State, StateError> {
-    // A state of another version may have other keys; report the version instead of the keys.
+    // A state of another version may have other keys, so the version is reported instead of the keys.
     #[derive(serde::Deserialize)]
     struct Versioned {
         version: u32,
@@ -157,7 +158,7 @@ pub(super) fn parsed(text: &[u8], path: &Path) -> Result<State, StateError> {
     serde_json::from_slice(text).map_err(damaged)
 }
 
-/// Formats a mistake with the name of its object: it has no position in a file.
+/// Formats a mistake with the name of its object, because it has no position in a file.
 fn named(config: &Config, key: &Key, what: &str) -> String {
     let name = match (key.table, key.index) {
         ("vm", Some(index)) => config.vms.get(index).map(|vm| format!("VM `{}`", vm.name)),

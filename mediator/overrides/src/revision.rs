@@ -1,4 +1,4 @@
-//! Revisions, with which an operator notices concurrent changes by another.
+//! Revisions, with which an operator detects concurrent changes by other operators.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,19 +8,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Revision {
     /// Start of the daemon, in ns since 1970.
     run: u128,
-    /// Changes since then.
+    /// Number of changes since the start.
     changes: u64,
 }
 
 impl Revision {
-    /// Returns the first revision of this run.
+    /// Returns the first revision of this run of the daemon.
     #[must_use]
     pub fn first() -> Self {
         let run = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
         Self { run, changes: 0 }
     }
 
-    /// Becomes the next revision.
+    /// Advances to the next revision.
     pub fn next(&mut self) {
         self.changes = self.changes.wrapping_add(1);
     }

@@ -1,7 +1,7 @@
 //! The file that stores the state.
 //!
-//! It is written next to the old file, synced, and replaces it with one rename; then the folder is synced. A kill in
-//! between leaves the complete old or new file, and perhaps an unused new file next to it.
+//! A new file is written next to the old file, synced, and replaces the old file with one rename; then the folder is
+//! synced. A kill in between leaves the complete old or new file, and perhaps an unused new file next to it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -14,11 +14,11 @@ use rustix::fs::{FlockOperation, flock};
 pub const FILE: &str = "state.json";
 /// Name of the new file while it is written.
 const NEW: &str = "state.json.new";
-/// Name that an ignored state gets.
+/// Name that a state file gets if it is ignored.
 const ASIDE: &str = "state.json.ignored";
 /// Name of the file with which a daemon locks the folder.
 const LOCK: &str = "lock";
-/// Largest file that is read, in bytes: more than the maximum number of virtual machines can need.
+/// Maximum size in bytes of a file that is read: more than the maximum number of virtual machines can need.
 const MAX_BYTES: u64 = 4 << 20;
 
 /// Reason that a state cannot be stored or read.
@@ -38,22 +38,22 @@ pub enum StoreError {
     TooLong { path: PathBuf, bytes: u64 },
 }
 
-/// A step of writing, for tests that stop there as a kill would.
+/// A step of writing, for tests that stop at this step as a kill would.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Before the new file is created.
     Create,
-    /// Before it has content.
+    /// Before content is written to the new file.
     Write,
-    /// Half of the file has been written.
+    /// After half of the file was written.
     WriteRest,
-    /// Before it is synced.
+    /// Before the new file is synced.
     Sync,
-    /// Before it replaces the old file.
+    /// Before the new file replaces the old file.
     Rename,
     /// Before the folder is synced.
     SyncFolder,
-    /// At the end.
+    /// After all steps.
     Done,
 }
 
@@ -61,7 +61,7 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) struct Store {
     folder: PathBuf,
-    /// Locks the folder while this is open.
+    /// Lock of the folder, which is held while this file is open.
     lock: File,
 }
 
@@ -90,7 +90,7 @@ impl Store {
         found.unwrap_or(false)
     }
 
-    /// Returns the lock, for another process: the lock holds while one of the two processes has it open.
+    /// Returns the lock, for another process: the folder is locked while one of the two processes has this file open.
     pub fn lock(&self) -> &File {
         &self.lock
     }
@@ -129,7 +129,7 @@ impl Store {
         self.write_by_steps(text, &mut |_| Ok(()))
     }
 
-    /// Same, but stops immediately when `before` fails at a step.
+    /// Same as [`Self::write`], but stops immediately if `before` fails at a step.
     pub(super) fn write_by_steps(
         &self,
         text: &[u8],

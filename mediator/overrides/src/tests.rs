@@ -1,4 +1,4 @@
-//! Stored state: edits of the configuration file, a kill at each step, and damage.
+//! Tests of stored state: edits of the configuration file, a kill at each step, and damage.
 
 use std::io;
 use std::path::Path;
@@ -43,7 +43,7 @@ fn weight_of(config: &Config, name: &str) -> Option<u32> {
 
 #[test]
 fn differences_applied_to_file_restore_live_state() {
-    // Few names, so that many are in both.
+    // Few different names, so that many names are in both lists.
     let vms = || {
         let one = (1..50u32, proptest::option::of(0..9u64), any::<bool>());
         btree_map(0..6u8, one, 0..6).prop_map(|vms| {
@@ -110,7 +110,7 @@ fn edited_file_value_wins_over_kept_override() {
     let (config, forgotten) = state.applied(&old).unwrap();
     assert_eq!((weight_of(&config, "web"), weight_of(&config, "new"), forgotten.len()), (Some(300), Some(5), 0));
 
-    // One key was edited: its value wins, and the other key keeps its change.
+    // One key was edited, so its value in the file takes precedence; the other key keeps its change.
     let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 50 }}\n"))).unwrap();
     assert_eq!((weight_of(&config, "web"), config.vms[0].time.cap_permille), (Some(50), 700));
     assert_eq!(
@@ -120,7 +120,7 @@ fn edited_file_value_wins_over_kept_override() {
     // The file was edited to the changed value, so there is nothing to report.
     let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 300 }}\n"))).unwrap();
     assert_eq!((weight_of(&config, "web"), forgotten.len()), (Some(300), 0));
-    // The file now has the new VM and no longer the old VM.
+    // The file now contains the new VM and no longer the old VM.
     let (config, forgotten) = state.applied(&file(&WEB.replace("web", "new"))).unwrap();
     assert_eq!((weight_of(&config, "web"), weight_of(&config, "new")), (None, Some(100)));
     assert_eq!(forgotten.len(), 2, "{forgotten:?}");
@@ -155,7 +155,7 @@ fn kill_during_state_write_leaves_old_or_new_state() {
         let renamed = matches!(end, Step::SyncFolder | Step::Done);
         let expected: &[u8] = if renamed { b"the new state, which is longer" } else { b"the old state" };
         assert_eq!(store.read().unwrap().as_deref(), Some(expected), "{end:?}");
-        // The next store ignores the leftovers.
+        // The next store ignores leftover files.
         drop(store);
         let store = Store::open(folder.path()).unwrap();
         store.write(b"short").unwrap();
@@ -167,7 +167,7 @@ fn kill_during_state_write_leaves_old_or_new_state() {
     }
 }
 
-/// A configuration whose state folder is `folder`, with the state `text` in it.
+/// Returns a configuration whose state folder is `folder`, which contains the state `text`.
 fn kept(folder: &TempDir, text: &[u8]) -> Config {
     let mut config = file(WEB);
     config.daemon.state_dir = Some(folder.path().to_owned());
@@ -274,7 +274,7 @@ fn drain_mark_and_moved_vm_are_kept_across_restart() {
     });
     let state = State::between(&old, &drained).unwrap();
     let text = serde_json::to_string(&state).unwrap();
-    // The mark is an ordinary key, so that the states of earlier daemons remain readable.
+    // The drained mark is an ordinary key, so that the states of earlier daemons remain readable.
     assert!(text.starts_with(r#"{"version":1,"#) && text.contains(r#""drained":{"file":false,"now":true}"#), "{text}");
     let before =
         parsed(br#"{"version":1,"cards_changed":{"card0":{"scheduler.strikes":{"file":3,"now":4}}}}"#, Path::new("s"));
@@ -282,7 +282,7 @@ fn drain_mark_and_moved_vm_are_kept_across_restart() {
     let (config, forgotten) = state.applied(&old).unwrap();
     let marks: Vec<_> = config.cards.iter().map(|card| card.drained).collect();
     assert_eq!((marks, &*config.vms[0].card, forgotten.len()), (vec![true, false], "card1", 0));
-    // The file now has the mark itself: undrained is then a difference from the file.
+    // The file now contains the mark itself, so that undrained is a difference from the file.
     let edited = two("drained = true\n");
     let (config, forgotten) = state.applied(&edited).unwrap();
     assert_eq!((config.cards[0].drained, forgotten.len()), (true, 0));

@@ -3,8 +3,8 @@
 //! The page is one file, `page.html`. It reads the admin API with GET requests, changes nothing, and requests nothing
 //! from other hosts. Names that tenants choose are shown as text, never as HTML.
 //!
-//! A browser connects to a loopback address without a password, so the crate limits which websites can use the browser
-//! for this:
+//! A browser connects to a loopback address without a password, so the crate limits which websites can access the
+//! daemon through the browser:
 //!
 //! - A website may resolve its own name to a loopback address and then read the answers ("DNS rebinding"). Requests
 //!   whose `Host` is neither an IP address nor `localhost` are refused.
@@ -25,12 +25,12 @@ use base64::Engine;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use sha2::{Digest, Sha256};
 
-/// The page.
+/// Contents of the page.
 const PAGE: &str = include_str!("page.html");
-/// Connections that wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 64;
 
-/// Adds the page, as `/`, to a router of requests that change nothing, and the headers that keep it safe.
+/// Adds the page at `/` to a router of read-only requests, and adds the headers that keep the page safe.
 pub fn with_page(api: Router) -> Router {
     let policy = policy();
     let page = get(move || async move { ([(header::CONTENT_SECURITY_POLICY, policy)], Html(PAGE)) });
@@ -43,7 +43,7 @@ pub fn with_page(api: Router) -> Router {
     }))
 }
 
-/// Refuses requests whose `Host` is a name other than `localhost`: see the crate's description.
+/// Refuses requests whose `Host` is a name other than `localhost`; see the crate's description.
 pub fn guard(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
         let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
@@ -51,7 +51,7 @@ pub fn guard(router: Router) -> Router {
     }))
 }
 
-/// Headers of all answers.
+/// Headers that all answers have.
 const HEADERS: [(HeaderName, &str); 5] = [
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::X_FRAME_OPTIONS, "DENY"),
@@ -93,7 +93,7 @@ fn refused(host: Option<&str>) -> Response {
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
-/// Listens on a loopback address. A daemon that upgrades listens before its predecessor has closed the same address.
+/// Listens on a loopback address. A daemon that upgrades can listen before its predecessor has closed the same address.
 ///
 /// # Errors
 /// If the system refuses the address, for example because another program uses it.
@@ -154,7 +154,7 @@ mod tests {
         let first = listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = first.local_addr().unwrap();
         assert_eq!(listen(address).unwrap().local_addr().unwrap(), address);
-        // A program that does not share it is told.
+        // A program that does not share the address gets an error.
         let alone = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         assert!(listen(alone.local_addr().unwrap()).is_err());
     }

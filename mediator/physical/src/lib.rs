@@ -1,10 +1,10 @@
 //! Cards of the configuration: software in this process, or functions behind VFIO. No other crate of the mediator
-//! depends on the kind.
+//! depends on the kind of card.
 //!
-//! [`Physical`] is a card; [`GoingCard`] is a card on its way to another daemon: first halted ([`HaltedCard`]), then
-//! serialized ([`WrittenCard`]).
+//! [`Physical`] is a card; [`GoingCard`] is a card that is handed over to another daemon: first halted
+//! ([`HaltedCard`]), then serialized ([`WrittenCard`]).
 //!
-//! The crate does not share a card (`owner` does), and does not handle CUDA cards.
+//! The crate does not share a card (`card-manager` does), and does not handle CUDA cards.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use vfio_card::VfioCard;
 
 use config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay};
 
-/// Owner of a card's own part in the file for another daemon.
+/// Number that owns a card's own part in the file for another daemon.
 const PART: u32 = 0;
 
-/// Retry interval for halting a card with a busy engine.
+/// Retry interval for halting a card that has a busy engine.
 const HALT_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Reason that a card cannot be opened or handed over, and the remedy.
+/// Reason that a card cannot be opened or handed over, with the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unusable(String);
@@ -35,7 +35,7 @@ impl Unusable {
     }
 }
 
-/// A card itself.
+/// A card of any kind.
 pub enum Physical {
     /// Software in this process.
     Software(Arc<SimGpu>),
@@ -47,7 +47,7 @@ impl Physical {
     /// Opens the card that a configuration describes.
     ///
     /// # Errors
-    /// If it cannot be opened, with the remedy.
+    /// If the card cannot be opened, with the remedy.
     pub fn open(spec: &CardSpec) -> Result<Self, Unusable> {
         match spec.kind {
             CardKind::Simgpu => {
@@ -65,7 +65,7 @@ impl Physical {
         Self::Software(Arc::clone(&card.0))
     }
 
-    /// Returns the card for all layers above.
+    /// Returns the card in the form that all layers above use.
     #[must_use]
     pub fn card(&self) -> Arc<dyn Card> {
         match self {
@@ -74,17 +74,17 @@ impl Physical {
         }
     }
 
-    /// Returns true if the card's memory belongs to this process: the CPU then accesses it as fast as engines would,
-    /// and another daemon can map it.
+    /// Returns true if the card's memory belongs to this process: the CPU can then access it as fast as engines do, and
+    /// another daemon can map it.
     #[must_use]
     pub const fn is_of_this_process(&self) -> bool {
         matches!(self, Self::Software(_))
     }
 
-    /// Returns the card in the form for another daemon.
+    /// Returns the card in the form that can be handed over to another daemon.
     ///
     /// # Errors
-    /// If it cannot be handed over.
+    /// If the card cannot be handed over.
     pub fn going(&self) -> Result<GoingCard, Unusable> {
         match self {
             Self::Software(card) => Ok(GoingCard(Arc::clone(card))),
@@ -103,16 +103,16 @@ pub struct HaltedCard<'a>(&'a SimGpu);
 pub struct WrittenCard(SavedCard);
 
 impl GoingCard {
-    /// Returns the part that is read and written here.
+    /// Returns the part that this crate reads and writes.
     #[must_use]
     pub fn known() -> Known {
         Known::for_part::<SavedCard>()
     }
 
-    /// Rebuilds the card that another daemon has serialized in `file`. It is halted until [`Self::go_on`].
+    /// Rebuilds the card that another daemon has serialized in `file`. The card is halted until [`Self::go_on`].
     ///
     /// # Errors
-    /// If it does not match the configuration, or is not valid.
+    /// If the part does not match the configuration, or is not valid.
     pub fn come(spec: &CardSpec, file: &mut SavedState<'_>, vram: File) -> Result<Self, Unusable> {
         if spec.kind != CardKind::Simgpu {
             return Err(Unusable::new(format!("it is of kind = \"{}\" now; put `simgpu` back", spec.kind)));
@@ -128,7 +128,7 @@ impl GoingCard {
         self.0.go_on();
     }
 
-    /// Returns a guard: the card can be halted until it is dropped.
+    /// Returns a guard. While the guard exists, the card can be halted.
     #[must_use]
     pub fn halted(&self) -> HaltedCard<'_> {
         HaltedCard(&self.0)
@@ -142,11 +142,11 @@ impl GoingCard {
 }
 
 impl HaltedCard<'_> {
-    /// Makes the card switch all channels off its engines, at most until `until`, and serializes it, except for its
-    /// memory.
+    /// Makes the card switch all channels off its engines, waiting until `until` at most, and serializes the card
+    /// without its memory.
     ///
     /// # Errors
-    /// If it does not become quiescent.
+    /// If the card does not become quiescent.
     pub fn write_down(&self, until: Instant) -> Result<WrittenCard, Unusable> {
         while let Err(unrest) = self.0.halt() {
             if !matches!(unrest, NotQuiescent::Working(_)) || Instant::now() >= until {
@@ -157,7 +157,7 @@ impl HaltedCard<'_> {
         self.0.save().map(WrittenCard).ok_or_else(|| Unusable::new("the software card does not rest"))
     }
 
-    /// Leaves the card halted here: it continues with another daemon.
+    /// Leaves the card halted in this process: it continues in another daemon.
     pub fn leave(self) {
         std::mem::forget(self);
     }

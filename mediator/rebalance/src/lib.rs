@@ -1,8 +1,8 @@
-//! Chooses virtual machines for automatic moves from full cards to empty ones, and the time of the moves.
+//! Chooses virtual machines for automatic moves from full cards to empty ones, and decides when to move them.
 //!
-//! [`Rebalancer`] decides from the given loads and the given time, and chooses at most one virtual machine per round.
+//! [`Rebalancer`] decides from given loads and a given time, and chooses at most one virtual machine per round.
 //!
-//! The crate does not read the load of cards, or move anything; the daemon does both.
+//! The crate does not read the load of cards, and moves nothing; the daemon does both.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,30 +12,30 @@ use sched::Engine;
 
 /// A whole card, in thousandths.
 const WHOLE_CARD_PERMILLE: u64 = 1000;
-/// Minimum reduction of the difference by a move, in thousandths of a card: loads fluctuate.
+/// Minimum reduction of the difference by a move, in thousandths of a card, because loads fluctuate.
 const MIN_GAIN_PERMILLE: u64 = 50;
-/// Cost of a move, as a divisor of the memory that it copies: the move must reduce the difference by this amount plus
-/// the margin.
+/// Cost of a move, as a divisor of the memory that it copies: a move must reduce the difference by its cost plus the
+/// margin.
 const COST: u64 = 10;
 
-/// Parts of each engine's time, in thousandths.
+/// Used parts of each engine's time, in thousandths.
 pub type Busy = [u32; Engine::COUNT];
 
 /// A card that virtual machines share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardLoad {
-    /// Its name.
+    /// Name of the card.
     pub name: String,
     /// Memory of the card for virtual machines, in MiB.
     pub shared_mib: u64,
     /// Part of this memory in use, in MiB.
     pub placed_mib: u64,
-    /// Part of the last window in which each engine was busy.
+    /// Part of the last window for which each engine was busy.
     pub busy: Busy,
 }
 
 impl CardLoad {
-    /// Returns how full it is, in thousandths: of its memory, or of its busiest engine if that is higher.
+    /// Returns the load of the card in thousandths: of its memory, or of its busiest engine if that is higher.
     fn load(&self) -> u64 {
         let memory = self.placed_mib.saturating_mul(WHOLE_CARD_PERMILLE) / self.shared_mib.max(1);
         let busy = self.busy.iter().copied().max().unwrap_or(0);
@@ -58,13 +58,13 @@ impl CardLoad {
 /// A virtual machine's part of its card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmLoad {
-    /// Its name.
+    /// Name of the virtual machine.
     pub name: String,
-    /// Its current card.
+    /// Current card of the virtual machine.
     pub card: String,
-    /// Card memory that it uses, in MiB.
+    /// Card memory that the virtual machine uses, in MiB.
     pub placed_mib: u64,
-    /// Part of the last window in which each engine was busy for it.
+    /// Part of the last window for which each engine was busy for the virtual machine.
     pub busy: Busy,
     /// Cards to which it may move.
     pub fits: Vec<String>,
@@ -77,7 +77,7 @@ pub struct Advice {
     pub vm: String,
     /// The card to which it moves.
     pub to: String,
-    /// Reason, in words.
+    /// Reason for the move, in words.
     pub why: String,
 }
 
@@ -85,9 +85,9 @@ pub struct Advice {
 #[derive(Debug)]
 pub struct Rebalancer {
     spec: RebalanceSpec,
-    /// Consecutive rounds in which the cards differed too much.
+    /// Number of consecutive rounds in which the cards differed too much.
     rounds: u32,
-    /// Time at which each virtual machine was last moved, or could not be.
+    /// Time at which each virtual machine was last moved, or a move was last attempted.
     moved: BTreeMap<String, Duration>,
 }
 
@@ -102,7 +102,7 @@ impl Rebalancer {
     pub fn round(&mut self, now: Duration, cards: &[CardLoad], vms: &[VmLoad]) -> Option<Advice> {
         let rest = Duration::from_secs(self.spec.rest_s);
         self.moved.retain(|_, then| now.saturating_sub(*then) < rest);
-        // Of equal candidates, the first by name, so that equal rounds give equal results.
+        // Among equal candidates the first by name is chosen, so that equal rounds give equal results.
         let fullest = cards.iter().rev().max_by_key(|card| card.load())?;
         let emptiest = cards.iter().min_by_key(|card| card.load())?;
         let before = fullest.load() - emptiest.load();
@@ -116,7 +116,7 @@ impl Rebalancer {
         }
         let worth = |vm: &&VmLoad| {
             let (from, to) = (fullest.without(vm).load(), emptiest.with(vm).load());
-            // The fuller of both stays the fuller: the next move is never the reverse.
+            // The fuller of the two cards stays the fuller one, so that the next move is never the reverse.
             let after = from.checked_sub(to)?;
             let cost = vm.placed_mib.saturating_mul(WHOLE_CARD_PERMILLE) / emptiest.shared_mib.max(1) / COST;
             (before.saturating_sub(after) > MIN_GAIN_PERMILLE.saturating_add(cost)).then_some(after)
@@ -140,7 +140,7 @@ impl Rebalancer {
         Some(Advice { vm: vm.name.clone(), to: emptiest.name.clone(), why })
     }
 
-    /// Keeps a virtual machine, whose move was tried, in place for a while from now on.
+    /// Keeps a virtual machine whose move was attempted in place for a while from now on.
     pub fn rests(&mut self, vm: String, now: Duration) {
         self.moved.insert(vm, now);
     }

@@ -1,4 +1,4 @@
-//! Bodies that are streams. Few pieces are in flight; a stalled client is disconnected, because others wait.
+//! Bodies that are streams. Few pieces are in flight, and a stalled client is disconnected, because other clients wait.
 
 use std::time::{Duration, Instant};
 
@@ -7,20 +7,20 @@ use http_body_util::BodyExt;
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Maximum number of pieces in flight, each of 256 KiB or the size of one client write.
+/// Maximum number of pieces in flight, each of 256 KiB or the size of one write of the client.
 const MAX_PIECES_IN_FLIGHT: usize = 4;
-/// Maximum time without a byte from, or for, the client.
-// TIMEOUT: a disk that spins up.
+/// Maximum time without a byte from the client or for the client.
+// TIMEOUT: a disk may have to spin up.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time for a whole body.
+/// Maximum time for a whole body.
 // TIMEOUT: 40 GiB at 50 MB/s.
 const BODY_TIMEOUT: Duration = Duration::from_secs(900);
-/// Interval at which a client's readiness is checked.
+/// Interval at which a client's readiness is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 type Piece = Result<Bytes, String>;
 
-/// The end that sends the chunks of an answer to a client.
+/// The end that sends the pieces of an answer to a client.
 #[derive(Debug)]
 pub struct Given {
     to: Sender<Piece>,
@@ -62,7 +62,7 @@ impl Given {
 }
 
 /// Starts `work`, which blocks on another thread and sends the pieces of an answer. Returns the answer's body once its
-/// first chunk exists, or the result of `work` if it ends without any.
+/// first piece exists, or the result of `work` if it ends without a piece.
 pub async fn given<T, W: Future<Output = T> + Send + 'static>(work: impl FnOnce(Given) -> W) -> Result<Body, Option<T>>
 where
     T: Send + 'static,
@@ -78,22 +78,22 @@ where
     }
 }
 
-/// The end that receives the chunks of a request.
+/// The end that receives the pieces of a request.
 #[derive(Debug)]
 pub struct Taken(Receiver<Piece>);
 
 impl Taken {
-    /// Returns the next piece; an empty one after the last. Blocks.
+    /// Returns the next piece, or an empty piece after the last one. Blocks.
     ///
     /// # Errors
-    /// Reason that the body has no further chunk.
+    /// Reason that the body has no further piece.
     pub fn take(&mut self) -> Result<Vec<u8>, String> {
         self.0.blocking_recv().unwrap_or_else(|| Ok(Bytes::new())).map(Vec::from)
     }
 }
 
-/// Starts `work`, which blocks on another thread and receives the pieces of a request's body. Returns its result, or
-/// `None` if it has panicked.
+/// Starts `work`, which blocks on another thread and receives the pieces of a request's body. Returns the result of
+/// `work`, or `None` if it has panicked.
 pub async fn taken<T, W: Future<Output = T> + Send + 'static>(
     mut body: Body,
     work: impl FnOnce(Taken) -> W,
@@ -104,7 +104,7 @@ where
     let (to, from) = mpsc::channel::<Piece>(MAX_PIECES_IN_FLIGHT);
     let done = tokio::spawn(work(Taken(from)));
     let began = Instant::now();
-    // Read the whole body even after a refusal: a client that is cut off sees no answer.
+    // The whole body is read even after a refusal, because a client that is cut off sees no answer.
     while began.elapsed() < BODY_TIMEOUT {
         let piece = match tokio::time::timeout(STALL_TIMEOUT, body.frame()).await {
             Ok(None) => {

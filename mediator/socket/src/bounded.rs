@@ -1,4 +1,4 @@
-//! A listening socket with a bound on its connections, so that read-only clients cannot exhaust the daemon's
+//! A listening socket with a limit on its connections, so that read-only clients cannot exhaust the daemon's
 //! descriptors.
 
 use std::io;
@@ -15,7 +15,7 @@ use tokio::net::unix::SocketAddr;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Maximum number of concurrent connections of a socket; further ones wait in its backlog.
+/// Maximum number of concurrent connections of a socket; further connections wait in the backlog.
 const CONNECTIONS: usize = 64;
 
 /// The socket.
@@ -26,7 +26,7 @@ pub struct Bounded<L = tokio::net::UnixListener> {
 }
 
 impl Bounded {
-    /// Creates the socket. Needs a runtime around it.
+    /// Creates the socket. Must be called within a runtime.
     ///
     /// # Errors
     /// If the runtime cannot register the socket.
@@ -88,12 +88,12 @@ pub struct Connection<S = UnixStream> {
     _place: Option<OwnedSemaphorePermit>,
 }
 
-/// The process at the other end of a connection, by the kernel's account at the time of `connect`.
+/// The process at the other end of a connection, as recorded by the kernel at the time of `connect`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its user; `None` if the kernel does not say.
+    /// User of the process; `None` if the kernel does not report it.
     pub uid: Option<u32>,
-    /// Its process, as the daemon sees it; `None` for a process of a namespace that the daemon does not see.
+    /// Number of the process as seen by the daemon; `None` for a process in a namespace that the daemon does not see.
     pub pid: Option<i32>,
 }
 
@@ -108,7 +108,7 @@ impl Connected<IncomingStream<'_, Bounded>> for Peer {
 
 impl Connected<IncomingStream<'_, Bounded<tokio::net::TcpListener>>> for Peer {
     fn connect_info(_: IncomingStream<'_, Bounded<tokio::net::TcpListener>>) -> Self {
-        // The kernel does not say it for TCP.
+        // The kernel does not report the process for TCP.
         Self { uid: None, pid: None }
     }
 }

@@ -5,23 +5,24 @@ use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-/// Bytes that are read at a time.
+/// Number of bytes per read.
 const BYTES_PER_READ: usize = 256 << 10;
 
-/// A file that is freed when this is dropped, or the process ends.
+/// A file that is freed when this value is dropped or the process ends.
 #[derive(Debug)]
 pub struct Spool {
     file: File,
     folder: PathBuf,
-    /// Bytes that may still be written.
+    /// Number of bytes that may still be written.
     left: u64,
 }
 
 impl Spool {
-    /// Creates an empty file of at most `most` bytes, in `folder` or, without one, in the folder for temporary files.
+    /// Creates an empty file of at most `most` bytes, in `folder` or, without a folder, in the folder for temporary
+    /// files.
     ///
     /// # Errors
-    /// Reason that it cannot be created.
+    /// Reason that the file cannot be created.
     pub fn new(folder: Option<&Path>, most: u64) -> Result<Self, String> {
         let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
         let file = tempfile::tempfile_in(&folder).map_err(|error| io_error(&folder, &error))?;
@@ -39,7 +40,7 @@ impl Spool {
         self.file.write_all(bytes).map_err(|error| io_error(&self.folder, &error))
     }
 
-    /// Starts to read from the first byte.
+    /// Starts reading at the first byte.
     ///
     /// # Errors
     /// If the file cannot be read.

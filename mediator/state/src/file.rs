@@ -1,4 +1,4 @@
-//! All parts in one file.
+//! Combines all parts in one file.
 
 use crate::{SavedCard, SavedVm};
 use channels::SavedChannels;
@@ -9,13 +9,13 @@ use sched::SavedScheduler;
 use shadow_pt::SavedSpaces;
 use vram::{SavedBalancer, SavedChunks, SavedPool, SavedQuanta, TenantId};
 
-/// Owner of the card's parts.
+/// Number that owns the card's parts.
 const CARD: u32 = 0;
-/// Owner of the mediator's own pages. No VM has this number.
+/// Number that owns the mediator's own pages. No VM has this number.
 const MEDIATOR_OWNER: u32 = TenantId::MEDIATOR.0;
 
 impl SavedCard {
-    /// Returns the parts that this program reads, with their versions.
+    /// Returns the parts that this program supports, with their versions.
     #[must_use]
     pub fn known() -> Vec<Known> {
         vec![
@@ -54,7 +54,7 @@ impl SavedCard {
         Ok(())
     }
 
-    /// Takes all parts from a file.
+    /// Reads all parts from a file.
     ///
     /// # Errors
     /// See [`ReadError`].

@@ -1,4 +1,4 @@
-//! Arbitrary bytes as saved parts: refused, or restored and saved again without a difference.
+//! Arbitrary bytes as saved parts: they are refused, or restored and saved again without a difference.
 
 #![allow(
     clippy::indexing_slicing,
@@ -20,9 +20,9 @@ use shadow_pt::{Limits, Mode};
 use std::sync::Arc;
 use vram::{ChunkTable, Quanta, SavedChunks, SavedQuanta, TenantId};
 
-/// The time, in ns.
+/// The current time in ns.
 const NOW_NS: u64 = 1 << 40;
-/// Bytes of VRAM of each guest.
+/// Size of each guest's VRAM in bytes.
 pub(crate) const VRAM: u64 = 16 << 20;
 
 /// A host with two VMs and a card that accepts all writes.
@@ -61,7 +61,7 @@ pub(crate) fn config() -> VGpuConfig {
     VGpuConfig { channels: 16, ..VGpuConfig::of_chip(&GF100, VRAM, Arc::from([0x55, 0xaa])) }
 }
 
-/// Reads `data` as a part, by its first byte, or as a whole file.
+/// Interprets `data` as a part, selected by the first byte, or as a whole file.
 ///
 /// # Panics
 /// If an invariant is violated.
@@ -146,8 +146,8 @@ fn part<S: saved_state::Part, T>(
     exercise(restored);
 }
 
-/// Checks that a stream is read the same in parts of any length as in a whole: pieces ascend, and nothing follows its
-/// end.
+/// Checks that a stream gives the same result whether it is read as a whole or in parts of any length: pieces ascend,
+/// and nothing follows the end.
 fn stream(bytes: &[u8]) {
     let Some((part, bytes)) = bytes.split_first() else { return };
     let read = |part: usize| {

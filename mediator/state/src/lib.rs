@@ -1,19 +1,20 @@
 //! The saved state of a card and its VMs.
 //!
-//! Each crate saves its own part, and checks it alone. This crate combines the parts: the parts of a card and of a VM
-//! ([`SavedCard`]), in one file ([`SavedCard::write`], [`SavedCard::read`]); and the checks between them, without which
-//! a file whose parts are each valid could give one VM resources of another ([`SavedCard::restore`]):
-//! - the same VMs are in all parts, each with as many chunks as its guest's VRAM needs;
+//! Each crate saves its own part, and checks only this part. This crate combines the parts of a card and of a VM
+//! ([`SavedCard`]) in one file ([`SavedCard::write`], [`SavedCard::read`]), and makes the checks between them
+//! ([`SavedCard::restore`]). Without these checks, a file whose parts are each valid could give one VM the resources of
+//! another VM:
+//! - the same VMs are in all parts, and each VM has the number of chunks that its guest's VRAM needs;
 //! - each of the mediator's chunks belongs to one pool, and pages of address spaces belong to their own VM's pool;
 //! - a channel uses the shadow of a directory of its own VM;
-//! - the channels that a guest sees bound are bound, or were refused.
+//! - each channel that a guest sees as bound is bound, or was refused.
 //!
 //! The memory of the card, of the host and of guests is not included: parts refer to it, and the caller of the restore
 //! provides it. All channels must be off the engines when a card is saved, and its TLBs must be flushed when it is
-//! restored; then each address space is prepared before its channels run.
+//! restored; each address space must then be prepared before its channels run.
 //!
-//! The owner of a card and a VM save their own state separately (`owner`, `vgpu`), and so do the connections of VMMs
-//! (`vmm-glue`), and segments that VMs share (`card-memory`, `vgpu`).
+//! The owner of a card and a VM save their own state separately (`card-manager`, `vgpu`), and so do the connections of
+//! VMMs (`vmm-glue`), and segments that VMs share (`card-memory`, `vgpu`).
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -48,7 +49,7 @@ pub struct SavedCard {
     pub chunks: SavedChunks,
     /// Policy that chooses the chunks to move.
     pub balancer: SavedBalancer,
-    /// Order of the VMs' quanta.
+    /// State of the VMs' quanta.
     pub quanta: SavedQuanta,
     /// The physical channels.
     pub channels: SavedChannels,
@@ -56,23 +57,23 @@ pub struct SavedCard {
     pub scheduler: SavedScheduler,
     /// Pages that belong to the mediator, not to a VM.
     pub pool: SavedPool,
-    /// Pages of segments that VMs share, by creator; they are in a part of `card-memory`.
+    /// Pages of segments that VMs share, by creator. The segments themselves are in a part of `card-memory`.
     pub segments: Vec<(TenantId, SavedPool)>,
-    /// The VMs, by number.
+    /// The VMs, sorted by number.
     pub vms: Vec<SavedVm>,
 }
 
 /// The mediator's state of a VM.
 #[derive(Debug)]
 pub struct SavedVm {
-    /// Its number.
+    /// Number of the VM.
     pub vm: TenantId,
-    /// Its registers.
+    /// Registers of the vGPU.
     pub gpu: SavedVGpu,
-    /// Its address spaces.
+    /// Address spaces of the VM.
     pub spaces: SavedSpaces,
-    /// Page tables that the mediator keeps for it, if it uses the paravirtual interface.
+    /// Page tables that the mediator keeps for the VM, if it uses the paravirtual interface.
     pub tables: Option<SavedTables>,
-    /// Pages of the card with its shadow tables.
+    /// Pages of the card that hold the VM's shadow tables.
     pub pool: SavedPool,
 }

@@ -1,10 +1,10 @@
-//! The card's memory while address spaces are restored: a VM's own pool.
+//! The card's memory while address spaces are restored, from a VM's own pool.
 
 use nvspec::addr::VramAddr;
 use shadow_pt::ShadowMemory;
 use vram::{ChunkTable, PagePool};
 
-/// A pool, and a way to write to the card.
+/// A pool, with a way to write to the card.
 pub(crate) struct PoolMemory<'a> {
     pub(crate) pool: &'a mut PagePool,
     pub(crate) chunks: &'a mut ChunkTable,
@@ -14,7 +14,7 @@ pub(crate) struct PoolMemory<'a> {
 impl ShadowMemory for PoolMemory<'_> {
     fn alloc(&mut self, bytes: u64) -> Option<VramAddr> {
         let address = VramAddr(self.pool.alloc(self.chunks, bytes).ok()?.0);
-        // The previous content may be of another table.
+        // The memory may still contain a different table.
         let zeros = vec![0; usize::try_from(bytes).ok()?];
         (self.write)(address, &zeros);
         Some(address)

@@ -13,12 +13,12 @@ use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
 use vram::{Balancer, ChunkTable, PagePool, Quanta, TenantId, UnclaimedChunks};
 
-/// Settings and the card for the restored state.
+/// Settings and the card, which the restored state needs.
 pub trait Surroundings {
     /// Returns the addresses of the host's structures on the card.
     fn layout(&self) -> Layout;
 
-    /// Returns the chunks with the host's own structures: the first, and their number.
+    /// Returns the first chunk and the number of chunks with the host's own structures.
     fn own(&self) -> (u32, u32);
 
     /// Returns the scheduler's clock, in ns.
@@ -34,13 +34,13 @@ pub trait Surroundings {
 /// Settings of a VM.
 #[derive(Clone, Debug)]
 pub struct VmSurroundings {
-    /// Configuration of its vGPU.
+    /// Configuration of the vGPU.
     pub config: VGpuConfig,
-    /// Scope of a flush.
+    /// Mode of flushes.
     pub mode: Mode,
     /// Limits of shadow tables, in bytes.
     pub limits: Limits,
-    /// Bytes of page tables that the mediator keeps for it.
+    /// Maximum size in bytes of the page tables that the mediator keeps for the VM.
     pub table_bytes: u64,
 }
 
@@ -51,7 +51,7 @@ pub struct RestoredCard {
     pub chunks: ChunkTable,
     /// Policy that chooses the chunks to move.
     pub balancer: Balancer,
-    /// Order of the VMs' quanta.
+    /// State of the VMs' quanta.
     pub quanta: Quanta,
     /// The physical channels.
     pub channels: Channels,
@@ -68,13 +68,13 @@ pub struct RestoredCard {
 /// A restored VM. Its address spaces do not map guest memory yet.
 #[derive(Debug)]
 pub struct RestoredVm {
-    /// Its registers.
+    /// Registers of the vGPU.
     pub gpu: VGpu,
-    /// Its address spaces.
+    /// Address spaces of the VM.
     pub spaces: AddressSpaces,
-    /// Page tables that the mediator keeps for it.
+    /// Page tables that the mediator keeps for the VM.
     pub tables: Option<Tables>,
-    /// Pages of the card with its shadow tables.
+    /// Pages of the card that hold the VM's shadow tables.
     pub pool: PagePool,
 }
 
@@ -82,8 +82,8 @@ impl SavedCard {
     /// Restores the card and its VMs. Only the directories of address spaces are written to the card.
     ///
     /// # Errors
-    /// If a part is not valid, or does not agree with another. Directories may have been written then: their channels
-    /// must not run.
+    /// If a part is not valid, or not consistent with another part. Directories may have been written by then: their
+    /// channels must not run.
     pub fn restore(self, host: &mut impl Surroundings) -> Result<RestoredCard, Invalid> {
         let Self { chunks, balancer, quanta, channels, scheduler, pool, segments, vms } = self;
         let mut chunks = ChunkTable::try_from(chunks)?;

@@ -14,7 +14,7 @@ use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
 use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, PagePool, Quanta, QuantaConfig, TenantId};
 
-/// A card that stores registers, and an owner of a vGPU that does nothing.
+/// A card that stores registers, and a backend of a vGPU that does nothing.
 #[derive(Default)]
 pub(crate) struct Nothing(BTreeMap<u32, u32>);
 
@@ -74,7 +74,7 @@ impl Backend for Nothing {
     fn bus_master(&mut self, _: bool) {}
 }
 
-/// Creates two VMs, each with a channel, memory in use, a shadow directory, and queued work; the first uses the
+/// Creates two VMs, each with a channel, memory in use, a shadow directory, and queued work. The first VM uses the
 /// paravirtual interface.
 pub(crate) fn card() -> SavedCard {
     let mut chunks = ChunkTable::new(600 * CHUNK_BYTES_MIN, CHUNK_BYTES_MIN, Contents::Zeroed).unwrap();
@@ -82,7 +82,7 @@ pub(crate) fn card() -> SavedCard {
     let mut pool = PagePool::new(u64::MAX);
     pool.alloc(&mut chunks, 0x3000).unwrap();
     let mut channels = Channels::new(Host.layout(), &[7; 0x1000]);
-    // Fixed here, so that the seeds of the fuzz target stay the same when a default changes.
+    // Fixed values, so that the seeds of the fuzz target stay the same when a default changes.
     let pipeline = Pipeline { contended: 2, alone: 64, ahead_ns: 1_000_000 };
     let mut scheduler = Scheduler::new(Config { pipeline, ..Config::default() }, Nanos(0)).unwrap();
     let mut vms = Vec::new();

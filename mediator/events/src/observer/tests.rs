@@ -1,9 +1,9 @@
-//! Events between states that the API could show.
+//! Tests of events between states in the form of the API.
 
 use super::*;
 use serde_json::{Value, json};
 
-/// Returns a tenant with keys that differ from those of an idle one.
+/// Returns a tenant with `keys` that differ from those of an idle tenant.
 fn tenant(keys: Value) -> api::Tenant {
     let mut all = json!({
         "name": "train", "card": "h100", "served": true, "socket": "/s", "vram_mib": 64, "memory": {},
@@ -20,7 +20,7 @@ fn with(tenant: api::Tenant) -> States {
     States { tenants: vec![tenant], ..States::default() }
 }
 
-/// Returns kinds and texts.
+/// Returns the kinds and texts of events.
 fn shown(events: &[NewEvent]) -> Vec<(EventKind, &str)> {
     events.iter().map(|event| (event.kind, &*event.text)).collect()
 }
@@ -71,7 +71,7 @@ fn turn_that_runs_on_is_reported_once_when_long() {
     let text = "its turn has run on for 1.9 s after its slice: others share the card with it";
     assert_eq!(shown(&events), [(EventKind::Overran, text)]);
     assert_eq!(observer.compare(&runs_on(2900), seconds(3)), []);
-    // Another turn.
+    // Another turn overruns.
     assert_eq!(kinds(observer.compare(&runs_on(1100), seconds(5))), [EventKind::Overran]);
 }
 
@@ -84,7 +84,7 @@ fn quarantine_is_reported_once_and_ends_by_itself_only_in_time() {
     assert_eq!(kinds, [EventKind::Overran, EventKind::Quarantined]);
     assert!(events[1].text.contains("`mediatorctl sched release train`"), "{}", events[1].text);
     assert_eq!(observer.compare(&held, seconds(30)), []);
-    // The daemon reports an operator's release.
+    // The daemon itself reports an operator's release.
     let events = observer.compare(&with(tenant(json!({}))), seconds(61));
     assert_eq!(shown(&events), [(EventKind::Waited, "was quarantined for 60.0 s")]);
 }
@@ -104,7 +104,7 @@ fn long_wait_is_reported_when_long_and_at_its_end() {
     assert_eq!(observer.compare(&waits(40), seconds(20)), []);
     let events = observer.compare(&with(tenant(json!({ "state": "working" }))), seconds(41));
     assert_eq!(shown(&events), [(EventKind::Waited, "waited for 40.0 s: memory quantum of `other`")]);
-    // Short waits are part of sharing a card.
+    // Short waits are normal when a card is shared.
     assert_eq!(observer.compare(&waits(9), seconds(42)), []);
     assert_eq!(observer.compare(&with(tenant(json!({}))), seconds(44)), []);
 }
@@ -171,7 +171,7 @@ fn objects_of_the_first_state_have_no_events_and_later_ones_do() {
     let mut observer = Observer::default();
     let busy = tenant(json!({ "killed": 3, "programs": [{ "pid": 7, "name": "work" }] }));
     assert_eq!(observer.compare(&with(busy.clone()), seconds(0)), []);
-    // A tenant that was added since, and whose program was killed at once.
+    // This tenant was added since the last state, and its program was killed at once.
     let new = api::Tenant { name: "new".to_owned(), programs: Vec::new(), killed: 1, ..busy.clone() };
     let states = States { tenants: vec![busy, new], ..States::default() };
     let events = observer.compare(&states, seconds(1));

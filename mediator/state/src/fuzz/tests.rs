@@ -65,7 +65,7 @@ fn vms_that_have_changed_places_are_refused() {
         })
         .contains("are not for this use")
     );
-    // With exchanged memory, one VM's channels would use the other's tables.
+    // With exchanged memory, one VM's channels would use the other VM's tables.
     assert!(
         refused(|card| {
             let (one, other) = card.vms.split_at_mut(1);
@@ -115,7 +115,7 @@ fn a_vm_that_is_not_to_be_there_is_refused() {
     assert!(error.contains("VM 2: it is not to be there"), "{error}");
 }
 
-/// Returns seeds of the fuzz target: each part of the sample, and the whole file.
+/// Returns the seeds of the fuzz target: each part of the sample, and the whole file.
 fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     fn seed(what: u8, part: &impl saved_state::Part) -> Vec<u8> {
         [vec![what], postcard::to_allocvec(part).unwrap()].concat()
@@ -154,7 +154,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/state")
 }
 
-/// The files have today's version of each part: if a program cannot read them, the version must change.
+/// The files contain the current version of each part: if a program cannot read them, the version must change.
 #[test]
 fn seeds_in_the_repository_are_up_to_date() {
     let seeds = seeds();
