@@ -2,7 +2,7 @@
 //! ([`Peer`]), bodies between a client and blocking work that are never in memory as a whole ([`given`], [`taken`]),
 //! and files that buffer a body for a slow client ([`Spool`]).
 //!
-//! The crate knows neither the requests nor the daemon.
+//! The crate does not know the requests or the daemon.
 
 #![forbid(unsafe_code)]
 
