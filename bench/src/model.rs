@@ -155,7 +155,7 @@ quantities! {
     aperture_reads: "aperture_reads",
     /// Writes through BAR1 and BAR3 outside the guest's plain memory.
     aperture_writes: "aperture_writes",
-    /// Bytes of VRAM that the guest's CPU accessed through these writes and reads, or through PRAMIN.
+    /// Number of bytes of VRAM that the guest's CPU accessed through these writes and reads, or through PRAMIN.
     aperture_bytes: "aperture_bytes",
     /// Words of up to 8 bytes of card memory that the mediator's processor read for the guest: for its accesses, its
     /// page tables, and pages that were mapped under its apertures.
@@ -164,27 +164,27 @@ quantities! {
     vram_words_written: "vram_words_written",
     /// Interrupts sent to the guest.
     interrupts: "interrupts",
-    /// Doorbells.
+    /// Number of doorbells.
     doorbells: "doorbells",
     /// Flushes of the guest's TLB.
     flushes: "tlb_flushes",
     /// Updates of shadow page tables.
     shadow_updates: "shadow_syncs",
-    /// Bytes of the guest's page tables read for these updates.
+    /// Number of bytes of the guest's page tables read for these updates.
     bytes_scanned: "shadow_bytes_scanned",
     /// Entries written for the card.
     entries_written: "shadow_entries_written",
-    /// Calls.
+    /// Number of calls.
     calls: "pv_batches",
-    /// Operations in the calls.
+    /// Number of operations in the calls.
     operations: "pv_operations",
     /// Page-table entries named in the calls.
     entries: "pv_entries",
-    /// Bytes that the guest's CPU copied to and from buffers of the card.
+    /// Number of bytes that the guest's CPU copied to and from buffers of the card.
     cpu_bytes: "",
-    /// Bytes that the card copied between host memory and its own memory.
+    /// Number of bytes that the card copied between host memory and its own memory.
     link_bytes: "",
-    /// Bytes that kernels moved within card memory, where known.
+    /// Number of bytes that kernels moved within card memory, where known.
     vram_bytes: "",
 }
 

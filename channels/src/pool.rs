@@ -34,7 +34,8 @@ pub(crate) enum Slot {
         directory: VramAddr,
         /// The channel's addresses in the directory.
         span: Span,
-        /// Its work area may still be reachable through this directory, even if no engine works for the channel.
+        /// The channel's work area may still be reachable through this directory, even if no engine works for the
+        /// channel.
         stranded: bool,
     },
 }

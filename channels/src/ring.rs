@@ -25,7 +25,7 @@ const SLOT: u64 = RECORDS as u64 - 1;
 /// A submission: guest entries followed by a completion record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
-    /// Its number among all submissions of the card.
+    /// The submission's number among all submissions of the card.
     pub(crate) submission: Submission,
     /// Payload of its semaphore, never 0.
     pub(crate) sequence: u32,

@@ -53,7 +53,7 @@ pub enum Pause {
 pub enum Hindrance {
     /// The guest has not enabled or listed the channel.
     Guest,
-    /// Its VM's channels are paused.
+    /// The channels of the VM are paused.
     Paused(Pause),
     /// The channel has ended, or was never bound.
     Ended,

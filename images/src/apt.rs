@@ -60,7 +60,7 @@ pub struct Apt {
 pub struct Fetched {
     /// The package.
     pub package: Package,
-    /// Its file.
+    /// The package's file.
     pub path: PathBuf,
 }
 

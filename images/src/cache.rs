@@ -88,7 +88,7 @@ impl Cache {
         Ok(target)
     }
 
-    /// Loads the resolutions of earlier runs; empty if none exist or the file cannot be read.
+    /// Loads the resolutions of earlier runs. Returns an empty record if none exist or if the file cannot be read.
     pub fn load_record(&self) -> Record {
         fs::read_to_string(self.path("manifest.toml")).ok().and_then(|t| toml::from_str(&t).ok()).unwrap_or_default()
     }

@@ -62,7 +62,7 @@ impl<'a> SavedState<'a> {
         P::from_before(before).map_err(|why| ReadError::Invalid { name, of, why })
     }
 
-    /// Same as [`Self::take`], and also converts the part with the part's crate.
+    /// Does the same as [`Self::take`], and also converts the part with the part's crate.
     ///
     /// # Errors
     /// See [`ReadError`].

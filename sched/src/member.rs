@@ -19,7 +19,7 @@ pub(crate) struct Queued {
     pub(crate) channel: Channel,
     pub(crate) engine: Engine,
     pub(crate) arrived: Nanos,
-    /// Its sequence number among all arrivals.
+    /// The submission's sequence number among all arrivals.
     pub(crate) order: u64,
     /// True if it was started before.
     #[serde(default)]

@@ -44,7 +44,7 @@ pub enum Event {
     Added {
         /// The vGPU.
         vgpu: TenantId,
-        /// Its parameters.
+        /// The parameters of the vGPU.
         params: VgpuParams,
     },
     /// A vGPU was removed, with all its submissions: none of its work runs on the card.
@@ -214,7 +214,7 @@ pub enum Decision {
         engine: Engine,
         /// The submission that ran too long.
         ticket: Ticket,
-        /// Its run time so far, in ns.
+        /// The run time of the submission so far, in ns.
         ran_ns: u64,
     },
     /// The vGPU has had its last strike: its work must not be started until the vGPU is released. The operator should

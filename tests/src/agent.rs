@@ -51,7 +51,7 @@ impl Output {
 struct Job {
     lines: Vec<String>,
     code: Option<i32>,
-    // Set if the guest restarted or disconnected before the command ended.
+    // The reason, if the guest restarted or disconnected before the command ended.
     lost: Option<&'static str>,
 }
 

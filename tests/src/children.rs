@@ -68,7 +68,7 @@ mod tests {
 
     use super::*;
 
-    /// Set in the process that the test starts from its own executable.
+    /// Environment variable set in the process that the test starts from its own executable.
     const VARIABLE: &str = "GPU_MEDIATOR_TEST_CHILDREN";
 
     #[test]

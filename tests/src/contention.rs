@@ -124,7 +124,7 @@ impl Contest {
         self.run_until(crowd, meanwhile, |_| Ok(()))
     }
 
-    /// Same as [`Self::run`], and also calls `finally` after the measured time, before the loads end.
+    /// Does the same as [`Self::run`], and also calls `finally` after the measured time, before the loads end.
     pub fn run_until(
         &self,
         crowd: &Crowd,

@@ -39,7 +39,7 @@ impl Budget {
 struct Competitor {
     vgpu: TenantId,
     params: VgpuParams,
-    /// Its budget, the upper bound of its budget, and its debits since the last call.
+    /// The budget, its upper bound, and the debits since the last call.
     left: i64,
     most: i64,
     used: i64,

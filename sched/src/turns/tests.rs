@@ -265,7 +265,7 @@ fn turn_that_overruns_is_charged_and_paid_back() {
         turns.wants(id(tenant), Nanos(0));
     }
     let mut now = 0;
-    // The first tenant never ends its turn; the others end theirs on recall.
+    // The first tenant never ends its turn; the others end their turns on recall.
     let mut granted = BTreeMap::<u32, u32>::new();
     for _ in 0..1000 {
         now += MS;
