@@ -203,9 +203,9 @@ fn waited() -> u64 {
 /// Duration of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Time {
-    /// Duration without the time for which its threads waited for a CPU.
+    /// Duration without the time for which the kernel's threads waited for a CPU.
     seconds: f64,
-    /// Part of its threads' time spent waiting.
+    /// Part of the threads' time that they spent waiting for a CPU.
     waited: f64,
 }
 

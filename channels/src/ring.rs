@@ -27,22 +27,22 @@ const SLOT: u64 = RECORDS as u64 - 1;
 pub(crate) struct Record {
     /// The submission's number among all submissions of the card.
     pub(crate) submission: Submission,
-    /// Payload of its semaphore, never 0.
+    /// Payload of the submission's semaphore, never 0.
     pub(crate) sequence: u32,
-    /// Slot of its push buffer and semaphore.
+    /// Slot of the submission's push buffer and semaphore.
     pub(crate) slot: usize,
-    /// Host position of its first entry.
+    /// Host position of the submission's first entry.
     first: u64,
-    /// Index of its first entry in the guest's ring.
+    /// Index of the submission's first entry in the guest's ring.
     guest_first: u32,
     /// Number of guest entries.
     pub(crate) entries: u32,
-    /// Time at which it was pulled from the guest's ring.
+    /// Time at which the submission was pulled from the guest's ring.
     pub(crate) submitted_at: u64,
 }
 
 impl Record {
-    /// Returns the host position after its completion entry.
+    /// Returns the host position after the submission's completion entry.
     pub(crate) fn end(&self) -> u64 {
         self.first.wrapping_add(self.entries.into()).wrapping_add(1)
     }

@@ -126,7 +126,7 @@ pub struct Submitted {
     pub taken: bool,
 }
 
-/// A doorbell that was checked: entries up to it may be pulled.
+/// A checked doorbell: entries up to `gp_put` may be pulled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doorbell {
     /// VM of the channel.
@@ -137,7 +137,7 @@ pub struct Doorbell {
     pub channel: ChannelId,
     /// Index after the last entry of the ring that the guest has written.
     pub gp_put: u32,
-    /// Serial number of the binding for which it was checked.
+    /// Serial number of the binding for which the doorbell was checked.
     pub(crate) serial: u64,
     /// Number of the doorbell within the binding.
     pub(crate) order: u64,
@@ -154,7 +154,7 @@ pub struct Pulled {
     pub submission: Option<Submission>,
     /// Number of pulled entries.
     pub taken: u32,
-    /// Number of words in their push buffers.
+    /// Number of words in the push buffers of these entries.
     pub words: u32,
     /// Number of entries up to the doorbell that did not fit and stay in the guest's ring.
     pub left: u32,
@@ -203,12 +203,12 @@ pub struct Completion {
     pub sequence: u32,
     /// Number of guest entries in the submission.
     pub entries: u32,
-    /// Time at which it was pulled from the guest's ring.
+    /// Time at which the submission was pulled from the guest's ring.
     pub submitted_at: u64,
-    /// Time at which its end was noticed.
+    /// Time at which the end of the submission was noticed.
     pub completed_at: u64,
-    /// The card's time when it ended, in ns. `None` if the guest's own methods have swallowed the record. A guest can
-    /// forge this time.
+    /// The card's time when the submission ended, in ns. `None` if the guest's own methods have swallowed the record. A
+    /// guest can forge this time.
     pub card_time_ns: Option<u64>,
 }
 
@@ -264,7 +264,7 @@ pub struct HardwareState {
     pub enabled: bool,
     /// True if the channel waits for a semaphore.
     pub acquire_pending: bool,
-    /// True if a PBDMA or an engine holds its context.
+    /// True if a PBDMA or an engine holds the channel's context.
     pub loaded: bool,
     /// True if the channel has work that was not fetched yet.
     pub pending: bool,

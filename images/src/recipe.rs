@@ -114,7 +114,7 @@ pub struct MonitoringRecipe {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SystemRecipe {
-    /// The name of the kernel that boots it.
+    /// The name of the kernel that boots the system.
     pub kernel: String,
     /// The files of the system.
     pub files: TreeRecipe,
@@ -139,7 +139,7 @@ pub struct TreeRecipe {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NestRecipe {
-    /// The name of the kernel that boots it.
+    /// The name of the kernel that boots the machine.
     pub kernel: String,
     /// The modules that are packed together with all their dependencies.
     pub modules: Vec<String>,
@@ -188,13 +188,13 @@ pub struct Package {
 /// Sources of a created item, and its key in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Made {
-    /// The version of the recipe that created it.
+    /// The version of the recipe that created the item.
     pub recipe: String,
-    /// The name of its folder.
+    /// The name of the item's folder.
     pub key: String,
-    /// The suite that provided it.
+    /// The suite that provided the packages.
     pub suite: String,
-    /// Packages from which it was created.
+    /// Packages from which the item was created.
     #[serde(default)]
     pub packages: Vec<Package>,
 }

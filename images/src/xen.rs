@@ -31,7 +31,7 @@ use crate::recipe::{Made, Record, Suite, XenRecipe};
 
 /// Version of the recipe; increased when its result changes.
 const VERSION: &str = "2";
-/// Name of its kernel in the record of created items.
+/// Name of the host's kernel in the record of created items.
 pub const ENTRY: &str = "xen";
 /// Mask of a domain's accesses to control registers that Xen intercepts in addition to those that the domain's paging
 /// mode requires: all reads (the lower half) and all writes except those of CR2 and CR8.

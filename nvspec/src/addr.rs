@@ -89,7 +89,7 @@ impl Target {
         }
     }
 
-    /// Returns true if it is host memory.
+    /// Returns true if the target is host memory.
     #[must_use]
     pub const fn is_system(self) -> bool {
         matches!(self, Self::SysCoherent | Self::SysNonCoherent)

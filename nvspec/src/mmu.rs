@@ -142,7 +142,7 @@ impl PteAperture {
         self as u8
     }
 
-    /// Returns true if it is host memory.
+    /// Returns true if the memory is host memory.
     #[must_use]
     pub const fn is_system(self) -> bool {
         matches!(self, Self::SysCoherent | Self::SysNonCoherent)
@@ -155,7 +155,7 @@ impl PteAperture {
 pub struct Pte {
     /// The page is mapped.
     pub valid: bool,
-    /// Only privileged accesses (context switching, firmware) may use it.
+    /// Only privileged accesses (context switching, firmware) may access the page.
     pub privileged: bool,
     /// Writes fault.
     pub read_only: bool,
@@ -183,9 +183,9 @@ pub struct Pte {
 /// Access rights to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rights {
-    /// A channel's work may read it.
+    /// A channel's work may read the page.
     ReadOnly,
-    /// A channel's work may read and write it.
+    /// A channel's work may read and write the page.
     ReadWrite,
     /// Only context switching and firmware may read and write it. Accesses of a channel's work fault.
     Privileged,

@@ -49,7 +49,7 @@ pub struct Counts {
     pub large: u64,
     /// Total size of all tables in bytes, which counts against the limit.
     pub bytes: u64,
-    /// Number of bytes of host memory that their contents take.
+    /// Number of bytes of host memory that the contents of the tables occupy.
     pub resident_bytes: u64,
     /// Number of instance blocks that are bound to a directory.
     pub bindings: u64,

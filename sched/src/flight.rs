@@ -16,7 +16,7 @@ pub(crate) struct Flight {
     /// would never meet its limit.
     #[serde(default)]
     pub(crate) began: Option<Nanos>,
-    /// True if a kill of its channel was requested.
+    /// True if a kill of the submission's channel was requested.
     pub(crate) killed: bool,
 }
 

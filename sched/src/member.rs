@@ -21,7 +21,7 @@ pub(crate) struct Queued {
     pub(crate) arrived: Nanos,
     /// The submission's sequence number among all arrivals.
     pub(crate) order: u64,
-    /// True if it was started before.
+    /// True if the submission was started before.
     #[serde(default)]
     pub(crate) again: bool,
 }
@@ -31,9 +31,9 @@ pub(crate) struct Queued {
 pub(crate) struct Member {
     pub(crate) params: VgpuParams,
     pub(crate) queue: VecDeque<Queued>,
-    /// Number of its submissions on the card.
+    /// Number of the vGPU's submissions on the card.
     pub(crate) in_flight: u32,
-    /// Time at which the end of its last submission was seen.
+    /// Time at which the end of the vGPU's last submission was seen.
     pub(crate) last_seen: Option<Nanos>,
     /// Expected length of the vGPU's next submission, in ns: the recent maximum.
     pub(crate) expected: u64,

@@ -79,7 +79,7 @@ const MAX_DOUBTED: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) key: TableKey,
-    /// The index of its space.
+    /// Index of the table's space.
     pub(crate) space: u32,
     pub(crate) mirror: Mirror,
     /// For each page, the number of entries that name memory but have no shadow. A grant may change this.

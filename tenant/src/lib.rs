@@ -19,7 +19,7 @@ impl TenantId {
     /// tenant.
     pub const CLEARER: Self = Self(u32::MAX - 1);
 
-    /// Returns true if it is the mediator itself.
+    /// Returns true if the number belongs to the mediator itself.
     #[must_use]
     pub const fn is_mediator(self) -> bool {
         self.0 >= Self::CLEARER.0

@@ -72,7 +72,7 @@ pub struct Daemon {
     /// Path of the program; an upgrade may start a different program.
     program: PathBuf,
     paths: Paths,
-    /// The service manager that started it, if any.
+    /// The service manager that started the daemon, if any.
     manager: Option<ServiceManager>,
     // Last field, so that the folder is removed after the process ends.
     scratch: Scratch,

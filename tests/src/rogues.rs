@@ -39,7 +39,7 @@ enum Way {
 pub struct Rogue {
     /// Name in reports.
     pub name: &'static str,
-    /// True if its VM is quarantined at the end.
+    /// True if the rogue's VM is quarantined at the end.
     pub quarantined: bool,
     way: Way,
 }

@@ -40,7 +40,7 @@ pub struct VmConfig {
     pub name: String,
     /// The VMM.
     pub qemu: Qemu,
-    /// Accelerator of its CPUs.
+    /// Accelerator of the VM's CPUs.
     pub accel: Accel,
     /// The guest's kernel and initramfs.
     pub kernel: Kernel,

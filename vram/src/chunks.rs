@@ -302,7 +302,7 @@ impl ChunkTable {
     /// Records that the chunk or slot at `place`, including the card's caches of it, now holds zeros.
     ///
     /// # Panics
-    /// If it did not come from [`Self::take_scrub_work`].
+    /// If the chunk or slot did not come from [`Self::take_scrub_work`].
     pub fn scrubbed(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).scrubbed(spot.number());

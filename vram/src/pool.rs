@@ -45,7 +45,7 @@ struct Run {
 pub struct Block {
     /// Start of the allocation.
     pub address: VramAddr,
-    /// True if no part of it was allocated since the chunk was zeroed.
+    /// True if no part of the block was allocated before, since its chunk was zeroed.
     pub zeroed: bool,
 }
 

@@ -25,7 +25,7 @@ const REFUSED: [&str; 3] = [concat!("FIX", "ME"), concat!("X", "XX"), concat!("H
 pub struct File {
     /// Path from the root of the workspace.
     pub path: PathBuf,
-    /// Its text.
+    /// Contents of the file.
     pub text: String,
 }
 

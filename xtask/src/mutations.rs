@@ -37,7 +37,7 @@ use trial::{Build, Built, Verdict};
 #[serde(deny_unknown_fields)]
 struct Mutation {
     name: String,
-    /// The check that it removes.
+    /// The check that the mistake removes.
     what: String,
     /// Package whose tests should notice the mistake. By default the crate of the list; it may be a crate that uses
     /// that crate.
@@ -48,7 +48,7 @@ struct Mutation {
     /// The replaced text, which must occur exactly once in the file.
     from: String,
     to: String,
-    /// Words that select tests: only tests whose name contains one of these words run; all tests run if it is empty.
+    /// Words that select tests: only tests whose name contains one of these words run; all tests run if this is empty.
     #[serde(default)]
     tests: String,
 }

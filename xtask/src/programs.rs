@@ -48,9 +48,9 @@ pub struct Program {
     pub target: String,
     /// True for an integration test.
     pub integration: bool,
-    /// The group of its crate.
+    /// The group of the program's crate.
     pub group: Group,
-    /// The option with which cargo builds it.
+    /// The option with which cargo builds the program.
     pub option: String,
     path: PathBuf,
     /// The package's folder, in which tests run.
@@ -59,7 +59,7 @@ pub struct Program {
 
 /// Builds all test programs, and every program that a test program starts.
 ///
-/// One command builds them with one set of features and one profile, so that nothing is compiled twice.
+/// One command builds all programs with one set of features and one profile, so that nothing is compiled twice.
 pub fn build() -> Result<Vec<Program>> {
     let mut command = cargo(&["build", "--workspace", "--lib", "--bins", "--tests", "--examples"]);
     command.args(["--features", FEATURES]);

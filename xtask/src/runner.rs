@@ -78,7 +78,7 @@ pub struct Failure {
     pub test: String,
     /// The program's target.
     pub target: String,
-    /// Lines of its output with the reason.
+    /// Lines of the test's output that show the reason.
     pub why: Vec<String>,
 }
 

@@ -86,7 +86,7 @@ pub(super) struct Instance<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
     pub(super) vm: usize,
-    /// Chunks that its submission names, if it is the submission's first piece.
+    /// Chunks that the piece's submission names, if this piece is the submission's first.
     pub(super) seen: Option<&'a BTreeSet<u32>>,
     pub(super) step: &'a Step,
 }

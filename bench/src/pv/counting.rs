@@ -1,5 +1,5 @@
 //! Counts of a guest's operations in each phase of a workload, from the daemon's counters. The guest's program pauses
-//! between two phases until the counters were read.
+//! between two phases until the counters have been read.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -225,7 +225,7 @@ impl Channels {
     /// is a shadow of its VM ([`Self::directories`]).
     ///
     /// # Errors
-    /// If they are invalid.
+    /// If the saved channels are invalid.
     pub fn restored(saved: SavedChannels, layout: Layout) -> Result<Self, Invalid> {
         let SavedChannels {
             layout: at,

@@ -53,7 +53,7 @@ pub struct Settings {
 /// A prepared device, as reported to the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prepared {
-    /// The request for which it was prepared.
+    /// The request for which the device was prepared.
     pub request: String,
     /// Pool of the device.
     pub pool: String,

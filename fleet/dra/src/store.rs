@@ -23,9 +23,9 @@ const MAX_FILE: u64 = 16 << 20;
 pub struct KeptShare {
     /// The tenant or virtual machine.
     pub body: Body,
-    /// The request for which it was prepared.
+    /// The request for which the device was prepared.
     pub request: String,
-    /// The pool from which it was allocated.
+    /// The pool from which the device was allocated.
     pub pool: String,
     /// The device.
     pub device: String,

@@ -18,7 +18,7 @@ pub struct Card {
     pub name: String,
     /// True if the card serves tenants; otherwise it serves virtual machines.
     pub cuda: bool,
-    /// Total memory of all its users in MiB.
+    /// Total memory of all users of the card in MiB.
     pub shared_mib: u64,
 }
 

@@ -34,7 +34,7 @@ pub struct Granted {
 pub struct Number {
     /// The job's own number.
     pub id: u32,
-    /// Number of its array and its number in the array, if it is in an array.
+    /// Number of the job's array and of the job within the array, if the job is in an array.
     pub of_array: Option<(u32, u32)>,
 }
 

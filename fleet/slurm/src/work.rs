@@ -38,7 +38,7 @@ pub struct Job {
     pub id: u32,
     /// User of the job.
     pub uid: u32,
-    /// Number of its array and its number in the array, if it is in an array.
+    /// Number of the job's array and of the job within the array, if the job is in an array.
     pub of_array: Option<(u32, u32)>,
 }
 
@@ -59,11 +59,11 @@ pub struct Usage {
     pub memory_mib: u64,
     /// Time of the card that the job was charged, in ns.
     pub used_ns: u64,
-    /// For a tenant: the part of this time in which its work was in flight, in ns.
+    /// For a tenant: the part of this time in which the tenant's work was in flight, in ns.
     pub busy_ns: u64,
     /// Number of submissions.
     pub launches: u64,
-    /// Number of its programs that were killed because they exceeded its limits or did not answer.
+    /// Number of the job's programs that were killed because they exceeded its limits or did not answer.
     pub killed: u64,
 }
 

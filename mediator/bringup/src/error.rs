@@ -37,7 +37,7 @@ pub enum CardError {
     /// PGRAPH's contexts are too large for the mediator's part of an address space.
     #[error("the card's PGRAPH contexts have {bytes} bytes, more than the {most} that the mediator has room for")]
     Contexts {
-        /// Size of a context in bytes, as its firmware reports it.
+        /// Size of a context in bytes, as reported by the card's firmware.
         bytes: u64,
         /// Maximum number of bytes.
         most: u64,

@@ -125,7 +125,7 @@ impl StatusCell {
     /// Checks that the owner answers.
     ///
     /// # Errors
-    /// The reason that it does not answer.
+    /// The reason that the owner does not answer.
     pub fn trouble(&self) -> Result<(), String> {
         self.trouble_in(&self.state.lock())
     }

@@ -73,7 +73,7 @@ pub struct Missing(pub Vec<Falcon>);
 /// An image in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Digest for its approval.
+    /// Digest with which an operator approves the image.
     pub digest: Digest,
     /// Falcon of the image.
     pub falcon: Falcon,

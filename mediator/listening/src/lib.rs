@@ -149,7 +149,7 @@ impl Sockets {
     /// Returns the admin socket.
     ///
     /// # Errors
-    /// If it cannot be created.
+    /// If the socket cannot be created.
     pub fn admin(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(ADMIN, STORED_ADMIN.to_owned(), path, rights)
     }
@@ -157,7 +157,7 @@ impl Sockets {
     /// Returns the read-only socket of the admin API.
     ///
     /// # Errors
-    /// If it cannot be created.
+    /// If the socket cannot be created.
     pub fn read_only(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(READ_ONLY, STORED_READ_ONLY.to_owned(), path, rights)
     }
@@ -165,7 +165,7 @@ impl Sockets {
     /// Returns the socket of a virtual machine.
     ///
     /// # Errors
-    /// If it cannot be created.
+    /// If the socket cannot be created.
     pub fn of_vm(&self, name: &str, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(name, format!("{OF_VM}{name}"), path, rights)
     }

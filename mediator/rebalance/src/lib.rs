@@ -66,7 +66,7 @@ pub struct VmLoad {
     pub placed_mib: u64,
     /// Part of the last window for which each engine was busy for the virtual machine.
     pub busy: Busy,
-    /// Cards to which it may move.
+    /// Cards to which the virtual machine may move.
     pub fits: Vec<String>,
 }
 
@@ -75,7 +75,7 @@ pub struct VmLoad {
 pub struct Advice {
     /// The virtual machine.
     pub vm: String,
-    /// The card to which it moves.
+    /// The card to which the virtual machine moves.
     pub to: String,
     /// Reason for the move, in words.
     pub why: String,

@@ -42,9 +42,9 @@ pub struct Step {
 /// On and off times of a stream that works intermittently, in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pulse {
-    /// Time for which it works.
+    /// Time for which the stream works.
     pub on: u64,
-    /// Time for which it pauses.
+    /// Time for which the stream pauses.
     pub off: u64,
 }
 
@@ -91,9 +91,9 @@ impl Stream {
 /// A VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Guest {
-    /// Parameters of its vGPU.
+    /// Parameters of the guest's vGPU.
     pub params: VgpuParams,
-    /// Activity of its channels.
+    /// Activity of the guest's channels.
     pub streams: Vec<Stream>,
     /// Amount by which the guest forges its ends, which appear to be earlier, in ns.
     pub lie: u64,

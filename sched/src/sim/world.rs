@@ -45,7 +45,7 @@ struct Round {
 struct Submission {
     round: Round,
     engine: Engine,
-    /// Length in ns; `None` if it never ends.
+    /// Length in ns; `None` if the submission never ends.
     length: Option<u64>,
     arrived: Nanos,
     began: Option<Nanos>,

@@ -16,12 +16,13 @@ struct VirtualGpu {
     weight: i128,
     bgt: i128,
     used: i128,
-    /// Sum of debits of its budget in this period.
+    /// Sum of debits of the virtual GPU's budget in this period.
     debited: i128,
-    /// Time at which its last completion was seen.
+    /// Time at which the virtual GPU's last completion was seen.
     seen: Option<u64>,
     competes: bool,
-    /// True if it was dispatched with its budget overdrawn, because no virtual GPU with a budget had suspended work.
+    /// True if the virtual GPU was dispatched with its budget overdrawn, because no virtual GPU with a budget had
+    /// suspended work.
     fills_in: bool,
     suspended: VecDeque<u64>,
 }

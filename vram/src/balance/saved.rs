@@ -96,7 +96,7 @@ impl Balancer {
     /// Restores a balancer for the chunks of `table`.
     ///
     /// # Errors
-    /// If it refers to VMs or chunks that do not exist.
+    /// If the saved state refers to VMs or chunks that do not exist.
     pub fn restored(saved: SavedBalancer, table: &ChunkTable) -> Result<Self, Invalid> {
         let SavedBalancer { config, phase, known, active, moved, due_ns, turn } = saved;
         let ordered = ascend(known.iter().map(|known| known.vm))

@@ -3,9 +3,9 @@
 /// Minimum, maximum and weight of one VM.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
-    /// Its weight in the division, at least 1.
+    /// Weight of the claim in the division, at least 1.
     pub(super) weight: u32,
-    /// Its guarantee.
+    /// Guarantee of the claim.
     pub(super) least: u32,
     /// Number of chunks that the VM can use; at least the guarantee.
     pub(super) most: u32,

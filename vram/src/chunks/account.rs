@@ -84,7 +84,7 @@ pub struct VmSummary {
     pub unbacked: u32,
     /// Chunks that are moving; each also counts at its source, above.
     pub moving: u32,
-    /// Its limits.
+    /// Limits of the VM.
     pub limits: Limits,
     /// Number of chunks guaranteed to the VM on the card: its guarantee, or its guest's whole VRAM if that is less.
     pub guarantee: u32,

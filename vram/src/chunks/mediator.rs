@@ -62,7 +62,7 @@ impl ChunkTable {
     /// they held addresses of other VMs' memory.
     ///
     /// # Panics
-    /// If one of them does not belong to the mediator, which is a bug in the caller.
+    /// If a chunk does not belong to the mediator, which is a bug in the caller.
     pub fn release_mediator(&mut self, first: ChunkId, count: u32) {
         for chunk in first.0..first.0 + count {
             assert_eq!(self.card.state(chunk), ChunkState::Mediator, "chunk {chunk} is not the mediator's");

@@ -110,7 +110,7 @@ pub enum ChunkState {
     NeedsScrub,
     /// Without an owner, being zeroed by the caller of [`take_scrub_work`](super::ChunkTable::take_scrub_work).
     Scrubbing,
-    /// Out of use: the card may still reach it for its last owner.
+    /// Out of use: the card may still reach the chunk for its last owner.
     Quarantined,
     /// Owned by the mediator, for tables, instance blocks and rings. No VM can reach it. Only on the card.
     Mediator,
@@ -120,7 +120,7 @@ pub enum ChunkState {
     Vm {
         /// The owner.
         vm: TenantId,
-        /// Index of the guest chunk that it holds.
+        /// Index of the guest chunk.
         index: u32,
     },
 }

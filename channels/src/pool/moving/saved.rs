@@ -79,7 +79,7 @@ impl Moving {
     /// Saves the channels.
     ///
     /// # Errors
-    /// If they are not valid on any card.
+    /// If the channels are not valid on any card.
     pub fn save(&self) -> Result<SavedMoving, Invalid> {
         let Self { vm, channels } = self;
         let channels = channels.iter().map(Channel::save).collect::<Result<_, _>>()?;
@@ -117,7 +117,7 @@ impl SavedMoving {
     /// Restores the channels.
     ///
     /// # Errors
-    /// If they are invalid.
+    /// If the saved channels are invalid.
     pub fn restored(self) -> Result<Moving, Invalid> {
         let Self { vm, channels } = self;
         let few = channels.len() <= CHANNELS as usize;

@@ -25,9 +25,9 @@ struct Coming {
     came: u64,
     /// Number of arrivals at the chunk's last eviction, plus one; 0 if it was not evicted, or has returned.
     went: u64,
-    /// Number of further evictions for which it is spared.
+    /// Number of further evictions for which the chunk is spared.
     spared: u32,
-    /// Number of evictions for which it was last spared.
+    /// Number of evictions for which the chunk was last spared.
     allowance: u32,
 }
 
