@@ -220,7 +220,7 @@ impl Time {
 struct Rate {
     /// Speed in millions per second.
     millions: f64,
-    /// Same as in [`Time`].
+    /// Part of the threads' time that they spent waiting for a CPU.
     waited: f64,
 }
 

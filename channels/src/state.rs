@@ -64,7 +64,7 @@ pub enum Presence {
 /// The host's view of a physical channel's state and permissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RunState {
-    /// Without an owner.
+    /// No VM owns the channel.
     Free,
     /// Bound to a VM's channel; the card does not schedule it.
     Stopped,

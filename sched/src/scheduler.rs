@@ -18,11 +18,11 @@ use std::collections::BTreeMap;
 /// Quarantine of a vGPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Quarantine {
-    /// Not quarantined.
+    /// The vGPU is not quarantined.
     Free,
-    /// Lasts until this time, unless the operator ends it earlier.
+    /// The quarantine lasts until this time, unless the operator ends it earlier.
     Until(Nanos),
-    /// Lasts until the operator ends it.
+    /// The quarantine lasts until the operator ends it.
     Held,
 }
 

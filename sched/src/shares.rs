@@ -36,7 +36,7 @@ pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
     divide(WHOLE_SHARE_PPM, &claims)
 }
 
-/// Divides any whole with any bounds, in the way of `shares`.
+/// Divides any whole with any bounds, as `shares` does.
 pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     if of.iter().all(|claim| claim.least == 0 && claim.most >= whole) {
         let weights: u64 = of.iter().map(|claim| u64::from(claim.weight)).sum();

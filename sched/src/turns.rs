@@ -61,7 +61,7 @@ pub enum Order {
     Overdue {
         /// The tenant.
         tenant: TenantId,
-        /// Duration of its slice so far, in ns.
+        /// Duration of the tenant's slice so far, in ns.
         ran_ns: u64,
     },
     /// The tenant has been overdue too often: it gets no turn until it is released.

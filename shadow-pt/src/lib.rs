@@ -110,9 +110,9 @@ pub trait GuestMemory {
 /// Place of a page of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// In card memory.
+    /// The page is in card memory.
     Vram(VramAddr),
-    /// In host memory that is mapped for the card at this I/O address, readable and writable.
+    /// The page is in host memory that is mapped for the card at this I/O address, readable and writable.
     Host(Iova),
 }
 

@@ -245,13 +245,13 @@ impl PageIndex {
         }
     }
 
-    /// Returns the numbers of large and small entries that make a page writable. For tests.
+    /// Returns the numbers of large and small entries that make a page writable. Used only by tests.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn counts(&self, frame: u32) -> (u32, u32) {
         self.block(frame).map_or((0, 0), |(block, page)| (block.large(page), block.small(page)))
     }
 
-    /// Returns true if the index is empty. For tests.
+    /// Returns true if the index is empty. Used only by tests.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn is_empty(&self) -> bool {
         self.users.is_empty() && self.blocks.iter().all(Option::is_none)

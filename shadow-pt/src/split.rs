@@ -83,7 +83,7 @@ struct Writes {
 }
 
 /// Entries to write to a space's tables. The replacements of large entries are written before the large entries are
-/// removed; all other entries after the large entries that hide them.
+/// removed; all other entries are written after the large entries that hide them have been removed.
 #[derive(Debug, Default)]
 pub(crate) struct SplitWrites {
     before: Vec<Writes>,

@@ -1,4 +1,4 @@
-//! Runs `mediatord` and `mediatorctl` in the way of an operator.
+//! Runs `mediatord` and `mediatorctl` as an operator runs them.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;

@@ -2,7 +2,7 @@
 //!
 //! The parts:
 //! - [`vm`]: one QEMU with a stock kernel; [`agent`] communicates with the init in the guest, [`qmp`] with QEMU itself;
-//! - [`daemon`]: `mediatord` and `mediatorctl`, run in the way of an operator;
+//! - [`daemon`]: `mediatord` and `mediatorctl`, run as an operator runs them;
 //! - [`accel`]: detects by a trial whether KVM works on this host;
 //! - [`children`]: programs that end together with this process;
 //! - [`guest`]: steps that most tests share: configuration, driver, workload;

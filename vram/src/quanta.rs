@@ -29,12 +29,12 @@ const SLOTS: u64 = 32;
 /// Condition under which VMs get quanta.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// If VMs thrash.
+    /// VMs get quanta if they thrash.
     #[default]
     Auto,
-    /// Never.
+    /// VMs never get quanta.
     Off,
-    /// If two or more VMs are active; for comparison.
+    /// VMs get quanta if two or more VMs are active; for comparison.
     Forced,
 }
 

@@ -35,17 +35,17 @@ pub trait Choose: Debug + Send {
 /// The policies, by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VictimPolicy {
-    /// At random, as in GPUswap: a GPU keeps no reference bits.
+    /// Chooses chunks at random, as in GPUswap: a GPU keeps no reference bits.
     #[default]
     Random,
-    /// By the owner's buffer priorities, lowest first.
+    /// Chooses by the owner's buffer priorities, lowest first.
     Priority,
-    /// By the accesses in a profile, fewest first.
+    /// Chooses by the accesses in a profile, fewest first.
     Profiled,
-    /// By the uses that the mediator sees: chunks not used since the hand last passed.
+    /// Chooses by the uses that the mediator sees: takes chunks not used since the hand last passed.
     Clock,
-    /// By arrivals and evictions: the most recently used first, except chunks that are always in use. Intended for
-    /// loops over more memory than the card has.
+    /// Chooses by arrivals and evictions: takes the most recently used chunks first, except chunks that are always in
+    /// use. Intended for loops over more memory than the card has.
     Loops,
 }
 

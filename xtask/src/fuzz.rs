@@ -41,7 +41,7 @@ pub fn build(jobs: Option<usize>) -> Result<()> {
     build.args(["--target", TRIPLE]).arg("--target-dir").arg(folder());
     build.env("RUSTFLAGS", RUSTFLAGS.join(" ")).env_remove("CARGO_ENCODED_RUSTFLAGS");
     if let Some(jobs) = jobs {
-        // Runs next to tests, which print their own output.
+        // The build runs next to tests, which print their own output.
         build.arg(format!("--jobs={jobs}")).arg("--quiet");
     }
     if !shown(&mut build)? {

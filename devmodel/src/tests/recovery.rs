@@ -42,7 +42,7 @@ fn unit_enable(engine: u32) -> u32 {
     UNITS.iter().find(|(number, ..)| *number == engine).expect("an engine that is there").1
 }
 
-/// Resets a unit in the way of every driver.
+/// Resets a unit as every driver does.
 fn reset_engine(rig: &mut Rig, engine: u32) {
     rig.mask(0x000200, unit_enable(engine), 0);
     rig.mask(0x000200, unit_enable(engine), unit_enable(engine));

@@ -1,4 +1,4 @@
-//! Tests the hook as a process, called in the way of virt-launcher.
+//! Tests the hook as a process, called as virt-launcher calls it.
 
 use std::path::Path;
 use std::process::{Child, Command};

@@ -307,7 +307,7 @@ pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *
 mod tests {
     use super::*;
 
-    /// Fills a buffer in the way of `spank_getenv`: as many bytes as fit, with a terminator.
+    /// Fills a buffer as `spank_getenv` does: as many bytes as fit, with a terminator.
     fn get(value: &[u8]) -> impl Fn(&mut [u8]) -> c_int {
         move |buffer| {
             let fits = value.len().min(buffer.len() - 1);

@@ -1,4 +1,4 @@
-//! Initialises a card in the way of its driver: identity, memory size, units, scheduler, context switching.
+//! Initialises a card as its driver does: identity, memory size, units, scheduler, context switching.
 //!
 //! The order follows nouveau's probe, reduced to the steps that the mediator needs. This module refuses a card whose
 //! falcons do not report ready with the approved firmware.

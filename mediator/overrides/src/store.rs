@@ -41,19 +41,19 @@ pub enum StoreError {
 /// A step of writing, for tests that stop at this step as a kill would.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Before the new file is created.
+    /// Stops before the new file is created.
     Create,
-    /// Before content is written to the new file.
+    /// Stops before content is written to the new file.
     Write,
-    /// After half of the file was written.
+    /// Stops after half of the file was written.
     WriteRest,
-    /// Before the new file is synced.
+    /// Stops before the new file is synced.
     Sync,
-    /// Before the new file replaces the old file.
+    /// Stops before the new file replaces the old file.
     Rename,
-    /// Before the folder is synced.
+    /// Stops before the folder is synced.
     SyncFolder,
-    /// After all steps.
+    /// Stops after all steps.
     Done,
 }
 

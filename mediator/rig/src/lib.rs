@@ -1,4 +1,4 @@
-//! Mediated VMs without a VMM: a software card, its owner, and devices that are called in the way of the server.
+//! Mediated VMs without a VMM: a software card, its owner, and devices that are called as the server calls them.
 //!
 //! Parts: [`Rig`] (the card), [`altered`] (a card with changed behaviour), [`Guest`] (one VM: registers, apertures,
 //! RAM, interrupts), [`driver`] (a driver in the guest), [`paravirtual`] (a driver that knows the mediator), [`fuzz`]
@@ -221,7 +221,7 @@ impl Guest {
         self.backend.vram_peek(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
 
-    /// Writes the guest's VRAM in the way of its CPU, but in one access.
+    /// Writes the guest's VRAM as its CPU does, but in one access.
     pub fn vram_write(&self, at: u64, data: &[u8]) {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
@@ -264,12 +264,12 @@ impl Guest {
         self.ram.remove(gpa).map(|(_, file)| file)
     }
 
-    /// Reads the guest's RAM in the way of its CPU.
+    /// Reads the guest's RAM as its CPU does.
     pub fn ram_read(&self, gpa: u64, data: &mut [u8]) {
         self.ram.read(gpa, data);
     }
 
-    /// Writes the guest's RAM in the way of its CPU.
+    /// Writes the guest's RAM as its CPU does.
     pub fn ram_write(&self, gpa: u64, data: &[u8]) {
         self.ram.write(gpa, data);
     }

@@ -23,7 +23,7 @@ pub trait Machine {
     /// Reads the guest's VRAM.
     fn vram_read(&self, at: u64, data: &mut [u8]);
 
-    /// Writes the guest's VRAM in the way of its CPU.
+    /// Writes the guest's VRAM as its CPU does.
     fn vram_write(&self, at: u64, data: &[u8]);
 
     /// Reads the guest's RAM.

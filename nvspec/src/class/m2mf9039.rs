@@ -152,7 +152,7 @@ pub mod cond_mode {
 
 /// Values of [`RENDER_ENABLE_OVERRIDE`].
 pub mod render_override {
-    /// The condition decides.
+    /// The condition decides whether copies are executed.
     pub const NONE: u32 = 0;
     /// Copies are executed.
     pub const ALWAYS: u32 = 1;

@@ -1,4 +1,4 @@
-//! Tests the Python client that is generated from the API's description, in the way of an operator.
+//! Tests the Python client that is generated from the API's description, used as an operator uses it.
 
 use std::env;
 use std::path::Path;

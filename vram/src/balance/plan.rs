@@ -27,7 +27,7 @@ struct Vm {
 /// Recently returned chunks that must stay on the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stays {
-    /// No chunks.
+    /// No chunks must stay.
     None,
     /// Chunks that a working VM has had for less than [`Config::residency_ns`](super::Config::residency_ns).
     Resident,

@@ -31,7 +31,7 @@ pub(crate) struct SavedKnown {
     pub(crate) vm: u32,
     pub(crate) advertised: u32,
     pub(crate) hints: SavedHints,
-    /// In ascending order.
+    /// Chunk indices in ascending order.
     pub(crate) pins: Vec<u32>,
 }
 

@@ -80,7 +80,7 @@ pub enum Error {
     Full {
         /// The VM.
         vm: TenantId,
-        /// Limit of the preferred memory; for a first use that is the card.
+        /// Limit of the preferred memory; at the first use of a chunk, the preferred memory is the card.
         limit: Limit,
         /// Limit of host memory, if host memory would have sufficed.
         host: Option<Limit>,

@@ -28,9 +28,9 @@ pub enum Tier {
 /// A byte address in one of the two memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
-    /// On the card.
+    /// Address on the card.
     Card(VramAddr),
-    /// In host memory.
+    /// Address in host memory.
     Host(HostAddr),
 }
 

@@ -49,7 +49,7 @@ enum State {
     /// Nothing was observed yet.
     #[default]
     Begins,
-    /// No probe before this time.
+    /// No probe may begin before this time.
     Resting { until_ns: u64 },
     /// Observing the VMs' work: the start time, and their work until then.
     Watching { since_ns: u64, then: BTreeMap<TenantId, Done> },

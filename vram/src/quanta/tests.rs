@@ -73,7 +73,7 @@ fn little_traffic_or_sets_that_fit_change_nothing() {
 #[test]
 fn old_traffic_is_forgotten() {
     let mut quanta = quanta(&[700, 700]);
-    // 150 bytes are moved in a second, twice with a second between, so never 200 within one second.
+    // 150 bytes are moved within a second, and again two seconds later, so never 200 bytes within one second.
     for now in [0, 2 * SECOND] {
         quanta.relocated(now, 150, 150 * MS);
         assert_eq!(quanta.tick(now), None);

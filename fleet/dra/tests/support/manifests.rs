@@ -1,4 +1,4 @@
-//! The manifests in `fleet/kubernetes`, rendered in the way of `kubectl`.
+//! The manifests in `fleet/kubernetes`, rendered as `kubectl` renders them.
 
 use std::collections::BTreeSet;
 use std::fs;

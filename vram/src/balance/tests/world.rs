@@ -126,7 +126,7 @@ impl World {
         panic!("it never rests");
     }
 
-    /// Destroys a VM in the way of the mediator.
+    /// Destroys a VM as the mediator does.
     pub(super) fn destroy(&mut self, vm: u32) -> Result<u32, Error> {
         let freed = self.table.destroy_vm(TenantId(vm))?;
         self.balancer.forget_vm(TenantId(vm));

@@ -14,7 +14,7 @@ pub(crate) struct SavedStock {
     pub(crate) states: Vec<SavedPiece>,
     /// Units that wait to be scrubbed, in queue order.
     pub(crate) to_scrub: Vec<u32>,
-    /// In ascending order.
+    /// Numbers of the condemned units, in ascending order.
     pub(crate) condemned: Vec<u32>,
     pub(crate) scrubbed: u64,
     pub(crate) limit: u32,
