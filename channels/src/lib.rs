@@ -121,7 +121,8 @@ pub trait Host {
     /// Writes VRAM.
     fn vram_write(&mut self, address: VramAddr, data: &[u8]);
 
-    /// Makes all VRAM writes visible to the card's units. Called before a command that makes the card read them.
+    /// Makes all VRAM writes visible to the card's units. Called before a command that makes the card read the written
+    /// data.
     fn vram_flush(&mut self);
 
     /// Reads the word at byte `offset` of the USERD page of a physical channel.

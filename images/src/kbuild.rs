@@ -38,8 +38,8 @@ pub fn require_programs() -> Result<()> {
 }
 
 impl Kbuild {
-    /// Prepares the packages `linux-headers-RELEASE`, its `-common` part, `linux-kbuild-*` and the libraries of the
-    /// latter, which are all unpacked below `root`.
+    /// Prepares the packages `linux-headers-RELEASE`, its `-common` part, `linux-kbuild-*` and its libraries, which are
+    /// all unpacked below `root`.
     pub fn prepare(root: &Path, release: &str) -> Result<Self> {
         if root.to_string_lossy().contains(|c: char| c.is_whitespace() || ":#$'\"\\".contains(c)) {
             bail!(

@@ -127,7 +127,7 @@ fn only<T>(mut of: impl Iterator<Item = T>) -> Option<T> {
 mod tests {
     use super::*;
 
-    /// A store of ESI, and a call of an address 0x100 bytes after it.
+    /// Code that stores ESI, and calls an address 0x100 bytes after the call.
     const STORES: [u8; STORE_BYTES] = [0x89, 0xb3, 0x50, 0xc2, 0xff, 0xff];
     const CALLS: [u8; CALL_BYTES] = [0xe8, 0x00, 0x01, 0x00, 0x00];
 

@@ -1,4 +1,4 @@
-//! Describes NVIDIA's Fermi GPUs: registers, bits, fields and numbers. It contains no behaviour.
+//! Describes NVIDIA's Fermi GPUs: registers, bits, fields and numbers. The crate contains no behaviour.
 //!
 //! Only this crate defines hardware offsets and bits. The software card, the virtual device model and the mediation
 //! crates all use its definitions.

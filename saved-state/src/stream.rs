@@ -134,7 +134,7 @@ pub enum Item<'a> {
 pub struct StreamReader {
     /// Bytes of an incomplete unit, which must still be processed.
     rest: Vec<u8>,
-    /// Number of bytes before these.
+    /// Number of bytes of the stream before `rest`.
     before: u64,
     at: Expects,
 }

@@ -387,8 +387,8 @@ impl Scheduler {
         true
     }
 
-    /// Corrects the accounts according to the card: the submission that has the engine runs, whatever its place in the
-    /// accounts. The submission that the accounts assumed to run did not use the engine.
+    /// Corrects the accounts according to the card: the submission that has the engine runs, regardless of its place in
+    /// the accounts. The submission that the accounts assumed to run did not use the engine.
     fn occupied(&mut self, engine: Engine, vgpu: TenantId, channel: Channel) -> bool {
         let of = |flight: &Flight| (flight.vgpu, flight.channel) == (vgpu, channel);
         if self.engines[engine.index()].bring_forward(of) {

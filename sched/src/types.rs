@@ -47,7 +47,7 @@ pub enum Event {
         /// The parameters of the vGPU.
         params: VgpuParams,
     },
-    /// A vGPU was removed, with all its submissions: none of its work runs on the card.
+    /// A vGPU was removed, with all its submissions: the card no longer runs any of its work.
     Removed {
         /// The vGPU.
         vgpu: TenantId,

@@ -37,10 +37,10 @@
 //! Not supported are comptags (every compressed kind is replaced by its uncompressed counterpart) and 64 KiB large
 //! pages.
 //!
-//! Limits that hold for any guest: a directory has 8192 entries; a space scans a table once, whatever the number of
-//! entries that name it; tables beyond [`Limits::table_bytes`] are not created; a VM has at most [`MAX_SPACES`] spaces.
-//! A directory that is its own table, or tables in guest RAM, are tables like any other: only the meaning of their
-//! bytes as entries counts.
+//! Limits that hold for any guest: a directory has 8192 entries; a space scans a table once, regardless of the number
+//! of entries that name it; tables beyond [`Limits::table_bytes`] are not created; a VM has at most [`MAX_SPACES`]
+//! spaces. A directory that is its own table, or tables in guest RAM, are tables like any other: only the meaning of
+//! their bytes as entries counts.
 //!
 //! The crate uses no locks, no threads and no clock.
 

@@ -96,7 +96,7 @@ pub(crate) struct Splits {
     /// Number of directory entries that name each pair.
     pairs: BTreeMap<Pair, u32>,
     made: BTreeMap<Pair, SplitTable>,
-    /// Pairs that may need a table and have none. The value is true if creating the table has failed.
+    /// Pairs that may need a replacement table and do not have one. The value is true if creating the table has failed.
     wanted: BTreeMap<Pair, bool>,
     /// Pairs that may no longer be named.
     orphans: Vec<Pair>,

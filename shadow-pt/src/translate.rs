@@ -149,7 +149,7 @@ pub(crate) struct Named {
 }
 
 /// Returns the memory that the guest entry `raw` names. Returns `None` if [`translate`] turns the entry into 0 or
-/// denies it whatever the grants are.
+/// denies it regardless of the grants.
 pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     let guest = Pte::from(raw);
     let possible = guest.valid()

@@ -1,5 +1,5 @@
-//! Child processes that end together with this process, whatever the reason: a daemon or QEMU that outlived a killed
-//! test or benchmark would run next to the following test and distort its measurements.
+//! Child processes that end together with this process, for whatever reason this process ends: a daemon or QEMU that
+//! outlived a killed test or benchmark would run next to the following test and distort its measurements.
 
 #![expect(unsafe_code, reason = "a call between fork and exec")]
 

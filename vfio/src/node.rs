@@ -36,7 +36,7 @@ use crate::window::Mapped;
 const RANGES: usize = 64;
 /// Size in bytes of the structure that binds a function: the part that all kernels with the call support.
 const BIND_BYTES: usize = offset_of!(vfio_device_bind_iommufd, token_uuid_ptr);
-/// Size in bytes of the structure that attaches a function, likewise.
+/// Size in bytes of the structure that attaches a function: the part that all kernels with the call support.
 const ATTACH_BYTES: usize = offset_of!(vfio_device_attach_iommufd_pt, pt_id) + size_of::<u32>();
 /// A group number that no function has.
 const NO_GROUP: u32 = u32::MAX;

@@ -30,7 +30,7 @@ const REASON_LINES: usize = 6;
 const REASONS_LINES: usize = 20;
 const REASON_CHARS: usize = 400;
 
-/// Prefix of output lines that are shown whatever the result of the test is.
+/// Prefix of output lines that are shown regardless of the test's result.
 const REPORT: &str = "REPORT ";
 
 /// A test, and the program that contains it.

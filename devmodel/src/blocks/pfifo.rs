@@ -112,7 +112,7 @@ impl Pfifo {
             }
             Reg::INTR_EN => self.intr_en = value,
             Reg::PBDMA_PRESENT => self.pbdmas = value & pbdma_mask(cx),
-            // USERD is found through the VRAM address in an instance block, whatever the guest's mapping is.
+            // USERD is found through the VRAM address in an instance block, regardless of the guest's mapping.
             Reg::USERD_BASE => self.userd_base = value,
             Reg::RUNLIST_BASE => self.runlist_base = value,
             Reg::RUNLIST => self.submit_runlist(at, value, cx),

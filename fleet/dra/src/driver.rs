@@ -293,7 +293,7 @@ impl Driver {
         let one = |(number, share): (usize, &KeptShare)| {
             let mut cdi = vec![cdi_spec::qualified(&device(uid, number))];
             if matches!(share.body, Body::Tenant(_)) {
-                // Inserted before our devices, so that ours take precedence.
+                // The operator's devices are inserted before our devices, so that ours take precedence.
                 cdi.splice(..0, self.settings.beside.iter().cloned());
             }
             Prepared { request: share.request.clone(), pool: share.pool.clone(), device: share.device.clone(), cdi }

@@ -1,7 +1,7 @@
 //! Logs: `tracing` to standard error, and a limit on the lines that tenants and clients can make the daemon write.
 //!
-//! Every event is limited, whatever its level. Events of one VM (in a span named `VM_SPAN`, which every thread that
-//! works for a VM enters, or with a field named `vm`) have a bucket for each call site and VM: a burst of
+//! Every event is limited, regardless of its level. Events of one VM (in a span named `VM_SPAN`, which every thread
+//! that works for a VM enters, or with a field named `vm`) have a bucket for each call site and VM: a burst of
 //! `BURST_EVENTS` events passes, followed by one event per `REFILL_INTERVAL`. All other events have a bucket of
 //! `BURST_OF_ALL` for each call site, because a socket client or a card can cause some of them. Records of crates that
 //! use `log` share one call site for each level. Suppressed events are counted in [`suppressed`], and

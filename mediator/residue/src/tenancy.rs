@@ -149,7 +149,7 @@ impl Tenancy {
     }
 
     /// Returns the next step, at `now` in ns. `works` is true if the tenant has started work on PGRAPH; `left` is true
-    /// if PGRAPH has none of its work. Call this again until it returns [`Step::Wait`].
+    /// if PGRAPH has no work of the tenant. Call this again until it returns [`Step::Wait`].
     pub fn next(&mut self, now: u64, works: bool, left: bool) -> Step {
         match self.phase {
             Phase::Settled => self.begin(now, works),

@@ -37,7 +37,8 @@ impl Interface {
         Self { base, next: 0 }
     }
 
-    /// Makes the device use a queue at `base`, whatever the contents of the memory. Returns true if the device uses it.
+    /// Makes the device use a queue at `base`, regardless of the contents of the memory. Returns true if the device
+    /// uses it.
     pub fn set_up(machine: &mut impl Machine, base: u64, features: u32) -> bool {
         machine.wr(OFFSET + register::STATUS, status::RESET);
         Self::describe(machine, base, features);

@@ -83,7 +83,7 @@ where
 pub struct Taken(Receiver<Piece>);
 
 impl Taken {
-    /// Returns the next piece, or an empty piece after the last one. Blocks.
+    /// Returns the next piece, or an empty piece after the last one. Blocks until the piece arrives.
     ///
     /// # Errors
     /// Reason that the body has no further piece.

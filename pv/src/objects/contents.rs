@@ -41,8 +41,8 @@ impl Contents {
         self.pages.iter().flatten().flat_map(|page| page.iter()).map(|entry| entry.get()).filter(|entry| *entry != 0)
     }
 
-    /// Writes `count` entries starting at `first`: `value(0)`, `value(1)` and so on, but none after the end. Returns a
-    /// bit for each page that changed.
+    /// Writes `count` entries starting at `first`: `value(0)`, `value(1)` and so on, but writes no entry after the end.
+    /// Returns a bit for each page that changed.
     pub(super) fn write(&mut self, first: u32, count: u32, value: impl Fn(u32) -> u64) -> u64 {
         let mut changed = 0;
         let mut nth = 0;

@@ -118,7 +118,8 @@ impl BindError {
 }
 
 impl Sysfs {
-    /// Binds a function to `vfio-pci`, whatever its driver. Does nothing if it is already bound to `vfio-pci`.
+    /// Binds a function to `vfio-pci`, regardless of its current driver. Does nothing if it is already bound to
+    /// `vfio-pci`.
     ///
     /// # Errors
     /// See [`BindError`].

@@ -38,7 +38,7 @@ pub struct Summary {
     pub scrubbed: u64,
     /// Number of moves from the card to host memory since then, including those of removed VMs.
     pub moved_out: u64,
-    /// Number of moves from host memory to the card, likewise.
+    /// Number of moves from host memory to the card since then, including those of removed VMs.
     pub moved_in: u64,
 }
 

@@ -1,6 +1,6 @@
 //! Limits of a VM on the card and in host memory.
 
-/// Behaviour when a VM needs a chunk and the card has none left for it.
+/// Behaviour when a VM needs a chunk and the card has no chunk left for the VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnFull {
     /// Places the chunk in host memory.
@@ -48,7 +48,7 @@ pub struct Limits {
     pub quota: u32,
     /// Number of chunks guaranteed on the card, at most the quota. No more than the guest's chunks are reserved.
     pub guarantee: u32,
-    /// Maximum number of chunks in host memory, whatever the reason for their eviction.
+    /// Maximum number of chunks in host memory, regardless of the reason for their eviction.
     pub swap_cap: u32,
     /// The VM's weight in divisions, relative to other VMs' weights. At least 1.
     pub weight: u32,

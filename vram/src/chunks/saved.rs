@@ -72,7 +72,7 @@ pub(crate) enum SavedSpot {
     Host(u32),
 }
 
-/// Behaviour when a VM needs a chunk and the card has none left for it.
+/// Behaviour when a VM needs a chunk and the card has no chunk left for the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedOnFull {
     Swap,

@@ -41,9 +41,9 @@ impl WorkingSets {
         self.sum() * 1000 <= u128::from(self.capacity) * u128::from(1000u32.saturating_sub(margin_permille))
     }
 
-    /// Returns the VMs that must take turns, by number. VMs whose whole working set stays on the card need not take
-    /// turns. Nor do the VMs with the smallest working sets, if the largest of the others fits next to them. With
-    /// `all`, small working sets take turns as well.
+    /// Returns the VMs that must take turns, by number. Two groups of VMs need not take turns: those whose whole
+    /// working set stays on the card, and those with the smallest working sets, if the largest of the others fits next
+    /// to them. With `all`, small working sets take turns as well.
     pub(super) fn members(&self, all: bool) -> Vec<TenantId> {
         let evictable = self.by_vm.iter().map(|(&vm, set)| (set.evictable(), vm)).filter(|(bytes, _)| *bytes > 0);
         let mut sets: Vec<(u64, TenantId)> = evictable.collect();
