@@ -5,8 +5,9 @@
 //!   [`Tables::set`] writes such entries. A directory never takes the place of a table, so a chain of references has at
 //!   most two links.
 //! - A table exists exactly as long as its handle, an entry of a directory, or the address space of an instance block
-//!   names it. It is empty when it is created. A removed table cannot be read, and counts as written.
-//! - The total size of all existing tables does not exceed the limit. It does not depend on their contents.
+//!   names it. A new table is empty. A removed table cannot be read, and counts as written.
+//! - The total size of all existing tables does not exceed the limit. This size does not depend on the contents of the
+//!   tables.
 //!
 //! Each table has a place in *table space*: guest VRAM addresses after the end of guest VRAM. So a page table walker
 //! (`shadow-pt`) reads and follows these tables like tables that the guest keeps itself, and checks each of their

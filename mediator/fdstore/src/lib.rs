@@ -6,11 +6,11 @@
 //! keeps the VMM's journal and the descriptors that the journal names (`vmm_glue::journal`), with which the next daemon
 //! resumes the connection. A connection that the next daemon cannot resume is closed, so that the VMM notices.
 //!
-//! Parts: [`Store`] and its keepers (which add descriptors), `pace` (limits the rate of these messages), [`Left`]
-//! (descriptors of an earlier run), [`names`].
+//! Parts: [`Store`] and its keepers (which add descriptors), `pace` (limits the rate of messages to the service
+//! manager), [`Left`] (descriptors of an earlier run), [`names`].
 //!
-//! The crate does not take descriptors from the environment, and sends no other messages to the service manager; the
-//! daemon does both.
+//! The crate does not take descriptors from the environment, and sends the service manager no messages about anything
+//! else; the daemon does both.
 
 #![forbid(unsafe_code)]
 

@@ -282,7 +282,7 @@ fn turn_that_overruns_is_charged_and_paid_back() {
     let used = [0, 1, 2].map(|tenant| turns.account(id(tenant)).expect("there").used / MS);
     assert_eq!(granted[&0], 1);
     assert!(granted[&1] >= 20 && granted[&1].abs_diff(granted[&2]) <= 1, "both of the others run: {granted:?}");
-    // 40 ms alone, then half of the card's time.
+    // The first tenant ran alone for 40 ms, and then had half of the card's time.
     assert!(used[0].abs_diff(520) <= 10 && used[1].abs_diff(240) <= 10 && used[2].abs_diff(240) <= 10, "{used:?}");
     // The first tenant's kernel ends, and the tenant has more work: the others have precedence.
     turns.ended(id(0), Nanos(now), true, Nanos(now));

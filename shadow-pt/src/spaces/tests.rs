@@ -475,7 +475,7 @@ fn tables_over_limit_are_absent_and_existing_ones_stay() {
     world.write(vram(DIRECTORY), pde(None, Some(SPT), EIGHTH));
     world.write(vram(SPT), pte(0, 0));
     world.sync();
-    // A second table, whose key sorts before the first.
+    // The guest adds a second table, whose key sorts before the first table's key.
     world.write(vram(DIRECTORY + 8), pde(None, Some(LPT), EIGHTH));
     assert_eq!(world.sync().denied.count_of(Denial::Limit), 1);
     assert_eq!((world.at(0).is_some(), world.at(1 << 27)), (true, None));
