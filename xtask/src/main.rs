@@ -31,6 +31,7 @@ mod orphans;
 mod package;
 mod programs;
 mod python;
+mod release;
 mod rooms;
 mod run;
 mod runner;

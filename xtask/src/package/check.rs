@@ -8,31 +8,21 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::output;
+use super::spec::Spec;
 
-/// Files that must be in the package, with their access rights.
-pub(super) const EXPECTED: [(&str, &str); 17] = [
-    ("etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator", "-rw-r--r--"),
-    ("etc/gpu-mediator.toml", "-rw-r--r--"),
-    ("etc/libvirt/hooks/qemu.d/gpu-mediator", "-rwxr-xr-x"),
-    ("usr/bin/mediatorctl", "-rwxr-xr-x"),
-    ("usr/bin/mediatord", "-rwxr-xr-x"),
-    ("usr/lib/systemd/system/gpu-mediator.service", "-rw-r--r--"),
-    ("usr/share/bash-completion/completions/mediatorctl", "-rw-r--r--"),
-    ("usr/share/doc/gpu-mediator/copyright", "-rw-r--r--"),
-    ("usr/share/doc/gpu-mediator/examples/cuda.conf", "-rw-r--r--"),
-    ("usr/share/doc/gpu-mediator/examples/plugstack.conf", "-rw-r--r--"),
-    ("usr/share/doc/gpu-mediator/reference/api.json", "-rw-r--r--"),
-    ("usr/share/doc/gpu-mediator/reference/configuration.md", "-rw-r--r--"),
-    ("usr/share/fish/vendor_completions.d/mediatorctl.fish", "-rw-r--r--"),
-    ("usr/share/man/man1/mediatorctl.1.gz", "-rw-r--r--"),
-    ("usr/share/man/man5/gpu-mediator.toml.5.gz", "-rw-r--r--"),
-    ("usr/share/man/man8/mediatord.8.gz", "-rw-r--r--"),
-    ("usr/share/zsh/vendor-completions/_mediatorctl", "-rw-r--r--"),
-];
+/// All problems of a package; `again` is the result of a second build.
+pub(super) fn problems(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<String>> {
+    let mut problems = problems_of_contents(spec, package, again)?;
+    problems.extend(lintian_problems(package)?);
+    if spec.has_service {
+        problems.extend(service_problems(package)?);
+    }
+    Ok(problems)
+}
 
-/// Returns all problems of a package; `again` is the result of a second build.
-pub(super) fn problems(package: &Path, again: &Path) -> Result<Vec<String>> {
-    let mut problems = problems_of_contents(package, again)?;
+/// Returns the problems of the configuration and the unit in a package.
+fn service_problems(package: &Path) -> Result<Vec<String>> {
+    let mut problems = Vec::new();
     let folder = tempfile::tempdir().context("a folder for the package's files")?;
     output(Command::new("dpkg-deb").arg("--extract").arg(package).arg(folder.path()))?;
     let at = |path: &str| folder.path().join(path);
@@ -45,12 +35,11 @@ pub(super) fn problems(package: &Path, again: &Path) -> Result<Vec<String>> {
         problems.push(format!("its configuration is refused: {}", String::from_utf8_lossy(&checked.stderr)));
     }
     problems.extend(unit_problems(folder.path())?);
-    problems.extend(lintian_problems(package)?);
     Ok(problems)
 }
 
-/// Returns problems in the list of the package's files, and differences between both builds.
-pub(super) fn problems_of_contents(package: &Path, again: &Path) -> Result<Vec<String>> {
+/// Finds problems in the list of its files, and differences between both builds.
+pub(super) fn problems_of_contents(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<String>> {
     let listed = output(Command::new("dpkg-deb").arg("--contents").arg(package))?;
     let listed = String::from_utf8_lossy(&listed).into_owned();
     let mut files = BTreeMap::new();
@@ -61,8 +50,8 @@ pub(super) fn problems_of_contents(package: &Path, again: &Path) -> Result<Vec<S
         }
     }
     let mut problems = Vec::new();
-    for (path, mode) in EXPECTED {
-        match files.get(path) {
+    for (path, mode) in spec.expected {
+        match files.get(*path) {
             None => problems.push(format!("{path} is missing")),
             Some(found) if *found != format!("{mode} root/root") => {
                 problems.push(format!("{path}: {found}, expected {mode} root/root"));
@@ -88,7 +77,8 @@ fn unit_problems(tree: &Path) -> Result<Vec<String>> {
     fs::create_dir_all(&drop_ins)?;
     let drop_in = fs::read_to_string(tree.join("usr/share/doc/gpu-mediator/examples/cuda.conf"))?;
     fs::write(drop_ins.join("cuda.conf"), &drop_in)?;
-    // Without the capability, the daemon cannot kill programs of other users.
+    fs::copy(tree.join("usr/share/doc/gpu-mediator/examples/page.conf"), drop_ins.join("page.conf"))?;
+    // Without it the daemon cannot kill programs of other users.
     let rights = ["CapabilityBoundingSet=CAP_KILL", "AmbientCapabilities=CAP_KILL"];
     let missing = rights.iter().filter(|right| !drop_in.lines().any(|line| line == **right));
     let missing: Vec<String> = missing.map(|right| format!("cuda.conf does not say {right}")).collect();
@@ -104,7 +94,7 @@ fn unit_problems(tree: &Path) -> Result<Vec<String>> {
         Err(error) => Err(error).context("systemd-analyze"),
         Ok(output) => {
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
-            let ours = text.lines().filter(|line| line.contains("gpu-mediator.service") || line.contains("cuda.conf"));
+            let ours = text.lines().filter(|line| line.contains("gpu-mediator.service") || line.contains(".conf"));
             let mut problems: Vec<_> = ours.map(str::to_owned).collect();
             if !output.status.success() && problems.is_empty() {
                 problems.push(format!("systemd-analyze verify: {text}"));

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use rpm::{BuildConfig, CompressionType, Dependency, FileMode, FileOptions, Package, PackageBuilder};
 
+use super::recipe::Recipe;
+use super::spec::{LIBVIRT_HOOK, Spec};
 use super::tree::Tree;
-use super::{CONFFILES, NAME, Recipe};
+use crate::release::{self, MAINTAINER};
 use crate::run::root;
 
 /// Name of the architecture in RPM.
@@ -15,28 +17,44 @@ const ARCHITECTURE: &str = "x86_64";
 /// Files that have a different location in other distributions than in Debian.
 const ELSEWHERE: [(&str, &str); 1] =
     [("usr/share/zsh/vendor-completions/_mediatorctl", "usr/share/zsh/site-functions/_mediatorctl")];
+/// Files that only Debian has: RPM keeps the changelog in the package's header.
+const DEBIAN_ONLY: &str = "changelog.gz";
+
+/// Returns true if an upgrade must keep the administrator's changes of a file. RPM has no configuration files that are
+/// programs.
+fn is_config(spec: &Spec, path: &str) -> bool {
+    spec.conffiles.contains(&path) && path != LIBVIRT_HOOK
+}
 
 /// Creates the package from a tree's files in `out`. Returns its path. `libc` is the newest version of glibc that a
 /// program requires.
-pub(super) fn make(recipe: &Recipe, tree: &Tree, libc: Option<(u32, u32)>, out: &Path) -> Result<PathBuf> {
+pub(super) fn make(recipe: &Recipe, spec: &Spec, tree: &Tree, libc: Option<(u32, u32)>, out: &Path) -> Result<PathBuf> {
     let epoch = u32::try_from(recipe.epoch).context("the time is not one of RPM")?;
-    let mut builder =
-        PackageBuilder::new(NAME, &recipe.version, "MIT", ARCHITECTURE, "Shares NVIDIA cards between virtual machines");
+    let mut summary = spec.summary.to_owned();
+    if let Some(first) = summary.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    let mut builder = PackageBuilder::new(spec.name, &recipe.version, "MIT", ARCHITECTURE, &summary);
     let compression = if recipe.fast { CompressionType::None } else { CompressionType::Gzip };
     builder.using_config(BuildConfig::v4().compression(compression).source_date(epoch));
-    builder.description(
-        "One daemon, mediatord, owns the NVIDIA cards of a KVM host and gives each virtual machine a virtual GPU that the stock nouveau \
-         driver drives without modification. mediatorctl shows and changes what each may have.",
-    );
+    builder.description(spec.description.join("\n")).packager(MAINTAINER).group("System Environment/Daemons");
     builder.release("1").build_host("localhost");
-    for (path, mode) in tree.listed()? {
+    for release in release::releases()?.into_iter().rev() {
+        let noon = release.date.at(12, 0, 0, 0).to_zoned(jiff::tz::TimeZone::UTC).context("a date of a release")?;
+        let seconds = u32::try_from(noon.timestamp().as_second()).context("a date of a release")?;
+        let changes: String = release.changes.iter().map(|change| release::wrapped(change)).collect();
+        builder.add_changelog_entry(format!("{MAINTAINER} - {}-1", release.version), changes.trim_end(), seconds);
+    }
+    for (path, mode) in tree.listed()?.into_iter().filter(|(path, _)| !path.ends_with(DEBIAN_ONLY)) {
         let place = ELSEWHERE.iter().find(|(from, _)| *from == path).map_or(path.as_str(), |(_, to)| to);
         let mode = FileMode::regular(u16::try_from(mode & 0o7777).unwrap_or(0o644));
-        let options = FileOptions::new(format!("/{place}")).mode(mode).user("root").group("root");
-        let options = match CONFFILES.contains(&path.as_str()) {
-            true => options.config().noreplace(),
-            false => options,
-        };
+        let mut options = FileOptions::new(format!("/{place}")).mode(mode).user("root").group("root");
+        if is_config(spec, &path) {
+            options = options.config().noreplace();
+        }
+        if path.starts_with("usr/share/doc/") || path.starts_with("usr/share/man/") {
+            options = options.doc();
+        }
         builder.with_file(tree.path(&path), options)?;
     }
     for (path, target) in tree.links()? {
@@ -45,28 +63,29 @@ pub(super) fn make(recipe: &Recipe, tree: &Tree, libc: Option<(u32, u32)>, out: 
     if let Some((major, minor)) = libc {
         builder.requires(Dependency::any(format!("libc.so.6(GLIBC_{major}.{minor})(64bit)")));
     }
-    builder.requires(Dependency::any("libgcc")).requires(Dependency::any("systemd"));
-    builder.requires(Dependency::script_pre("shadow-utils"));
-    let script = |name: &str| {
-        let path = root().join("packaging/rpm").join(name);
-        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
-    };
-    builder.pre_install_script(script("pre")?).post_install_script(script("post")?);
-    builder.pre_uninstall_script(script("preun")?).post_uninstall_script(script("postun")?);
-    let package = out.join(format!("{NAME}-{}-1.{ARCHITECTURE}.rpm", recipe.version));
+    builder.requires(Dependency::any("libgcc_s.so.1()(64bit)"));
+    if spec.has_service {
+        builder.requires(Dependency::any("systemd")).requires(Dependency::script_pre("shadow-utils"));
+        let script = |name: &str| {
+            let path = root().join("packaging/rpm").join(name);
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        builder.pre_install_script(script("pre")?).post_install_script(script("post")?);
+        builder.pre_uninstall_script(script("preun")?).post_uninstall_script(script("postun")?);
+    }
+    let package = out.join(format!("{}-{}-1.{ARCHITECTURE}.rpm", spec.name, recipe.version));
     builder.build()?.write_file(&package).with_context(|| format!("cannot write {}", package.display()))?;
     Ok(package)
 }
 
-/// Returns all problems of a package; `again` is the result of a second build. The package must contain the files in
-/// `expected` with these access rights.
-pub(super) fn problems(package: &Path, again: &Path, expected: &[(&str, &str)]) -> Result<Vec<String>> {
+/// Returns all problems of a package; `again` is the result of a second build.
+pub(super) fn problems(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<String>> {
     let read = Package::open(package).with_context(|| format!("cannot read {}", package.display()))?;
     read.verify_digests().context("the RPM's own sums")?;
     let mut problems = Vec::new();
-    ensure!(read.metadata.get_name()? == NAME, "the RPM has another name");
+    ensure!(read.metadata.get_name()? == spec.name, "the RPM has another name");
     let entries = read.metadata.get_file_entries()?;
-    for (path, mode) in expected {
+    for (path, mode) in spec.expected.iter().filter(|(path, _)| !path.ends_with(DEBIAN_ONLY)) {
         let place = ELSEWHERE.iter().find(|(from, _)| from == path).map_or(*path, |(_, to)| to);
         let found = entries.iter().find(|entry| entry.path() == Path::new("/").join(place));
         match found {
@@ -79,7 +98,7 @@ pub(super) fn problems(package: &Path, again: &Path, expected: &[(&str, &str)]) 
             }
         }
     }
-    for path in CONFFILES {
+    for path in spec.conffiles.iter().filter(|path| is_config(spec, path)) {
         let is_config = entries
             .iter()
             .any(|entry| entry.path() == Path::new("/").join(path) && entry.flags().contains(rpm::FileFlags::CONFIG));

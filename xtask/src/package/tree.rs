@@ -35,18 +35,52 @@ impl Tree {
     pub fn write(&self, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
         let at = self.path(path);
         let made = || -> std::io::Result<()> {
-            // Folders get their rights independently of the caller's umask.
-            for folder in Path::new(path).ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
-                let folder = self.0.join(folder);
-                if !folder.exists() {
-                    fs::create_dir_all(&folder)?;
-                    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))?;
-                }
-            }
+            self.folders(path)?;
             fs::write(&at, bytes)?;
             fs::set_permissions(&at, fs::Permissions::from_mode(mode))
         };
         made().with_context(|| format!("cannot write {}", at.display()))
+    }
+
+    /// Makes the folders above a file, with rights that do not depend on the caller's mask.
+    fn folders(&self, path: &str) -> std::io::Result<()> {
+        for folder in Path::new(path).ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
+            let folder = self.0.join(folder);
+            if !folder.exists() {
+                fs::create_dir_all(&folder)?;
+                fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes all files.
+    pub fn clear(&self) -> Result<()> {
+        match fs::remove_dir_all(&self.0) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot empty {}", self.0.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds copies of all files of a folder, also of those in folders below it.
+    pub fn copy_folder(&self, from: &Path, path: &str) -> Result<()> {
+        for name in super::names(from)? {
+            let (source, path) = (from.join(&name), format!("{path}/{name}"));
+            match source.is_dir() {
+                true => self.copy_folder(&source, &path)?,
+                false => self.copy(&source, &path, 0o644)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the access rights of a file.
+    pub fn set_mode(&self, path: &str, mode: u32) -> Result<()> {
+        let at = self.path(path);
+        let set = fs::set_permissions(&at, fs::Permissions::from_mode(mode));
+        set.with_context(|| format!("cannot set the access rights of {}", at.display()))
     }
 
     /// Adds a copy of a file.
@@ -58,6 +92,7 @@ impl Tree {
     /// Adds a link to a file of the same folder.
     pub fn link(&self, path: &str, target: &str) -> Result<()> {
         let at = self.path(path);
+        self.folders(path).with_context(|| format!("cannot make the folder of {}", at.display()))?;
         symlink(target, &at).with_context(|| format!("cannot make the link {}", at.display()))
     }
 
@@ -73,10 +108,11 @@ impl Tree {
         Ok(links)
     }
 
-    /// Adds a file, compressed with gzip without name and time.
-    pub fn compressed(&self, from: &Path, path: &str) -> Result<()> {
-        let bytes = output(Command::new("gzip").args(["-9", "--no-name", "--stdout"]).arg(from))?;
-        self.write(path, &bytes, 0o644)
+    /// Adds a file with these contents, compressed with gzip without name and time.
+    pub fn compressed(&self, bytes: &[u8], path: &str) -> Result<()> {
+        let plain = path.strip_suffix(".gz").context("a compressed file ends in .gz")?;
+        self.write(plain, bytes, 0o644)?;
+        output(Command::new("gzip").args(["-9", "--no-name", "--force"]).arg(self.path(plain))).map(drop)
     }
 
     /// Returns all files of the package, sorted by path, with their access rights.
@@ -134,6 +170,10 @@ impl Tree {
         let time = UNIX_EPOCH + Duration::from_secs(epoch);
         for path in self.all()?.into_iter().chain([PathBuf::new()]) {
             let path = self.0.join(path);
+            if path.is_symlink() {
+                // The tools that build packages set these times.
+                continue;
+            }
             let set = fs::File::open(&path).and_then(|file| file.set_modified(time));
             set.with_context(|| format!("cannot set the time of {}", path.display()))?;
         }

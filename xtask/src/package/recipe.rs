@@ -1,0 +1,240 @@
+//! The recipe of a package: its tree of files, and what dpkg must know.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use super::spec::{DAEMON, LIBVIRT_APPARMOR, LIBVIRT_HOOK, LINKS, PROXMOX_HOOK, Spec};
+use super::symbols::{self, Symbols};
+use super::tree::Tree;
+use super::{names, output, rpm};
+use crate::release::{self, MAINTAINER};
+use crate::run::{root, shown};
+
+/// The only architecture that is supported.
+const ARCHITECTURE: &str = "amd64";
+/// Pages with results of benchmarks or about the project's language. Operators need neither.
+const NOT_PACKAGED: [&str; 4] = ["evaluation.md", "language-sample.md", "language.md", "overhead.md"];
+
+/// Sources of packages.
+pub(super) struct Recipe {
+    /// The folder with the programs.
+    pub binaries: PathBuf,
+    pub version: String,
+    /// The time stamp of all its files, in seconds since 1970.
+    pub epoch: u64,
+    /// Packages are not compressed.
+    pub fast: bool,
+}
+
+impl Recipe {
+    /// Makes a package in `out`. Returns its path.
+    pub fn make(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
+        let tree = Self::tree(spec.name, out);
+        let symbols = Self::tree(&symbols::name(spec), out);
+        for tree in [&tree, &symbols] {
+            tree.clear()?;
+        }
+        let found = self.built(spec, &tree, &symbols)?;
+        match spec.name == DAEMON.name {
+            true => daemon_files(&tree)?,
+            false => kubernetes_files(&tree)?,
+        }
+        self.documents(spec.name, &tree)?;
+        self.control(spec, &tree)?;
+        found.finish(self, spec, &symbols)?;
+        self.build(spec.name, &tree, out)
+    }
+
+    /// Makes the package with a package's debug symbols, of which [`Self::make`] has made the tree. Returns its path.
+    pub fn make_symbols(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
+        let name = symbols::name(spec);
+        self.build(&name, &Self::tree(&name, out), out)
+    }
+
+    /// Makes an RPM in `out` from the package's existing tree. Returns its path.
+    pub fn make_rpm(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
+        rpm::make(self, spec, &Self::tree(spec.name, out), self.libc(spec)?, out)
+    }
+
+    fn tree(name: &str, out: &Path) -> Tree {
+        Tree::new(out.join("tree").join(name))
+    }
+
+    fn build(&self, name: &str, tree: &Tree, out: &Path) -> Result<PathBuf> {
+        tree.set_times(self.epoch)?;
+        let package = out.join(format!("{name}_{}_{ARCHITECTURE}.deb", self.version));
+        let mut command = Command::new("dpkg-deb");
+        command
+            .args(["--build", "--root-owner-group", if self.fast { "-Znone" } else { "-Zxz" }])
+            .arg(tree.path(""))
+            .arg(&package);
+        command.env("SOURCE_DATE_EPOCH", self.epoch.to_string()).stdout(Stdio::null());
+        if !shown(&mut command).context("the package dpkg has dpkg-deb")? {
+            bail!("dpkg-deb failed");
+        }
+        Ok(package)
+    }
+
+    /// The newest version of glibc that a program requires.
+    fn libc(&self, spec: &Spec) -> Result<Option<(u32, u32)>> {
+        let programs = spec.built.iter().filter(|one| one.is_required);
+        let libc = programs.map(|one| libc_version(&self.binaries.join(one.name))).collect::<Result<Vec<_>>>()?;
+        Ok(libc.into_iter().flatten().max())
+    }
+
+    /// Adds the built files, stripped, and their debug symbols to the other tree.
+    fn built(&self, spec: &Spec, tree: &Tree, symbols: &Tree) -> Result<Symbols> {
+        let mut found = Symbols::default();
+        for one in spec.built {
+            let built = self.binaries.join(one.name);
+            if !one.is_required && !built.exists() {
+                eprintln!("package: without {}: there is no {}", one.path, built.display());
+                continue;
+            }
+            tree.copy(&built, one.path, one.mode)?;
+            found.take(&tree.path(one.path), symbols)?;
+        }
+        Ok(found)
+    }
+
+    /// Adds the changelog and the licence.
+    fn documents(&self, name: &str, tree: &Tree) -> Result<()> {
+        let folder = format!("usr/share/doc/{name}");
+        let mut releases = release::releases()?;
+        if let Some(newest) = releases.first_mut() {
+            // A package of another version says so in the newest entry.
+            newest.version.clone_from(&self.version);
+        }
+        tree.compressed(release::debian(name, &releases).as_bytes(), &format!("{folder}/changelog.gz"))?;
+        let licence = fs::read_to_string(root().join("LICENSE")).context("LICENSE")?;
+        tree.write(&format!("{folder}/copyright"), copyright(&licence).as_bytes(), 0o644)
+    }
+
+    fn control(&self, spec: &Spec, tree: &Tree) -> Result<()> {
+        let libc =
+            self.libc(spec)?.map_or_else(|| "libc6".to_owned(), |(major, minor)| format!("libc6 (>= {major}.{minor})"));
+        let depends = [libc.as_str(), "libgcc-s1", spec.depends].into_iter().filter(|name| !name.is_empty());
+        let depends: Vec<_> = depends.collect();
+        let fields = format!("Depends: {}\nSection: admin\n", depends.join(", "));
+        let description: String = spec.description.iter().map(|line| format!(" {line}\n")).collect();
+        self.write_control(tree, spec.name, &fields, &format!("{}\n{description}", spec.summary))?;
+        if !spec.conffiles.is_empty() {
+            let conffiles: String = spec.conffiles.iter().map(|path| format!("/{path}\n")).collect();
+            tree.write("DEBIAN/conffiles", conffiles.as_bytes(), 0o644)?;
+        }
+        if spec.has_service {
+            for script in ["postinst", "prerm", "postrm"] {
+                tree.copy(&root().join("packaging").join(script), &format!("DEBIAN/{script}"), 0o755)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the checksums, and the control file with further `fields` and a description.
+    pub fn write_control(&self, tree: &Tree, name: &str, fields: &str, description: &str) -> Result<()> {
+        let text = format!(
+            "Package: {name}\nVersion: {}\nArchitecture: {ARCHITECTURE}\nMaintainer: {MAINTAINER}\n\
+             Installed-Size: {}\nPriority: optional\n{fields}Description: {description}",
+            self.version,
+            tree.kib()?,
+        );
+        tree.write("DEBIAN/md5sums", &tree.md5sums()?, 0o644)?;
+        tree.write("DEBIAN/control", text.as_bytes(), 0o644)
+    }
+}
+
+/// Adds the files of the daemon's package that are not built.
+fn daemon_files(tree: &Tree) -> Result<()> {
+    for (path, target) in LINKS {
+        if tree.path(path).with_file_name(target).exists() {
+            tree.link(path, target)?;
+        }
+    }
+    tool_files(tree)?;
+    let source = root().join("packaging");
+    tree.copy(&source.join("gpu-mediator.service"), "usr/lib/systemd/system/gpu-mediator.service", 0o644)?;
+    tree.copy(&source.join("gpu-mediator.toml"), "etc/gpu-mediator.toml", 0o644)?;
+    tree.copy(&source.join("libvirt/gpu-mediator"), LIBVIRT_HOOK, 0o755)?;
+    tree.copy(&source.join("libvirt/apparmor"), LIBVIRT_APPARMOR, 0o644)?;
+    tree.copy(&source.join("proxmox/gpu-mediator-hook"), PROXMOX_HOOK, 0o755)?;
+    let folder = format!("usr/share/doc/{}", DAEMON.name);
+    for example in ["slurm/plugstack.conf", "cuda.conf", "page.conf"] {
+        let name = example.rsplit('/').next().unwrap_or_default();
+        tree.copy(&source.join(example), &format!("{folder}/examples/{name}"), 0o644)?;
+    }
+    for (part, ending) in [("grafana", ".json"), ("prometheus", ".rules.yml")] {
+        let from = source.join(part);
+        for name in names(&from)?.iter().filter(|name| name.ends_with(ending)) {
+            tree.copy(&from.join(name), &format!("usr/share/{}/{part}/{name}", DAEMON.name), 0o644)?;
+        }
+    }
+    for part in ["guides", "design", "reference"] {
+        let pages = root().join("docs").join(part);
+        let packaged = |name: &String| {
+            (name.ends_with(".md") || name.ends_with(".json")) && !NOT_PACKAGED.contains(&name.as_str())
+        };
+        for name in names(&pages)?.into_iter().filter(packaged) {
+            tree.copy(&pages.join(&name), &format!("{folder}/{part}/{name}"), 0o644)?;
+        }
+    }
+    Ok(())
+}
+
+/// Adds completion and man pages, which `mediatorctl` prints.
+fn tool_files(tree: &Tree) -> Result<()> {
+    let ctl = tree.path("usr/bin/mediatorctl");
+    for (shell, path) in [
+        ("bash", "usr/share/bash-completion/completions/mediatorctl"),
+        ("zsh", "usr/share/zsh/vendor-completions/_mediatorctl"),
+        ("fish", "usr/share/fish/vendor_completions.d/mediatorctl.fish"),
+    ] {
+        let script = output(Command::new(&ctl).args(["completion", shell]))?;
+        tree.write(path, &script, 0o644)?;
+    }
+    let pages = tempfile::tempdir().context("a folder for man pages")?;
+    output(Command::new(&ctl).arg("man").arg(pages.path()))?;
+    for page in names(pages.path())? {
+        let section = page.rsplit('.').next().unwrap_or_default().to_owned();
+        let text = fs::read(pages.path().join(&page)).with_context(|| format!("man page {page}"))?;
+        tree.compressed(&text, &format!("usr/share/man/man{section}/{page}.gz"))?;
+    }
+    Ok(())
+}
+
+/// Adds the manifests, the chart and the image's recipe.
+fn kubernetes_files(tree: &Tree) -> Result<()> {
+    let fleet = root().join("fleet");
+    let share = format!("usr/share/{}", DAEMON.name);
+    tree.copy_folder(&fleet.join("kubernetes"), &format!("{share}/kubernetes"))?;
+    tree.copy_folder(&fleet.join("helm"), &format!("{share}/helm"))?;
+    let recipe = "usr/share/doc/gpu-mediator-kubernetes/examples/Containerfile";
+    tree.copy(&fleet.join("Containerfile"), recipe, 0o644)
+}
+
+/// The licence in Debian's format.
+fn copyright(licence: &str) -> String {
+    let indented = licence.lines().map(|line| if line.is_empty() { " .".to_owned() } else { format!(" {line}") });
+    let text: Vec<_> = indented.collect();
+    format!(
+        "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\n\
+         Files: *\nCopyright: The gpu-mediator authors\nLicense: Expat\n{}\n",
+        text.join("\n")
+    )
+}
+
+/// The newest version of glibc that a program requires, from the names of versions in it.
+fn libc_version(program: &Path) -> Result<Option<(u32, u32)>> {
+    let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
+    let prefix = b"GLIBC_";
+    let versions =
+        bytes.windows(prefix.len()).enumerate().filter(|(_, window)| window == prefix).filter_map(|(at, _)| {
+            let rest = bytes.get(at + prefix.len()..)?;
+            let end = rest.iter().position(|byte| !byte.is_ascii_digit() && *byte != b'.')?;
+            let mut parts = std::str::from_utf8(rest.get(..end)?).ok()?.split('.');
+            Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+        });
+    Ok(versions.max())
+}

@@ -1,0 +1,126 @@
+//! The packages: names, descriptions, programs and configuration files.
+
+/// A file that is built, with its path in the package.
+pub(super) struct Built {
+    /// Name in the folder of built programs.
+    pub name: &'static str,
+    pub path: &'static str,
+    pub mode: u32,
+    /// The package cannot be made without it.
+    pub is_required: bool,
+}
+
+/// Returns a program in `/usr/bin` or elsewhere.
+const fn program(name: &'static str, path: &'static str, is_required: bool) -> Built {
+    Built { name, path, mode: 0o755, is_required }
+}
+
+/// Returns a shared library. Libraries are read, not executed.
+const fn library(name: &'static str, path: &'static str) -> Built {
+    Built { name, path, mode: 0o644, is_required: false }
+}
+
+/// A package.
+pub(super) struct Spec {
+    pub name: &'static str,
+    pub summary: &'static str,
+    /// Lines of the description.
+    pub description: &'static [&'static str],
+    pub built: &'static [Built],
+    /// Configuration files: an upgrade keeps the administrator's changes.
+    pub conffiles: &'static [&'static str],
+    /// Its scripts set up a user and a service.
+    pub has_service: bool,
+    /// Dependencies in addition to libraries, as Debian names them.
+    pub depends: &'static str,
+    /// Files that must be in it, with their access rights.
+    pub expected: &'static [(&'static str, &'static str)],
+}
+
+/// Further names of the CUDA library, each a link to a file in the same folder. Programs open it under any of them, in
+/// any order, but a process must load it only once.
+pub(super) const LINKS: [(&str, &str); 3] = [
+    ("usr/lib/gpu-mediator/cuda/libcuda.so", "libcuda.so.1"),
+    ("usr/lib/gpu-mediator/cuda/libnvidia-ml.so.1", "libcuda.so.1"),
+    ("usr/lib/gpu-mediator/cuda/libnvidia-ml.so", "libcuda.so.1"),
+];
+
+/// Path of the hook of libvirt.
+pub(super) const LIBVIRT_HOOK: &str = "etc/libvirt/hooks/qemu.d/gpu-mediator";
+/// Path of the file for libvirt's AppArmor profile.
+pub(super) const LIBVIRT_APPARMOR: &str = "etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator";
+/// Path of the hook script of Proxmox.
+pub(super) const PROXMOX_HOOK: &str = "usr/share/gpu-mediator/proxmox/gpu-mediator-hook";
+
+/// The daemon and its tool.
+pub(super) const DAEMON: Spec = Spec {
+    name: "gpu-mediator",
+    summary: "shares NVIDIA cards between virtual machines",
+    description: &[
+        "One daemon, mediatord, owns the NVIDIA cards of a KVM host and gives each",
+        "virtual machine a virtual GPU that the stock nouveau driver drives without",
+        "modification. mediatorctl shows and changes what each may have.",
+    ],
+    built: &[
+        program("mediatord", "usr/bin/mediatord", true),
+        program("mediatorctl", "usr/bin/mediatorctl", true),
+        program("cuda-owner", "usr/lib/gpu-mediator/cuda-owner", false),
+        library("libcuda.so", "usr/lib/gpu-mediator/cuda/libcuda.so.1"),
+        program("gpu-mediator-slurm", "usr/bin/gpu-mediator-slurm", false),
+        library("libspank_gpu_mediator.so", "usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so"),
+    ],
+    conffiles: &["etc/gpu-mediator.toml", LIBVIRT_HOOK, LIBVIRT_APPARMOR],
+    has_service: true,
+    depends: "adduser",
+    expected: &[
+        (LIBVIRT_APPARMOR, "-rw-r--r--"),
+        ("etc/gpu-mediator.toml", "-rw-r--r--"),
+        (LIBVIRT_HOOK, "-rwxr-xr-x"),
+        ("usr/bin/mediatorctl", "-rwxr-xr-x"),
+        ("usr/bin/mediatord", "-rwxr-xr-x"),
+        ("usr/lib/systemd/system/gpu-mediator.service", "-rw-r--r--"),
+        ("usr/share/bash-completion/completions/mediatorctl", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator/changelog.gz", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator/copyright", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator/examples/cuda.conf", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator/examples/page.conf", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator/examples/plugstack.conf", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator/reference/api.json", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator/reference/configuration.md", "-rw-r--r--"),
+        ("usr/share/fish/vendor_completions.d/mediatorctl.fish", "-rw-r--r--"),
+        (PROXMOX_HOOK, "-rwxr-xr-x"),
+        ("usr/share/man/man1/mediatorctl.1.gz", "-rw-r--r--"),
+        ("usr/share/man/man5/gpu-mediator.toml.5.gz", "-rw-r--r--"),
+        ("usr/share/man/man8/mediatord.8.gz", "-rw-r--r--"),
+        ("usr/share/zsh/vendor-completions/_mediatorctl", "-rw-r--r--"),
+    ],
+};
+
+/// The driver for Kubernetes.
+pub(super) const KUBERNETES: Spec = Spec {
+    name: "gpu-mediator-kubernetes",
+    summary: "gives pods shares of the cards of gpu-mediator",
+    description: &[
+        "A driver for dynamic resource allocation, which asks the mediatord of a node",
+        "for a part of a card for each claim of a pod; a hook that adds virtual GPUs",
+        "to virtual machines of KubeVirt; the manifests of both, and a Helm chart.",
+    ],
+    built: &[
+        program("gpu-mediator-dra", "usr/bin/gpu-mediator-dra", true),
+        program("gpu-mediator-kubevirt", "usr/bin/gpu-mediator-kubevirt", true),
+    ],
+    conffiles: &[],
+    has_service: false,
+    depends: "",
+    expected: &[
+        ("usr/bin/gpu-mediator-dra", "-rwxr-xr-x"),
+        ("usr/bin/gpu-mediator-kubevirt", "-rwxr-xr-x"),
+        ("usr/share/doc/gpu-mediator-kubernetes/changelog.gz", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator-kubernetes/copyright", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator-kubernetes/examples/Containerfile", "-rw-r--r--"),
+        ("usr/share/gpu-mediator/helm/gpu-mediator/Chart.yaml", "-rw-r--r--"),
+        ("usr/share/gpu-mediator/kubernetes/daemonset.yaml", "-rw-r--r--"),
+        ("usr/share/gpu-mediator/kubernetes/example/pods.yaml", "-rw-r--r--"),
+        ("usr/share/gpu-mediator/kubernetes/share-parameters.schema.json", "-rw-r--r--"),
+    ],
+};

@@ -1,0 +1,74 @@
+//! Debug symbols of a package's programs, in a package of their own.
+//!
+//! A debugger finds them by the program's build ID, under the path that Debian and Fedora share.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::output;
+use super::recipe::Recipe;
+use super::spec::Spec;
+use super::tree::Tree;
+
+/// Returns the name of the package with a package's debug symbols.
+pub(super) fn name(spec: &Spec) -> String {
+    format!("{}-dbgsym", spec.name)
+}
+
+/// Programs of which the symbols were taken, by their build IDs.
+#[derive(Default)]
+pub(super) struct Symbols(BTreeSet<String>);
+
+impl Symbols {
+    /// Copies a program's symbols to the tree of symbols, and removes them from the program: nine tenths of it. Scripts
+    /// have none.
+    pub fn take(&mut self, program: &Path, symbols: &Tree) -> Result<()> {
+        let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
+        if !bytes.starts_with(b"\x7fELF") {
+            return Ok(());
+        }
+        if let Some(id) = build_id(program)?
+            && let Some((folder, file)) = id.split_at_checked(2)
+        {
+            let path = format!("usr/lib/debug/.build-id/{folder}/{file}.debug");
+            // The empty file makes the folders.
+            symbols.write(&path, b"", 0o644)?;
+            let mut keep = Command::new("objcopy");
+            keep.args(["--only-keep-debug", "--compress-debug-sections"]).arg(program).arg(symbols.path(&path));
+            output(&mut keep).context("the package binutils has objcopy")?;
+            symbols.set_mode(&path, 0o644)?;
+            self.0.insert(id);
+        }
+        let mut command = Command::new("strip");
+        output(command.args(["--remove-section=.comment", "--remove-section=.note"]).arg(program))
+            .context("the package binutils has strip")
+            .map(drop)
+    }
+
+    /// Completes the tree of symbols.
+    pub fn finish(self, recipe: &Recipe, spec: &Spec, symbols: &Tree) -> Result<()> {
+        // Debian's packages of symbols have their program's folder of documents.
+        symbols.link(&format!("usr/share/doc/{}", name(spec)), spec.name)?;
+        let ids: Vec<String> = self.0.into_iter().collect();
+        let fields = format!(
+            "Depends: {} (= {})\nSection: debug\nAuto-Built-Package: debug-symbols\nBuild-Ids: {}\n",
+            spec.name,
+            recipe.version,
+            ids.join(" ")
+        );
+        let description = format!("debug symbols for {}\n", spec.name);
+        recipe.write_control(symbols, &name(spec), &fields, &description)
+    }
+}
+
+/// Returns the ID that the linker gave a program.
+fn build_id(program: &Path) -> Result<Option<String>> {
+    let notes =
+        output(Command::new("readelf").args(["--notes"]).arg(program)).context("the package binutils has readelf")?;
+    let notes = String::from_utf8_lossy(&notes).into_owned();
+    Ok(notes.lines().find_map(|line| Some(line.trim().strip_prefix("Build ID: ")?.to_owned())))
+}
