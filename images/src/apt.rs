@@ -121,7 +121,35 @@ impl Apt {
         listed.iter().map(|l| fetched(&archives.join(&l.file))).collect()
     }
 
-    /// Fetches only `package`, in the target suite's version.
+    /// Same as [`Self::fetch_closure`], except packages that are `unneeded`.
+    pub fn fetch_closure_without(
+        &self,
+        packages: &[String],
+        unneeded: &[String],
+        progress: &Progress,
+    ) -> Result<Vec<Fetched>> {
+        if unneeded.is_empty() {
+            return self.fetch_closure(packages, progress);
+        }
+        let mut list = self.command("apt-get");
+        list.args(["-qq", "-y"]).args(self.preference()).args(["install", "--print-uris"]).args(packages);
+        let mut step = progress.step(format!("resolving {}", packages.join(", ")));
+        let listed = exec::run(&mut list, APT, &mut step, String::new)?;
+        let mut listed = parse_uris(&String::from_utf8_lossy(&listed.stdout));
+        listed.retain(|one| !unneeded.iter().any(|name| name == one.package()));
+        let folder = self.root.join("cache/part");
+        crate::cache::remove(&folder)?;
+        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let total: u64 = listed.iter().map(|one| one.size).sum();
+        let mut step = progress.step(format!("fetching {} packages, {}", listed.len(), mib(total)));
+        let mut command = self.command("apt-get");
+        command.arg("-qq").args(self.preference()).arg("download").args(listed.iter().map(Listed::package));
+        command.current_dir(&folder);
+        exec::run(&mut command, APT, &mut step, || format!("{} of {}", mib(size_of(&folder)), mib(total)))?;
+        listed.iter().map(|one| fetched(&folder.join(&one.file))).collect()
+    }
+
+    /// Fetches `package` only, in the target suite's version.
     pub fn fetch_one(&self, package: &str, progress: &Progress) -> Result<Fetched> {
         let folder = self.root.join("cache/single");
         crate::cache::remove(&folder)?;
@@ -269,7 +297,14 @@ struct Listed {
     size: u64,
 }
 
-/// Parses the output of `--print-uris`: lines of the form `'URI' FILE SIZE HASH`.
+impl Listed {
+    /// Returns the package's name.
+    fn package(&self) -> &str {
+        self.file.split('_').next().unwrap_or_default()
+    }
+}
+
+/// Parses `--print-uris`: lines of `'URI' FILE SIZE HASH`.
 fn parse_uris(text: &str) -> Vec<Listed> {
     let mut listed = Vec::new();
     for line in text.lines() {
@@ -301,6 +336,7 @@ mod tests {
         let listed = parse_uris(text);
         assert_eq!(listed.len(), 1);
         assert_eq!((listed[0].file.as_str(), listed[0].size), ("q_1%3a2_amd64.deb", 42));
+        assert_eq!(listed[0].package(), "q");
     }
 
     #[test]

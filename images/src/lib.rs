@@ -6,12 +6,11 @@
 //! - [`apt`]: a private apt state, verified against the archive keyring, that never changes the system's apt;
 //! - [`qemu`]: the host's QEMU if it is new enough, otherwise an unpacked QEMU run by its own dynamic loader;
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
-//! - [`browser`]: a browser for the tests of the daemon's page;
-//! - [`monitoring`]: Prometheus and a proxy for the tests of a daemon's metrics;
-//! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules, which are our module and the driver with hooks that
-//!   call it;
-//! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and a Debian system with
-//!   cluster software;
+//! - [`unpacked`]: packages unpacked as the root of programs, such as the tools that check our packages;
+//! - [`browser`]: a browser, for the tests of the daemon's page;
+//! - [`monitoring`]: Prometheus and a proxy, for the tests of a daemon's metrics;
+//! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
+//! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and one with cluster software;
 //! - [`xen`]: a Xen host, with its own domains;
 //! - [`svm`]: a QEMU for machines that run VMs;
 //! - [`nest`]: a machine with VFIO, KVM and QEMU, which runs other machines; [`libraries`]: finds the libraries of its
@@ -50,6 +49,7 @@ pub mod qemu;
 pub mod recipe;
 pub mod svm;
 pub mod system;
+pub mod unpacked;
 pub mod xen;
 
 use std::path::PathBuf;
@@ -168,6 +168,7 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     ensure_system(progress)?;
     ensure_fleet(progress)?;
     ensure_browser(progress)?;
+    ensure_checkers(progress)?;
     ensure_nest(progress)?;
     Ok(images)
 }
@@ -237,14 +238,29 @@ pub fn ensure_browser(progress: &Progress) -> Result<PathBuf> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
     let mut record = cache.load_record();
-    let root = browser::ensure(&manifest.browser, &cache, &mut record, progress).context("the browser")?;
+    let root = unpacked::ensure("browser", &manifest.browser, &cache, &mut record.browser, progress);
+    let root = root.context("the browser")?;
     cache.store_record(&record)?;
     let wanted: Vec<_> = record.browser.iter().map(|made| made.key.as_str()).collect();
     cache.prune("browser", &wanted)?;
     Ok(root)
 }
 
-/// Creates the machine that has a card behind an IOMMU, and its own VMs, and its kernel if that is missing.
+/// Makes the folder with the tools that check packages, manifests and scripts, the first time: the root in which they
+/// run.
+pub fn ensure_checkers(progress: &Progress) -> Result<PathBuf> {
+    let manifest = Manifest::load().context("images/manifest.toml")?;
+    let cache = Cache::open(progress)?;
+    let mut record = cache.load_record();
+    let root = unpacked::ensure("checkers", &manifest.checkers, &cache, &mut record.checkers, progress);
+    let root = root.context("the tools that check packages")?;
+    cache.store_record(&record)?;
+    let wanted: Vec<_> = record.checkers.iter().map(|made| made.key.as_str()).collect();
+    cache.prune("checkers", &wanted)?;
+    Ok(root)
+}
+
+/// Makes the machine that has a card behind an IOMMU, and its own VMs; its kernel is made the first time.
 pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;

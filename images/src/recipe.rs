@@ -29,6 +29,8 @@ pub struct Manifest {
     pub fleet: TreeRecipe,
     /// A browser without windows.
     pub browser: TreeRecipe,
+    /// Tools that check packages, manifests and scripts.
+    pub checkers: TreeRecipe,
     /// The machine that has a card behind an IOMMU, and its own VMs.
     pub nest: NestRecipe,
     /// The Xen host.
@@ -128,6 +130,9 @@ pub struct TreeRecipe {
     pub packages: Vec<String>,
     /// Files and folders of the packages to omit.
     pub without: Vec<String>,
+    /// Dependencies that are not fetched.
+    #[serde(default)]
+    pub unneeded: Vec<String>,
     /// Units that must not start.
     #[serde(default)]
     pub masked: Vec<String>,
@@ -223,6 +228,9 @@ pub struct Record {
     /// The browser.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub browser: Option<Made>,
+    /// The tools that check packages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkers: Option<Made>,
     /// The Xen host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub xen: Option<Made>,

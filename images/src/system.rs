@@ -308,6 +308,7 @@ mod tests {
         let recipe = |packages: &[&str], masked: &[&str]| TreeRecipe {
             packages: packages.iter().map(|&name| name.to_owned()).collect(),
             without: Vec::new(),
+            unneeded: Vec::new(),
             masked: masked.iter().map(|&name| name.to_owned()).collect(),
             from: Vec::new(),
         };
