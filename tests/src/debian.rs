@@ -34,10 +34,11 @@ const LOGS: &str = "/var/log/units";
 /// Folder of the units' process numbers.
 const UNITS: &str = "/run/units";
 
-/// Namespaces, as arguments of `unshare`. When `unshare` ends, so do all processes in the namespaces.
-const NAMESPACES: [&str; 8] = ["--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--fork", "--kill-child"];
+/// Namespaces, as arguments of `unshare`. When that program ends, so do all processes in them.
+pub(crate) const NAMESPACES: [&str; 8] =
+    ["--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--fork", "--kill-child"];
 /// Additional arguments for users other than root.
-const USERS: [&str; 3] = ["--user", "--map-root-user", "--map-auto"];
+pub(crate) const USERS: [&str; 3] = ["--user", "--map-root-user", "--map-auto"];
 
 /// The first process, which mounts a container's file systems and keeps running. The argument is the new root folder.
 const INIT: &str = r#"
@@ -100,7 +101,7 @@ pub fn impossible() -> Option<String> {
     }
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 

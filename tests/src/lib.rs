@@ -1,14 +1,14 @@
 //! End-to-end tests with real VMMs and guests: the harness shared by tests, demo and benchmarks.
 //!
 //! The parts:
-//! - [`vm`]: one QEMU with a stock kernel; [`agent`] communicates with the init in the guest, [`qmp`] with QEMU itself;
-//! - [`daemon`]: `mediatord` and `mediatorctl`, run as an operator runs them;
-//! - [`accel`]: detects by a trial whether KVM works on this host;
-//! - [`children`]: programs that end together with this process;
-//! - [`guest`]: steps that most tests share: configuration, driver, workload;
-//! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's share of the card's time;
-//! - [`host`]: a Debian host with systemd, for the package; [`debian`]: a Debian host in namespaces, with workload
-//!   managers;
+//! - [`vm`]: one QEMU with a stock kernel; [`agent`] speaks to the init inside, [`qmp`] to QEMU itself;
+//! - [`daemon`]: `mediatord` and `mediatorctl` as an operator runs them;
+//! - [`accel`]: detects by trial whether KVM works here;
+//! - [`children`]: programs that end with this one;
+//! - [`guest`]: steps that most stories share: configuration, driver, workload;
+//! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's part of its time;
+//! - [`host`]: a Debian host with systemd, for the package; [`debian`]: one in namespaces, with workload managers;
+//! - [`toolbox`]: programs that check packages, manifests and scripts;
 //! - [`files`]: files that a machine receives before it boots;
 //! - [`nest`]: a machine with a card behind an IOMMU and its own VMs;
 //! - [`xen`]: a Xen host, with domains that have vGPUs;
@@ -56,6 +56,7 @@ mod process;
 pub mod qmp;
 pub mod rogues;
 pub mod scale;
+pub mod toolbox;
 pub mod vm;
 pub mod wait;
 pub mod xen;

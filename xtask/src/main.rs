@@ -130,6 +130,8 @@ enum Command {
         #[arg(long, value_name = "FOLDER")]
         out: Option<std::path::PathBuf>,
     },
+    /// Print the folder with the Python packages that render and validate the Helm chart; installed the first time.
+    HelmTools,
     /// Boot two guests on one card, run the copy workloads in both and verify every byte.
     Demo {
         /// Arguments of the demo.
@@ -184,6 +186,7 @@ fn main() -> ExitCode {
         Command::Docs => write_pages(),
         Command::Package(args) => package::run(&args),
         Command::PythonClient { out } => python::client(out.as_deref()),
+        Command::HelmTools => python::helm(),
         Command::Demo { args } => guests::demo(&args),
         Command::Setup { refresh } => setup(refresh).map(|()| true),
     };

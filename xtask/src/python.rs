@@ -11,8 +11,10 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::run::{root, target};
 
-/// The generator of the client, and the builder of wheels that the generator's output names.
-const TOOLS: [&str; 2] = ["openapi-python-client==0.29.1", "poetry-core==2.5.0"];
+/// The generator of the client, and the builder of wheels that its output names.
+const GENERATOR: [&str; 2] = ["openapi-python-client==0.29.1", "poetry-core==2.5.0"];
+/// Helm as a library, and the schemas of Kubernetes' objects.
+const HELM: [&str; 2] = ["helm-sdkpy==0.1.32", "kubernetes-validate==1.37.0"];
 /// The API's description.
 const DOCUMENT: &str = "docs/reference/api.json";
 /// Name of the Python package.
@@ -23,7 +25,7 @@ const PACKAGE: &str = "gpu_mediator_client";
 /// # Errors
 /// If Python or pip is absent, the registry does not answer, or the generator cannot read the description.
 pub fn client(out: Option<&Path>) -> Result<bool> {
-    let tools = tools()?;
+    let tools = tools(&GENERATOR, &[]).context("the generator of the Python client")?;
     let out = out.map_or_else(|| target().join("package"), Path::to_owned);
     fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
     let work = tempfile::tempdir().context("a folder for the client")?;
@@ -49,10 +51,20 @@ pub fn client(out: Option<&Path>) -> Result<bool> {
     Ok(true)
 }
 
-/// Returns the folder with the tools. Installs them the first time.
-fn tools() -> Result<PathBuf> {
+/// Prints the folder with the Python packages that render and validate the Helm chart.
+///
+/// # Errors
+/// If Python or pip is absent, or the registry does not answer.
+pub fn helm() -> Result<bool> {
+    // Helm's library asks for a newer Python than that of Debian 12, and works with it.
+    println!("{}", tools(&HELM, &["--ignore-requires-python"]).context("Helm's library")?.display());
+    Ok(true)
+}
+
+/// Returns the folder with some Python packages; installs them the first time.
+fn tools(packages: &[&str], options: &[&str]) -> Result<PathBuf> {
     let cache = std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
-    let folder = cache.join("python").join(TOOLS.join("-").replace("==", "-"));
+    let folder = cache.join("python").join(packages.join("-").replace("==", "-"));
     if folder.exists() {
         return Ok(folder);
     }
@@ -61,8 +73,9 @@ fn tools() -> Result<PathBuf> {
     // An interrupted installation leaves no folder of this name.
     let scratch = tempfile::tempdir_in(parent).context("a folder for Python packages")?;
     let place = scratch.path().join("tools");
-    run(python(None).args(["-m", "pip", "install", "--quiet", "--target"]).arg(&place).args(TOOLS))
-        .context("the generator of the Python client cannot be installed; it needs python3 with pip")?;
+    let mut install = python(None);
+    install.args(["-m", "pip", "install", "--quiet"]).args(options).arg("--target").arg(&place);
+    run(install.args(packages)).context("cannot be installed; it needs python3 with pip")?;
     match fs::rename(&place, &folder) {
         // Another process has created the folder already.
         Err(_) if folder.exists() => Ok(folder),

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use tests::Debian;
 
-use crate::site::{Form, WAIT_TIMEOUT, names, run_node, start_node, start_up};
+use crate::site::{CONTAINERS, Form, WAIT_TIMEOUT, names, run_node, start_node, start_up};
 
 /// The admin socket of the daemon with a CUDA card.
 const SOCKET: &str = "/run/pods/admin.sock";
@@ -12,12 +12,6 @@ const IMAGE: &str = "mkdir -p /tmp/image/usr/bin /tmp/image/tmp /tmp/image/etc &
     for file in $(/lib64/ld-linux-x86-64.so.2 --list /usr/bin/cuda-program | grep -o '/[^ ]*') /lib64/ld-linux-x86-64.so.2; do \
     mkdir -p /tmp/image/$(dirname $file) && cp -L $file /tmp/image/$file; done && \
     tar -C /tmp/image -c . | podman import - localhost/cuda-program:1 && rm -r /tmp/image";
-/// Configures podman for a host without a disk for layers, networks and its own control groups.
-const CONTAINERS: &str = "mkdir -p /etc/containers && printf '[storage]\\ndriver = \"vfs\"\\nrunroot = \"/run/containers\"\\ngraphroot = \
-    \"/var/lib/containers\"\\n' > /etc/containers/storage.conf && printf '[engine]\\nruntime = \"crun\"\\nno_pivot_root = true\\n\
-    cgroup_manager = \"cgroupfs\"\\nevents_logger = \"none\"\\n[containers]\\nlog_driver = \"k8s-file\"\\n' > \
-    /etc/containers/containers.conf && printf '{\"default\":[{\"type\":\"insecureAcceptAnything\"}]}' > /etc/containers/policy.json";
-
 /// Returns the command that runs the program in a container, with or without a claim.
 fn command(claim: Option<&str>, arguments: &str) -> String {
     let device = claim.map_or_else(String::new, |name| format!("--device gpu-mediator.internal/share={name}"));

@@ -1,9 +1,12 @@
-//! Tests workload managers on a Debian host (libvirt, Slurm, and containers with CDI), and the package as an RPM.
+//! Workload managers on a Debian host: libvirt, Slurm, and containers with CDI; Proxmox's hook; and all that is
+//! released.
 
 mod cdi;
 mod client;
 mod libvirt;
 mod package;
 mod page;
+mod proxmox;
+mod release;
 mod site;
 mod slurm;

@@ -19,7 +19,13 @@ pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Size of each CUDA card in MiB.
 pub const CARD_MIB: u64 = 1024;
 
-/// Users that the packages' own scripts would create, and two users that run jobs.
+/// Configures podman for a host without a disk for layers, networks and its own control groups.
+pub const CONTAINERS: &str = "mkdir -p /etc/containers && printf '[storage]\\ndriver = \"vfs\"\\nrunroot = \"/run/containers\"\\ngraphroot = \
+    \"/var/lib/containers\"\\n' > /etc/containers/storage.conf && printf '[engine]\\nruntime = \"crun\"\\nno_pivot_root = true\\n\
+    cgroup_manager = \"cgroupfs\"\\nevents_logger = \"none\"\\n[containers]\\nlog_driver = \"k8s-file\"\\n' > \
+    /etc/containers/containers.conf && printf '{\"default\":[{\"type\":\"insecureAcceptAnything\"}]}' > /etc/containers/policy.json";
+
+/// Users that the packages' own scripts would create, and two that run jobs.
 const ACCOUNTS: &str = r#"set -e
 cat >> /etc/passwd <<END
 munge:x:110:110::/nonexistent:/usr/sbin/nologin
@@ -76,7 +82,7 @@ fn package(folder: &Path, form: Form) -> Result<PathBuf> {
     let programs = binary("mediatord")?;
     let programs = programs.parent().context("a folder of programs")?;
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["run", "--quiet", "--package", "xtask", "--", "package", "--fast"]);
+    command.args(["run", "--quiet", "--package", "xtask", "--", "package", "--fast", "--daemon"]);
     command.args((form == Form::Rpm).then_some("--rpm")).arg("--binaries").arg(programs);
     let ended = run_to_end(command.arg("--out").arg(folder), PACKAGE_LIMIT)?.success()?;
     // The output has a line for each format.

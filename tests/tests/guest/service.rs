@@ -23,7 +23,7 @@ fn package(folder: &Path) -> Result<PathBuf> {
     let programs = binary("mediatord")?;
     let programs = programs.parent().context("a folder of programs")?;
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["run", "--quiet", "--package", "xtask", "--", "package", "--binaries"]).arg(programs);
+    command.args(["run", "--quiet", "--package", "xtask", "--", "package", "--daemon", "--binaries"]).arg(programs);
     let ended = run_to_end(command.arg("--out").arg(folder), PACKAGE_LIMIT)?.success()?;
     Ok(ended.stdout.trim().into())
 }

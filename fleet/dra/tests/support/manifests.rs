@@ -48,17 +48,13 @@ pub fn documents(folder: &Path) -> Vec<Value> {
     documents
 }
 
-/// Renders a folder. Returns the documents with the kustomization's namespace and images, in the order in which
-/// `kubectl` applies them.
+/// Renders a folder: the documents with the kustomization's images, in the order in which `kubectl` applies them.
 pub fn rendered(folder: &Path) -> Vec<Value> {
     let kustomization = kustomization(folder);
-    let known = ["apiVersion", "kind", "namespace", "resources", "images"];
+    let known = ["apiVersion", "kind", "resources", "images"];
     assert!(kustomization.as_object().unwrap().keys().all(|key| known.contains(&key.as_str())), "{kustomization}");
     let mut documents = documents(folder);
     for document in &mut documents {
-        if let Some(namespace) = document["metadata"].get_mut("namespace") {
-            *namespace = kustomization["namespace"].clone();
-        }
         for container in
             document.pointer_mut("/spec/template/spec/containers").and_then(Value::as_array_mut).into_iter().flatten()
         {

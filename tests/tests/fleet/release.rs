@@ -1,0 +1,142 @@
+//! What is released: packages, scripts, manifests with their chart, and the image of the driver for Kubernetes.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use tests::Debian;
+use tests::daemon::{Ended, binary, run_to_end};
+use tests::files::Files;
+use tests::toolbox::Toolbox;
+use tests::wait::Scratch;
+
+use crate::site::CONTAINERS;
+
+/// Time that building packages, or fetching Helm's library, may take, including `cargo`.
+const LIMIT: Duration = Duration::from_secs(400);
+/// Scripts of the packages and of this repository.
+const SCRIPTS: &str = ".ci/run packaging/postinst packaging/postrm packaging/prerm packaging/libvirt/gpu-mediator \
+                       packaging/proxmox/gpu-mediator-hook";
+/// Errors of lintian that are due to packages without compression, which are made for tests.
+const UNCOMPRESSED: [&str; 2] = ["uses-no-compression-for-control-tarball", "uses-no-compression-for-data-tarball"];
+/// Makes an image that stands for Debian's own: the files of the packages that dpkg needs, and dpkg's books.
+const BASE: &str = "cd / && dpkg-query --listfiles base-files coreutils dash diffutils dpkg findutils grep libacl1 libattr1 libbz2-1.0 \
+    libc-bin libc6 libcap2 libgcc-s1 libgmp10 liblzma5 libmd0 libpcre2-8-0 libselinux1 libssl3t64 libsystemd0 libzstd1 perl-base sed tar \
+    zlib1g | sed 's#^/##' | sort -u > /tmp/files && ls -d bin sbin lib lib64 var/lib/dpkg/status etc/passwd etc/group >> /tmp/files && \
+    tar --create --no-recursion --ignore-failed-read --files-from=/tmp/files 2>/dev/null | \
+    podman import --change 'ENV PATH=/usr/sbin:/usr/bin' - docker.io/library/debian:trixie-slim";
+
+/// The root of the workspace.
+fn workspace() -> PathBuf {
+    images::cache::workspace()
+}
+
+/// Runs xtask.
+fn xtask(arguments: &[&str], paths: &[&Path]) -> Result<Ended> {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["run", "--quiet", "--package", "xtask", "--"]).args(arguments).args(paths);
+    run_to_end(&mut command, LIMIT)?.success()
+}
+
+/// Makes all packages from the programs under test.
+fn packages(out: &Path) -> Result<()> {
+    let programs = binary("mediatord")?;
+    let programs = programs.parent().context("a folder of programs")?;
+    let arguments = ["package", "--fast", "--rpm", "--out"];
+    xtask(&arguments, &[out, Path::new("--binaries"), programs]).map(drop)
+}
+
+/// Returns the words after a mark, of the lines that have it.
+fn marked<'a>(report: &'a str, mark: &str) -> BTreeSet<&'a str> {
+    report.lines().filter_map(|line| line.split_once(mark)?.1.split_whitespace().next()).collect()
+}
+
+#[test]
+fn packages_pass_lintian_and_rpmlint() -> Result<()> {
+    let scratch = Scratch::new("packages")?;
+    packages(scratch.path())?;
+    let tools = Toolbox::open()?;
+    let report = tools.run(scratch.path(), "lintian --tag-display-limit 0 --allow-root /mnt/*.deb")?;
+    println!("{}{}", report.stdout, report.stderr);
+    let mut errors = BTreeSet::new();
+    for line in report.stdout.lines().filter_map(|line| line.strip_prefix("E: ")) {
+        errors.extend(line.split_once(": ").and_then(|(_, tag)| tag.split_whitespace().next()));
+    }
+    // The two show that it has read the packages.
+    ensure!(errors == UNCOMPRESSED.into(), "errors of lintian: {errors:?}");
+    for package in ["gpu-mediator", "gpu-mediator-dbgsym", "gpu-mediator-kubernetes", "gpu-mediator-kubernetes-dbgsym"]
+    {
+        ensure!(report.stdout.contains(&format!("E: {package}: ")), "lintian has not read {package}");
+    }
+    let report = tools.run(scratch.path(), "rpmlint /mnt/*.rpm")?;
+    println!("{}{}", report.stdout, report.stderr);
+    // Whoever releases them signs them.
+    ensure!(marked(&report.stdout, ": E: ") == ["no-signature"].into(), "errors of rpmlint");
+    ensure!(report.stdout.contains("2 packages and 0 specfiles checked"), "rpmlint has not read both");
+    Ok(())
+}
+
+#[test]
+fn scripts_pass_shellcheck() -> Result<()> {
+    let tools = Toolbox::open()?;
+    let checked = tools
+        .run(&workspace(), &format!("cd /mnt && shellcheck {SCRIPTS} && shellcheck --shell=sh packaging/rpm/*"))?;
+    checked.success()?;
+    let bad = tools.run(&workspace(), "echo 'rm $1' | shellcheck --shell=sh -")?;
+    ensure!(bad.code == Some(1) && bad.stdout.contains("SC2086"), "{}{}", bad.stdout, bad.stderr);
+    Ok(())
+}
+
+#[test]
+fn chart_has_the_objects_of_kustomize() -> Result<()> {
+    let scratch = Scratch::new("chart")?;
+    let tools = Toolbox::open()?;
+    let manifests = workspace().join("fleet/kubernetes");
+    let rendered = tools.run(&manifests, "kustomize build /mnt")?.success()?.stdout;
+    ensure!(rendered.contains("image: gpu-mediator:"), "{rendered}");
+    tools.run(&manifests, "kustomize build /mnt/example")?.success()?;
+    let file = scratch.path().join("kustomize.yaml");
+    fs::write(&file, rendered)?;
+    let packages = xtask(&["helm-tools"], &[])?.stdout;
+    let mut compare = Command::new("python3");
+    compare.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fleet/chart.py"));
+    compare.arg(workspace().join("fleet/helm/gpu-mediator")).arg(&file).env("PYTHONPATH", packages.trim());
+    let compared = run_to_end(&mut compare, LIMIT)?.success()?;
+    println!("{}", compared.stdout);
+    ensure!(compared.stdout.contains("11 objects are equal and valid in 1.34, 1.37"), "{}", compared.stdout);
+    Ok(())
+}
+
+#[test]
+fn image_of_the_driver_builds_from_its_package() -> Result<()> {
+    if let Some(why) = tests::debian::impossible() {
+        println!("skipped: {why}");
+        return Ok(());
+    }
+    let scratch = Scratch::new("image")?;
+    packages(scratch.path())?;
+    let version = env!("CARGO_PKG_VERSION");
+    let name = format!("gpu-mediator-kubernetes_{version}_amd64.deb");
+    let mut files = Files::default();
+    files.copy(&scratch.path().join(&name), &format!("root/context/{name}"), 0o644)?;
+    files.copy(&workspace().join("fleet/Containerfile"), "root/Containerfile", 0o644)?;
+    let host = Debian::start_up("image", files)?;
+    host.ok(CONTAINERS)?;
+    host.ok(BASE)?;
+    let tag = format!("gpu-mediator:{version}");
+    host.ok(&format!(
+        "podman build --pull=never --network=none --isolation=chroot --file /root/Containerfile --tag {tag} /root/context"
+    ))?;
+    let run = "podman run --rm --network=none --cgroups=disabled";
+    // The driver starts as the DaemonSet starts it, and asks for its node's name.
+    let driver = host.sh(&format!("{run} localhost/{tag} serve"))?;
+    ensure!(driver.code != 0 && driver.text().contains("--node <NAME>"), "{}", driver.text());
+    let schema = host.ok(&format!("{run} localhost/{tag} schema"))?;
+    let published = fs::read_to_string(workspace().join("fleet/kubernetes/share-parameters.schema.json"))?;
+    ensure!(schema.trim() == published.trim(), "the image's driver has another schema:\n{schema}");
+    host.ok(&format!("{run} --entrypoint=/usr/bin/gpu-mediator-kubevirt localhost/{tag} --help")).map(drop)
+}
