@@ -24,11 +24,22 @@ const SCRIPTS: &str = ".ci/run packaging/postinst packaging/postrm packaging/pre
 /// Errors of lintian that are due to packages without compression, which are made for tests.
 const UNCOMPRESSED: [&str; 2] = ["uses-no-compression-for-control-tarball", "uses-no-compression-for-data-tarball"];
 /// Makes an image that stands for Debian's own: the files of the packages that dpkg needs, and dpkg's books.
-const BASE: &str = "cd / && dpkg-query --listfiles base-files coreutils dash diffutils dpkg findutils grep libacl1 libattr1 libbz2-1.0 \
-    libc-bin libc6 libcap2 libgcc-s1 libgmp10 liblzma5 libmd0 libpcre2-8-0 libselinux1 libssl3t64 libsystemd0 libzstd1 perl-base sed tar \
-    zlib1g | sed 's#^/##' | sort -u > /tmp/files && ls -d bin sbin lib lib64 var/lib/dpkg/status etc/passwd etc/group >> /tmp/files && \
-    tar --create --no-recursion --ignore-failed-read --files-from=/tmp/files 2>/dev/null | \
-    podman import --change 'ENV PATH=/usr/sbin:/usr/bin' - docker.io/library/debian:trixie-slim";
+const BASE: &str = r#"
+cd /var/lib/dpkg/info
+for name in base-files coreutils dash diffutils dpkg findutils grep libacl1 libattr1 libbz2-1.0 libc-bin libc6 libcap2 libgcc-s1 \
+    libgmp10 liblzma5 libmd0 libpcre2-8-0 libselinux1 libssl3t64 libsystemd0 libzstd1 perl-base sed tar zlib1g; do
+    for list in $name.list $name:amd64.list; do test ! -e $list || cat $list; done
+done | sed -e 's#^/\(bin\|sbin\|lib\|lib64\)/#/usr/\1/#' -e '\#^/\(bin\|sbin\|lib\|lib64\)$#d' -e 's#^/##' | sort -u > /tmp/files
+mkdir /tmp/base
+cd /
+while read -r file; do
+    if test -d "$file" -a ! -L "$file"; then mkdir -p "/tmp/base/$file"; elif test -e "$file"; then echo "$file"; fi
+done < /tmp/files > /tmp/copied
+cp --archive --parents $(cat /tmp/copied) bin sbin lib lib64 var/lib/dpkg/status etc/passwd etc/group /tmp/base
+mkdir -p /tmp/base/tmp /tmp/base/var/lib/dpkg/info /tmp/base/var/lib/dpkg/updates
+touch /tmp/base/var/lib/dpkg/available
+tar -C /tmp/base -c . | podman import --change 'ENV PATH=/usr/sbin:/usr/bin' - docker.io/library/debian:trixie-slim
+"#;
 
 /// The root of the workspace.
 fn workspace() -> PathBuf {
@@ -126,10 +137,11 @@ fn image_of_the_driver_builds_from_its_package() -> Result<()> {
     files.copy(&workspace().join("fleet/Containerfile"), "root/Containerfile", 0o644)?;
     let host = Debian::start_up("image", files)?;
     host.ok(CONTAINERS)?;
-    host.ok(BASE)?;
+    host.write("/root/base.sh", 0o644, BASE)?;
+    host.ok("sh -e /root/base.sh")?;
     let tag = format!("gpu-mediator:{version}");
     host.ok(&format!(
-        "podman build --pull=never --network=none --isolation=chroot --file /root/Containerfile --tag {tag} /root/context"
+        "podman build --pull=never --network=host --isolation=chroot --ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024 --file /root/Containerfile --tag {tag} /root/context"
     ))?;
     let run = "podman run --rm --network=none --cgroups=disabled";
     // The driver starts as the DaemonSet starts it, and asks for its node's name.
