@@ -14,7 +14,8 @@
 //! - [`xen`]: a Xen host, with domains that have vGPUs;
 //! - [`holdings`]: resources of a process, to find leaks;
 //! - [`http`]: requests to a daemon's API, or to its monitoring;
-//! - [`scale`]: selects small or full workloads;
+//! - [`pages`]: commands of operators' pages;
+//! - [`scale`]: small workloads, or the full ones;
 //! - [`klog`]: the guest kernel's log, by level;
 //! - [`wait`]: bounded waits, which show the end of the logs on failure.
 //!
@@ -52,6 +53,7 @@ pub mod http;
 pub mod klog;
 pub mod many_vms;
 pub mod nest;
+pub mod pages;
 mod process;
 pub mod qmp;
 pub mod rogues;

@@ -1,5 +1,6 @@
 //! Runs the program: a daemon that starts without state, or one that takes over from another daemon.
 
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,6 +12,7 @@ use config::{Config, DaemonSpec};
 use fdstore::names::{STORED_ADMIN, STORED_READ_ONLY};
 use listening::{Listening, SocketPath, Sockets, descriptors, folders};
 use overrides::OverrideStore;
+use rustix::io::Errno;
 
 use crate::admin::Listeners;
 use crate::cards::Cards;
@@ -125,10 +127,7 @@ impl Admin {
         });
         let read_only = read_only.transpose().context("the read-only socket")?;
         let (read_only, read_path) = read_only.map(|Listening { listener, path }| (listener, path)).unzip();
-        let page = spec.page.map(status_page::listen).transpose();
-        let page = page.with_context(|| {
-            format!("the page's address {}", spec.page.map_or_else(String::new, |at| at.to_string()))
-        })?;
+        let page = spec.page.map(page_at).transpose()?;
         Ok(Self { listeners: Listeners { admin, read_only, page }, paths: [path, read_path.flatten()] })
     }
 
@@ -143,7 +142,17 @@ impl Admin {
     }
 }
 
-/// Serves the admin API until the daemon ends.
+/// Listens for browsers.
+fn page_at(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    status_page::listen(address).map_err(|error| {
+        // The unit of the package permits UNIX sockets only.
+        let refused = error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error());
+        let advice = "; the service needs the drop-in page.conf, which is an example of the package";
+        anyhow::Error::new(error).context(format!("the page's address {address}{}", if refused { advice } else { "" }))
+    })
+}
+
+/// Serves until the end.
 fn serve(daemon: &Arc<Daemon>, admin: Admin, program: std::io::Result<PathBuf>, config: PathBuf) -> anyhow::Result<()> {
     let copies = admin.copies().context("the admin socket")?;
     let Admin { listeners, paths: _paths } = admin;

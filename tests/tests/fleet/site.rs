@@ -10,6 +10,7 @@ use serde_json::Value;
 use tests::Debian;
 use tests::daemon::{binary, run_to_end};
 use tests::files::Files;
+pub use tests::pages::blocks;
 use tests::wait::Scratch;
 
 /// Maximum time for building the package, including `cargo`.
@@ -49,26 +50,6 @@ ldconfig
 
 /// The page with the service's configuration.
 const PAGE: &str = include_str!("../../../docs/guides/libvirt.md");
-
-/// Returns the code blocks of a language in an operator's page, without the indentation of an enclosing list.
-pub fn blocks(page: &str, language: &str) -> Vec<String> {
-    let mut blocks = Vec::new();
-    let mut open: Option<(usize, String)> = None;
-    for line in page.lines() {
-        match &mut open {
-            Some(_) if line.trim() == "```" => blocks.extend(open.take().map(|(_, text)| text)),
-            Some((depth, text)) => {
-                text.push_str(line.get(*depth..).unwrap_or_default());
-                text.push('\n');
-            }
-            None if line.trim() == format!("```{language}") => {
-                open = Some((line.len() - line.trim_start().len(), String::new()))
-            }
-            None => {}
-        }
-    }
-    blocks
-}
 
 /// Formats of the package.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! Tests of guests with Debian's kernels, with one scenario per module.
 
 mod faults;
+mod first_hour;
 mod harness;
 mod killed;
 mod monitoring;

@@ -19,7 +19,7 @@ const OLD: &str = "0.0.9";
 const PACKAGE_LIMIT: Duration = Duration::from_secs(300);
 
 /// Builds the package of the programs under test.
-fn package(folder: &Path) -> Result<PathBuf> {
+pub fn package(folder: &Path) -> Result<PathBuf> {
     let programs = binary("mediatord")?;
     let programs = programs.parent().context("a folder of programs")?;
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

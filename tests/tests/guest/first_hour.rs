@@ -1,0 +1,93 @@
+//! An operator's first hour, from the documentation alone: from the package to two VMs on the page.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use tests::Host;
+use tests::files::Files;
+use tests::pages::blocks;
+use tests::wait::Scratch;
+
+use crate::service::package;
+
+/// The operator's page.
+const PAGE: &str = include_str!("../../../docs/guides/operating.md");
+/// A program of this machine, which the commands use.
+const CURL: &str = "/usr/bin/curl";
+/// The page's address.
+const ADDRESS: &str = "http://127.0.0.1:9470";
+/// Time limit of the commands and of waits, for hangs only.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Runs a command, and parses its output. Its messages are not part of it.
+fn json(host: &Host, command: &str) -> Result<Value> {
+    let text = host.vm().run_within(&format!("sh {command}"), LIMIT)?.success().context(command.to_owned())?.text();
+    serde_json::from_str(&text).with_context(|| format!("{command}:\n{text}"))
+}
+
+/// Returns what the page reads from a path of the API.
+fn shown(host: &Host, path: &str) -> Result<Value> {
+    json(host, &format!("curl --silent --show-error --fail {ADDRESS}/{path}"))
+}
+
+/// Checks that the page's values are those of the tool.
+fn page_shows_both_vms(host: &Host) -> Result<()> {
+    for (path, arguments) in [
+        ("v1/vms", "vm list"),
+        ("v1/cards", "card list"),
+        ("v1/cards/card0/memory", "memory show card0"),
+        ("v1/cards/card0/scheduler", "sched show card0"),
+    ] {
+        let (page, tool) = (shown(host, path)?, json(host, &format!("mediatorctl --json {arguments}"))?);
+        ensure!(page.is_object() && page == tool, "{path}: {page:#}\n{arguments}: {tool:#}");
+    }
+    let vms = shown(host, "v1/vms")?;
+    let names: Vec<_> = vms["vms"].as_array().context("a list")?.iter().map(|vm| &vm["name"]).collect();
+    ensure!(names == ["alice", "bob"], "{vms:#}");
+    // The page asks for these, and for the cards above.
+    let memory = shown(host, "v1/memory")?.to_string();
+    let time = shown(host, "v1/schedulers")?.to_string();
+    for name in ["alice", "bob"] {
+        let mark = format!("\"vm\":\"{name}\"");
+        ensure!(memory.contains(&mark) && time.contains(&mark), "{name}:\n{memory}\n{time}");
+    }
+    let events = shown(host, "v1/events?limit=100")?.to_string();
+    ensure!(events.contains("alice") && events.contains("bob"), "{events}");
+    Ok(())
+}
+
+#[test]
+fn first_hour_ends_with_two_vms_on_the_page() -> Result<()> {
+    ensure!(Path::new(CURL).exists(), "{CURL} is missing; install the package curl");
+    let [commands] = &blocks(PAGE, "sh first-hour")[..] else { bail!("the page has not one first hour") };
+    let scratch = Scratch::new("first-hour")?;
+    let mut files = Files::default();
+    let name = format!("root/gpu-mediator_{}_amd64.deb", env!("CARGO_PKG_VERSION"));
+    files.copy(&package(scratch.path())?, &name, 0o644)?;
+    files.program(Path::new(CURL), "usr/bin/curl")?;
+    files.write("root/first-hour.sh", 0o644, commands.as_bytes());
+    let host = Host::boot("first-hour", files)?;
+    let said = host.ok("cd /root && sh -e first-hour.sh")?;
+    ensure!(said.contains("<title>") && said.contains("bob    card0"), "{said}");
+    page_shows_both_vms(&host)?;
+
+    // It is read-only, for this host only, and needs no further right.
+    let code = |arguments: &str| {
+        host.ok(&format!("curl --silent --output /dev/null --write-out '%{{http_code}}' {arguments} {ADDRESS}/v1/vms"))
+    };
+    ensure!(code("--request POST")? == "405", "the page accepts a change");
+    ensure!(code("--header 'Host: gpu.example.org'")? == "421", "the page answers another site");
+    ensure!(
+        host.sh("curl --silent --interface 127.0.0.1 http://192.0.2.1:9470/")?.code != 0,
+        "another address answers"
+    );
+
+    // Without the drop-in, the service says what is missing.
+    host.ok("rm /etc/systemd/system/gpu-mediator.service.d/page.conf && systemctl daemon-reload")?;
+    ensure!(host.sh("systemctl restart gpu-mediator")?.code != 0, "the page is served without a network");
+    let journal = host.ok("journalctl --no-pager --unit=gpu-mediator --lines=20 --output=cat")?;
+    ensure!(journal.contains("the service needs the drop-in page.conf"), "{journal}");
+    Ok(())
+}
