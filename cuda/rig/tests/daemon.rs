@@ -275,49 +275,6 @@ fn quick_start_of_the_readme_prints_its_output() {
     }
 }
 
-/// Runs a shell's script as tenant `a` with more options of `run`.
-fn script(rig: &Rig, more: &[&str], script: &str) -> std::process::Command {
-    let library = rig.folder.path().join("shim").display().to_string();
-    let mut command = ctl_command(rig, &["run", "--tenant", "a", "--library", &library]);
-    command.args(more).args(["--", "sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
-
-#[test]
-fn run_with_memory_and_weight_restores_both_afterwards() {
-    let rig = pair();
-    let _daemon = Daemon::start(&rig);
-    good(&rig, &["tenant", "set", "a", "--quota-mib", "48"]);
-    let limits = |rig: &Rig| {
-        let a = json(rig, &["tenant", "show", "a"]);
-        (a["memory"]["quota_mib"].clone(), a["memory"]["weight"].clone(), a["time"]["weight"].clone())
-    };
-    let before = limits(&rig);
-    let mut running = script(&rig, &["--memory", "32M", "--weight", "70"], "read line; exit 7");
-    let mut running = running.stdin(Stdio::piped()).spawn().expect("starts");
-    until(&rig, "a", "its limits hold", |a| a["memory"]["quota_mib"] == 32 && a["time"]["weight"] == 70);
-    // A second run would restore the limits of the first.
-    let second = script(&rig, &["--memory", "16M"], "true").output().expect("starts");
-    let error = String::from_utf8_lossy(&second.stderr).into_owned();
-    assert_eq!(second.status.code(), Some(4), "{error}");
-    assert!(error.contains("another `mediatorctl run` has set limits of tenant `a`"), "{error}");
-    drop(running.stdin.take());
-    assert_eq!(running.wait().expect("ends").code(), Some(7));
-    assert_eq!(limits(&rig), before);
-
-    // A value that an operator set in the meantime is kept; a signal reaches the program.
-    let mut running = script(&rig, &["--memory", "32M"], "trap 'exit 9' TERM; echo up; while :; do sleep 0.1; done");
-    let mut running = running.spawn().expect("starts");
-    let mut line = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(running.stdout.as_mut().expect("piped")), &mut line)
-        .expect("a line");
-    good(&rig, &["tenant", "set", "a", "--quota-mib", "40"]);
-    let pid = rustix::process::Pid::from_child(&running);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("sent");
-    assert_eq!(running.wait().expect("ends").code(), Some(9));
-    assert_eq!(json(&rig, &["tenant", "show", "a"])["memory"]["quota_mib"], 40);
-}
-
 #[test]
 fn card_show_of_cuda_card_has_device_and_no_apertures() {
     let rig = rig(|rig| card(rig, "fake", "cuda.device = \"0\"\n"));

@@ -94,7 +94,7 @@ const fn act(
 }
 
 /// All requests except `/metrics`, which has its own format.
-const OPERATIONS: [Operation; 43] = [
+const OPERATIONS: [Operation; 44] = [
     get("/v1/tenants", "All tenants of CUDA cards", NONE, schema_of::<crate::TenantList>),
     change(
         "post",
@@ -109,6 +109,13 @@ const OPERATIONS: [Operation; 43] = [
         "patch",
         "/v1/tenants/{name}",
         "Changes what a tenant may have of its card",
+        Some(schema_of::<crate::TenantPatch>),
+        (200, Some(schema_of::<crate::Tenant>)),
+    ),
+    act(
+        "/v1/tenants/{name}/lease",
+        "Changes what a tenant may have of its card until the process at the other end of the connection has ended",
+        NONE,
         Some(schema_of::<crate::TenantPatch>),
         (200, Some(schema_of::<crate::Tenant>)),
     ),

@@ -68,14 +68,20 @@ pub fn table(of: &impl Serialize) -> Result<Map<String, Value>, String> {
 /// # Errors
 /// Those of [`patched`].
 pub fn with<T: Serialize + DeserializeOwned>(current: &T, values: &BTreeMap<String, Value>) -> Result<T, String> {
+    patched(current, &tables(values))
+}
+
+/// Returns the patch that sets the ends of paths to values.
+#[must_use]
+pub fn tables(values: &BTreeMap<String, Value>) -> Map<String, Value> {
     let mut patch = Value::Object(Map::new());
     for (path, value) in values {
         let path: Vec<_> = path.split('.').map(str::to_owned).collect();
         *place(&mut patch, &path) = value.clone();
     }
     match patch {
-        Value::Object(patch) => patched(current, &patch),
-        _ => patched(current, &Map::new()),
+        Value::Object(patch) => patch,
+        _ => Map::new(),
     }
 }
 

@@ -45,8 +45,6 @@ pub enum ClientError {
     Desired { path: PathBuf, what: String },
     #[error("tenant `{tenant}` is not served: card `{card}`: {reason}")]
     NotServed { tenant: String, card: String, reason: String },
-    #[error("another `mediatorctl run` has set limits of tenant `{0}` for its program")]
-    LimitsTaken(String),
     #[error("there is no report: {0}")]
     Report(String),
     #[error("the terminal cannot be used")]

@@ -501,7 +501,7 @@ impl ClientError {
                 ErrorCode::Forbidden => Code::Unreachable,
                 ErrorCode::Failed => Code::Failed,
             },
-            Self::Exists { .. } | Self::LimitsTaken(_) => Code::Conflict,
+            Self::Exists { .. } => Code::Conflict,
             Self::Report(_) | Self::Record { .. } | Self::Desired { .. } => Code::Usage,
             Self::Runtime(_)
             | Self::NotServed { .. }
@@ -534,9 +534,6 @@ impl ClientError {
             Self::Desired { .. } => "name a file as `mediatorctl export` prints it",
             Self::NotServed { .. } => {
                 "check with `nvidia-smi` that the driver works, and see `mediatorctl card show` and the daemon's log"
-            }
-            Self::LimitsTaken(_) => {
-                "wait until that has ended, or leave --memory and --weight out; `mediatorctl tenant set` sets limits that stay"
             }
             Self::Report(_) => "choose another --since or --window",
             Self::Terminal(_) => "use --once, which prints the table",

@@ -399,7 +399,7 @@ impl Daemon {
     fn change_tenant(&self, step: &Step) -> Result<(), DaemonError> {
         let changes = step.changes.iter().map(|change| (change.key.clone(), change.to.clone()));
         let patch = with(&Map::new(), &changes.collect()).unwrap_or_default();
-        self.tune_tenant(&step.name, &patch, None)
+        self.tune_tenant(&step.name, &patch, None, "")
     }
 
     /// Changes the tables of a virtual machine that a step names.

@@ -61,7 +61,18 @@ pub enum DaemonError {
     /// A tenant already has this name.
     #[error("there is a tenant `{0}` already")]
     TenantThere(String),
-    /// The limit on tenants is reached.
+    /// Another process holds limits of the tenant.
+    #[error("process {pid} holds limits of tenant `{tenant}` already")]
+    Leased {
+        /// Name of the tenant.
+        tenant: String,
+        /// The process.
+        pid: i32,
+    },
+    /// The client's process cannot be watched.
+    #[error("the end of the client's process cannot be noticed: {0}")]
+    Unwatched(String),
+    /// Too many tenants.
     #[error("there are {0} tenants already, as many as one daemon serves")]
     TooManyTenants(usize),
     /// The limit on virtual machines is reached.
@@ -204,13 +215,15 @@ impl DaemonError {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::NoVm(_) | Self::NoTenant(_) | Self::NoProfile(_) | Self::NoCard(_) => ErrorCode::NotFound,
-            Self::NoRecordOfCuda(_) | Self::Crowded(_) | Self::TenantThere(_) => ErrorCode::Conflict,
+            Self::NoRecordOfCuda(_) | Self::Crowded(_) | Self::TenantThere(_) | Self::Leased { .. } => {
+                ErrorCode::Conflict
+            }
             Self::Busy(..) | Self::NoScheduler(_) | Self::Unscheduled(_) | Self::NoRecord(_) | Self::Counting(_) => {
                 ErrorCode::Conflict
             }
             Self::TooMany(_) | Self::TooManyTenants(_) | Self::Quota { .. } => ErrorCode::Quota,
             Self::NoAccount { .. } | Self::Folder(_) | Self::Setting { .. } | Self::Query(_) => ErrorCode::Invalid,
-            Self::NoDomain(_) | Self::IsDomain(..) => ErrorCode::Invalid,
+            Self::NoDomain(_) | Self::IsDomain(..) | Self::Unwatched(_) => ErrorCode::Invalid,
             Self::Changed { .. } | Self::NotHandedOver(_) => ErrorCode::Conflict,
             Self::CannotMove { .. } | Self::Immovable { .. } => ErrorCode::Conflict,
             Self::NotSaved { .. } | Self::NotRestored { .. } => ErrorCode::Conflict,
@@ -251,6 +264,10 @@ impl DaemonError {
             Self::Crowded(_) => "wait until some are done, then try again",
             Self::Lingering { .. } => "end them; those of other users the daemon may kill only with CAP_KILL",
             Self::NoRecordOfCuda(_) => "see `mediatorctl sched show` and `sched report` for who had the card",
+            Self::Leased { .. } => {
+                "wait until it has ended, or leave --memory and --weight out; `mediatorctl tenant set` sets limits that stay"
+            }
+            Self::Unwatched(_) => "ask on the daemon's host, or set limits that stay with `mediatorctl tenant set`",
             Self::NoVm(_) => "see `mediatorctl vm list` for the names",
             Self::NoCard(_) => "see `mediatorctl card show` for the names",
             Self::Busy(..) => "wait until that is done, then try again",

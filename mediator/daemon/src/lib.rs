@@ -1,13 +1,12 @@
 //! The daemon's core: the cards and virtual machines, and how they are added and removed.
 //!
 //! Parts: `backend` (the interface to a virtual machine's device), `cards` (the cards of a configuration), `vm` (a
-//! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (a virtual machine's status for operators),
-//! `scheduling` (how the time of cards is shared, live), `draining` (moves all virtual machines off a card), `moving`
-//! (moves a virtual machine to another card), `rebalancing` (automatic moves), `upgrade` (another daemon takes over
-//! everything), `desired` (compares and applies all changeable settings at once; `overrides` stores the overrides;
-//! `listening` the sockets), `account` (users and groups), `error`, `devices` (crates `vgpu` and `passthrough` as
-//! backends), `admin` (the admin API), `serving` (from readiness to the end), `program` (from the arguments to the exit
-//! code), `fixture` (feature `test-rig`: a daemon for tests).
+//! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (its status for operators), `scheduling`
+//! (how the time of cards is shared, live), `draining` (cards that are emptied), `moving` (from one card to another),
+//! `rebalancing` (automatic moves), `leases` (limits that end with a process), `upgrade` (another daemon takes over everything), `desired` (all that can be
+//! changed, at once; `overrides` stores the overrides; `listening` the sockets), `account` (users and groups), `error`,
+//! `devices` (crates `vgpu` and `passthrough` as backends), `admin` (the admin API), `serving` (from ready to the end),
+//! `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another thread. Virtual
 //! machines are added and removed one at a time, which may take long (memory is scrubbed); readers never wait for this.
@@ -42,6 +41,7 @@ mod endpoint;
 mod error;
 #[cfg(any(test, feature = "test-rig"))]
 pub mod fixture;
+mod leases;
 mod memory;
 mod moving;
 mod profiles;
@@ -65,6 +65,7 @@ use backend::{CardBackend, OpenCard};
 use cuda::CudaCard;
 use draining::Arrival;
 use endpoint::{Endpoint, EndpointServer};
+use leases::Lease;
 use listening::{Sockets, folders};
 use metrics::moves::Moves;
 use overrides::Revision;
@@ -111,7 +112,9 @@ struct State {
     tenants: BTreeMap<String, TenantSpec>,
     /// Names of the tenants that are being added and may still be refused.
     coming: BTreeSet<String>,
-    /// Revision of the operator's settings in `vms`, `tunings` and `tenants`.
+    /// Limits that end with a process, by tenant.
+    leases: BTreeMap<String, Lease>,
+    /// Revision of the parts of `vms`, `tunings` and `tenants` that operators change.
     revision: Revision,
     closing: bool,
 }
@@ -198,7 +201,7 @@ impl Daemon {
                     return Err(error);
                 }
             }
-            daemon.start_tenants(tenants)
+            daemon.start_tenants(daemon.resume_leases(tenants))
         })?;
         daemon.sockets.end_unused();
         Ok(daemon)
@@ -243,6 +246,7 @@ impl Daemon {
             tunings,
             tenants: BTreeMap::new(),
             coming: BTreeSet::new(),
+            leases: BTreeMap::new(),
             revision: Revision::first(),
             closing: false,
         };
@@ -306,7 +310,7 @@ impl Daemon {
         let there = state.vms.iter().filter(|(_, entry)| matches!(entry.life, Life::Running(_)));
         let vms = there.map(|(name, entry)| (name.clone(), entry.spec.clone())).collect();
         let tenants = state.tenants.iter().filter(|(name, _)| !state.coming.contains(*name));
-        let tenants = tenants.map(|(name, spec)| (name.clone(), spec.clone())).collect();
+        let tenants = tenants.map(|(name, spec)| (name.clone(), state.unleased(spec))).collect();
         Live { vms, tunings: state.tunings.clone(), tenants }
     }
 

@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 
 use crate::admin::{self, Listeners};
-use crate::{Daemon, rebalancing};
+use crate::{Daemon, leases, rebalancing};
 
 /// Serves the admin API until a signal arrives, or all cards have failed.
 ///
@@ -49,6 +49,7 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
         tokio::spawn(rebalancing::run(Arc::clone(daemon), spec));
     }
     tokio::spawn(observe(Arc::clone(daemon)));
+    leases::watch_all(daemon);
     admin::serve(Arc::clone(daemon), listeners, stop).await.context("the admin API cannot be served")?;
     anyhow::ensure!(
         !nothing_left.load(Ordering::Relaxed),

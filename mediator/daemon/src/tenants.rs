@@ -225,6 +225,9 @@ impl Daemon {
             state.tenants.remove(name);
             state.revision.next();
         }
+        if self.state.lock().leases.remove(name).is_some() {
+            self.keep_leases()?;
+        }
         tracing::info!(tenant = name, card = spec.card, kills, "tenant removed");
         let what = if kills { "removed, its programs are killed" } else { "removed, its programs are disconnected" };
         self.events.add(NewEvent::tenant(EventKind::Removed, name, what).on(&spec.card));
@@ -245,17 +248,18 @@ impl Daemon {
         let mut keys = table(patch).map_err(|what| DaemonError::Setting { of: format!("tenant `{name}`"), what })?;
         // A table without keys changes nothing.
         keys.retain(|_, value| value.as_object().is_none_or(|table| !table.is_empty()));
-        self.tune_tenant(name, &keys, expected)?;
+        self.tune_tenant(name, &keys, expected, "")?;
         self.keep()?;
         self.tenant(name)
     }
 
-    /// Changes the changeable keys of a tenant, without saving the change.
+    /// Changes the changeable keys of a tenant, without saving the change. The event ends with `why`.
     pub(super) fn tune_tenant(
         &self,
         name: &str,
         patch: &Map<String, Value>,
         expected: Option<&str>,
+        why: &str,
     ) -> Result<(), DaemonError> {
         let of = format!("tenant `{name}`");
         let wrong = |what| DaemonError::Setting { of: of.clone(), what };
@@ -280,7 +284,7 @@ impl Daemon {
             locks::sleep(cuda::GUARANTEE_RETRY_INTERVAL);
         };
         tracing::info!(tenant = name, memory = ?spec.memory, time = ?spec.time, "the tenant's part of the card is set");
-        self.events.add(NewEvent::tenant(EventKind::Changed, name, changed(patch)).on(&spec.card));
+        self.events.add(NewEvent::tenant(EventKind::Changed, name, changed(patch) + why).on(&spec.card));
         let mut state = self.state.lock();
         state.tenants.insert(name.to_owned(), spec);
         state.revision.next();

@@ -1,21 +1,16 @@
 //! Programs that are started as a tenant's.
 //!
-//! Without settings the process becomes the program. With `--memory` or `--weight` it stays, passes signals on, and
-//! takes the settings back when the program has ended.
+//! The process becomes the program. With `--memory` or `--weight` the daemon changes the tenant's limits until this
+//! process has ended.
 
 use std::ffi::OsString;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{self, IsTerminal};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::path;
 use crate::cdi::{self, LIBRARY};
@@ -53,7 +48,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Becomes the program, or runs it and ends with its exit code; returns only on failure.
+    /// Becomes the program; returns only on failure.
     pub(crate) fn run(self, client: &Client) -> Result<String, ClientError> {
         let tenant = self.served(client)?;
         // A program that opens a name that is missing here gets NVIDIA's library, and runs outside its limits.
@@ -66,21 +61,12 @@ impl Run {
         let library = self.library.join("libcuda.so.1");
         let mut command = self.command(&tenant.socket, &library);
         let patch = self.patch();
-        if patch == TenantPatch::default() {
-            let source = command.exec();
-            return Err(ClientError::File { path: command.get_program().into(), source });
+        if patch != TenantPatch::default() {
+            // The daemon restores the limits when this process ends, which becomes the program.
+            let _: Tenant = client.post(&format!("{}/lease", path(&self.tenant)), &patch)?;
         }
-        let limits = Limits::set(client, &self.tenant, patch)?;
-        let status =
-            supervised(&mut command).map_err(|source| ClientError::File { path: command.get_program().into(), source });
-        let restored = limits.restore(client);
-        let status = status?;
-        if let Err(error) = restored {
-            eprintln!("mediatorctl: the limits of tenant {} stay as they were set: {error}", self.tenant);
-        }
-        // As a shell reports a program that a signal has ended.
-        let code = status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1);
-        std::process::exit(code)
+        let source = command.exec();
+        Err(ClientError::File { path: command.get_program().into(), source })
     }
 
     /// Returns the tenant as soon as its card's owner answers.
@@ -123,87 +109,6 @@ impl Run {
         }
         command
     }
-}
-
-/// Limits of a tenant that hold while a program runs.
-struct Limits {
-    tenant: String,
-    set: TenantPatch,
-    before: TenantPatch,
-    /// One program at a time sets limits of a tenant: otherwise the last one would restore another one's.
-    _lock: UnixListener,
-}
-
-impl Limits {
-    fn set(client: &Client, tenant: &str, set: TenantPatch) -> Result<Self, ClientError> {
-        let mut hasher = DefaultHasher::new();
-        (client.socket(), tenant).hash(&mut hasher);
-        let name = format!("gpu-mediator-run-{:016x}", hasher.finish());
-        // The kernel releases this name when the process ends, however it ends.
-        let lock = SocketAddr::from_abstract_name(name).and_then(|name| UnixListener::bind_addr(&name));
-        let lock = lock.map_err(|source| match source.kind() {
-            io::ErrorKind::AddrInUse => ClientError::LimitsTaken(tenant.to_owned()),
-            _ => ClientError::Runtime(source),
-        })?;
-        let now: Tenant = client.get(&path(tenant))?;
-        let before = values_of(&now, &set);
-        let _: Tenant = client.patch(&path(tenant), &set)?;
-        Ok(Self { tenant: tenant.to_owned(), set, before, _lock: lock })
-    }
-
-    /// Restores the limits, unless an operator has changed them since.
-    fn restore(&self, client: &Client) -> Result<(), ClientError> {
-        let now: Tenant = client.get(&path(&self.tenant))?;
-        if values_of(&now, &self.set) == self.set {
-            let _: Tenant = client.patch(&path(&self.tenant), &self.before)?;
-        }
-        Ok(())
-    }
-}
-
-/// Returns the present values of the keys of a patch.
-fn values_of(tenant: &Tenant, patch: &TenantPatch) -> TenantPatch {
-    let mut values = patch.clone();
-    for (key, value) in &mut values.memory {
-        *value = match key.as_str() {
-            "quota_mib" => tenant.memory.quota_mib.into(),
-            _ => tenant.memory.weight.into(),
-        };
-    }
-    for value in values.time.values_mut() {
-        *value = tenant.time.weight.into();
-    }
-    values
-}
-
-/// Runs a program to its end, and passes signals on to it.
-fn supervised(command: &mut Command) -> io::Result<ExitStatus> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-        let mut ended = signal(SignalKind::child())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut quit = signal(SignalKind::quit())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut hang_up = signal(SignalKind::hangup())?;
-        let mut child = command.spawn()?;
-        // A terminal sends these two to the program itself.
-        let ours = |signal| if io::stdin().is_terminal() { None } else { Some(signal) };
-        loop {
-            if let Some(status) = child.try_wait()? {
-                return Ok(status);
-            }
-            let signal = tokio::select! {
-                _ = ended.recv() => None,
-                _ = interrupt.recv() => ours(Signal::INT),
-                _ = quit.recv() => ours(Signal::QUIT),
-                _ = terminate.recv() => Some(Signal::TERM),
-                _ = hang_up.recv() => Some(Signal::HUP),
-            };
-            let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-            if let Some((pid, signal)) = pid.zip(signal) {
-                kill_process(pid, signal)?;
-            }
-        }
-    })
 }
 
 /// Prepends a value to an environment variable, in the format of the loader's variables.

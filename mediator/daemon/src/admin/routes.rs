@@ -15,7 +15,7 @@ use serde::Deserialize;
 use tokio::sync::Semaphore;
 use vram::To;
 
-use crate::{Daemon, DaemonError, HISTORY_MS, WINDOW_MS};
+use crate::{Daemon, DaemonError, HISTORY_MS, WINDOW_MS, leases};
 use api::ErrorCode;
 use api::launch::{self, MemorySize, SocketVmm, Vmm};
 use events::author;
@@ -69,6 +69,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/vms/{name}/memory/hints", post(hints))
         .route("/v1/tenants", get(tenants).post(add_tenant))
         .route("/v1/tenants/{name}", get(tenant).patch(set_tenant).delete(remove_tenant))
+        .route("/v1/tenants/{name}/lease", post(lease_tenant))
         .route("/v1/profiles", get(profiles))
         .route("/v1/profiles/{name}", get(profile))
         .route("/v1/desired", get(export).patch(apply))
@@ -567,6 +568,20 @@ async fn set_tenant(
     let Json(patch) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
     let set = move || daemon.set_tenant_if(&name, &patch, expected.as_deref());
     Ok(Json(beside(set).await?))
+}
+
+/// Sets limits of a tenant until the client's process ends.
+async fn lease_tenant(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    body: Result<Json<api::TenantPatch>, JsonRejection>,
+) -> Answer<api::Tenant> {
+    let advice = "send a JSON object with `memory` and `time`, as far as they are to change";
+    let Json(patch) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    let (author, leasing, tenant) = (author::of_request(), Arc::clone(&daemon), name.clone());
+    let shown = beside(move || leasing.lease_tenant(&name, &patch, &author)).await?;
+    tokio::spawn(leases::watch(daemon, tenant));
+    Ok(Json(shown))
 }
 
 async fn schema() -> Json<serde_json::Value> {
