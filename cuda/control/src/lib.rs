@@ -222,7 +222,10 @@ pub struct Card {
     /// Processes that use the card without the owner: number, program, and bytes of the card if known.
     #[serde(default)]
     pub strangers: Vec<(u32, String, Option<u64>)>,
-    /// Memory of the card in use that neither a process nor a tenant can be charged for.
+    /// Actions on programs and tenants since the last answer, oldest first.
+    #[serde(default)]
+    pub incidents: Vec<Incident>,
+    /// Memory of the card in use for which neither a process nor a tenant can be charged.
     #[serde(default)]
     pub unexplained_bytes: u64,
 }
@@ -279,10 +282,10 @@ pub struct TenantView {
     /// Reason for which its work waits, in words.
     #[serde(default)]
     pub waits_for: Option<String>,
-    /// True if the tenant waits because its processes are stopped.
+    /// The same reason.
     #[serde(default)]
-    pub stopped: bool,
-    /// Time that the tenant has waited for its quanta of the card's memory, in ns.
+    pub wait: Option<Wait>,
+    /// Time that it has waited for its quanta of the card's memory, in ns.
     #[serde(default)]
     pub quantum_wait_ns: u64,
     /// Number of its programs that were killed because they did not answer.
@@ -311,6 +314,51 @@ pub struct TenantView {
     pub strikes: u32,
     /// True if the tenant is quarantined: it gets no turn until it is released.
     pub quarantined: bool,
+}
+
+/// Reason for which a tenant's work waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wait {
+    /// It is quarantined.
+    Quarantine,
+    /// Its processes are stopped.
+    Stopped,
+    /// The tenant with this name has the quantum of the card's memory.
+    MemoryQuantum(String),
+    /// Its own memory moves.
+    Move,
+    /// It lacks memory.
+    Memory,
+    /// Another tenant has the card.
+    Slice,
+}
+
+/// An action of the owner on a tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Incident {
+    /// Name of the tenant.
+    pub tenant: String,
+    /// The action.
+    pub action: Action,
+}
+
+/// An action on a tenant or one of its programs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// A program was killed.
+    Killed(GivenUp),
+    /// A program was given up, but could not be killed.
+    KillFailed(GivenUp),
+    /// A program was suspended.
+    Suspended(GivenUp),
+    /// A turn ran beyond its limit; the number of such turns.
+    Struck(u32),
+    /// The tenant gets no turn until it is released.
+    Quarantined,
+    /// Earlier actions, of this number, were forgotten.
+    Forgotten(u64),
 }
 
 /// A program that was given up.

@@ -3,11 +3,12 @@
 //! A separate process, because a crash in NVIDIA's driver must not affect the cards of virtual machines.
 
 use crate::core::{
-    CardConfig, CardView, Core, GivenUp, OnStranger, OnStuck, TenantError, TenantSpec, TenantView, Unaccounted, Wait,
+    CardConfig, CardView, Core, GivenUp, Incident, OnStranger, OnStuck, TenantAction, TenantError, TenantSpec,
+    TenantView, Unaccounted, Wait,
 };
 use crate::driver::{Driver, Real, nvml_uuid};
 use crate::server::{Rights, Server};
-use cuda_control::{Answer, Card, Quanta, Request, Rules, Settings, Tenant};
+use cuda_control::{Action, Answer, Card, Quanta, Request, Rules, Settings, Tenant};
 use sched::VgpuParams;
 use std::io::{self, BufRead, Write};
 use std::sync::Arc;
@@ -166,7 +167,8 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
             released.ok_or(ENDED)?
         }
         Request::View { since_ns } => {
-            let view = server.call(move |core| show(core, since_ns)).ok_or(ENDED)?;
+            let shown = server.call(move |core| Card { incidents: incidents(core), ..show(core, since_ns) });
+            let view = shown.ok_or(ENDED)?;
             Ok(Answer::View(Box::new(view)))
         }
     }
@@ -241,6 +243,36 @@ fn in_words(wait: Wait, name: &impl Fn(vram::TenantId) -> String, chunk_bytes: u
     }
 }
 
+/// Returns the reason of a wait for the daemon.
+fn reason(wait: Wait, name: &impl Fn(vram::TenantId) -> String) -> cuda_control::Wait {
+    match wait {
+        Wait::Quarantine => cuda_control::Wait::Quarantine,
+        Wait::Stopped => cuda_control::Wait::Stopped,
+        Wait::MemoryQuantum { holder, .. } => cuda_control::Wait::MemoryQuantum(name(holder)),
+        Wait::Move => cuda_control::Wait::Move,
+        Wait::Memory { .. } => cuda_control::Wait::Memory,
+        Wait::Slice { .. } => cuda_control::Wait::Slice,
+    }
+}
+
+/// Takes the actions on tenants since the last answer.
+fn incidents(core: &mut Core) -> Vec<cuda_control::Incident> {
+    let (incidents, forgotten) = core.take_incidents();
+    let forgotten =
+        (forgotten > 0).then(|| cuda_control::Incident { tenant: String::new(), action: Action::Forgotten(forgotten) });
+    let told = incidents.into_iter().map(|Incident { tenant, action }| {
+        let action = match action {
+            TenantAction::Killed(program) => Action::Killed(given_up(program)),
+            TenantAction::KillFailed(program) => Action::KillFailed(given_up(program)),
+            TenantAction::Suspended(program) => Action::Suspended(given_up(program)),
+            TenantAction::Struck(strikes) => Action::Struck(strikes),
+            TenantAction::Quarantined => Action::Quarantined,
+        };
+        cuda_control::Incident { tenant, action }
+    });
+    forgotten.into_iter().chain(told).collect()
+}
+
 fn given_up(GivenUp { pid, program, reason }: GivenUp) -> cuda_control::GivenUp {
     cuda_control::GivenUp { pid, program, why: reason.in_words().to_owned() }
 }
@@ -281,7 +313,7 @@ fn show(core: &Core, since_ns: u64) -> Card {
             wait_max_ns: account.waits.max(),
             runs: tenant.runs,
             waits_for: tenant.waits_for.map(|wait| in_words(wait, &name, memory.chunk_bytes)),
-            stopped: tenant.waits_for == Some(Wait::Stopped),
+            wait: tenant.waits_for.map(|wait| reason(wait, &name)),
             quantum_wait_ns: tenant.quantum_wait_ns,
             killed: tenant.killed,
             kill_failures: tenant.kill_failures,
@@ -314,6 +346,7 @@ fn show(core: &Core, since_ns: u64) -> Card {
             .map(|turn| (name(turn.holder), turn.members.iter().copied().map(name).collect(), turn.quantum_ns)),
         tenants: tenants.into_iter().zip(&shares).map(shown).collect(),
         unexplained_bytes,
+        incidents: Vec::new(),
         strangers: core.strangers().map(|known| (known.pid, known.program.clone(), known.bytes)).collect(),
     }
 }

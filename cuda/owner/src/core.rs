@@ -34,7 +34,7 @@ mod unmanaged;
 mod view;
 mod waits;
 
-pub use given_up::{GivenUp, Reason};
+pub use given_up::{GivenUp, Incident, Reason, TenantAction};
 pub use types::{
     Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, TenantError, TenantSpec, Unaccounted,
     UnmanagedProcess, User,
@@ -267,6 +267,7 @@ pub struct Core {
     declined: u64,
     /// Processes that were given up and have not ended, each with the name of its tenant.
     given_up: BTreeMap<u32, String>,
+    incidents: given_up::Incidents,
 }
 
 impl Core {
@@ -320,6 +321,7 @@ impl Core {
             relocations_done: 0,
             declined: 0,
             given_up: BTreeMap::new(),
+            incidents: given_up::Incidents::default(),
         };
         core.pieces.refill(&mut core.actions);
         Ok(core)

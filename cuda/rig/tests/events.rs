@@ -65,3 +65,40 @@ fn killed_endless_kernels_and_lost_owner_are_events() {
     awaited(&rig, "owner_started", "fake", 1);
     works.kill();
 }
+
+#[test]
+fn kills_in_one_moment_are_all_events_even_of_removed_tenant() {
+    let rig = pair();
+    let _daemon = Daemon::start(&rig);
+    let programs: Vec<_> = (0..5).map(|_| run(&rig, "a", &[], &["live", "--mib", "2"])).collect();
+    until(&rig, "a", "all are seen", |a| support::daemon::programs(a) == 5);
+    good(&rig, &["tenant", "remove", "a"]);
+    let killed = awaited(&rig, "killed", "a", 5);
+    for program in &programs {
+        let end = format!("process {}: its tenant was removed", program.child.id());
+        assert_eq!(killed.iter().filter(|event| text(event).ends_with(&end)).count(), 1, "{end}: {killed:?}");
+    }
+    assert_eq!(killed.len(), 5, "{killed:?}");
+    assert!(killed.iter().all(|event| event["author"]["kind"] == "daemon"), "{killed:?}");
+    programs.into_iter().for_each(support::Program::kill);
+}
+
+#[test]
+fn strikes_and_quarantine_of_tenant_are_events() {
+    let limited = "time.max_run_ms = 4000\n";
+    let rig = rig(|rig| {
+        card(rig, "fake", "scheduler.strikes = 1\n") + &tenant("a", "fake", limited) + &tenant("b", "fake", "")
+    });
+    let _daemon = Daemon::start(&rig);
+    let works = run(&rig, "b", &[], &["count", "--kernel-us", "1000"]);
+    let endless = run(&rig, "a", &[], &["count", "--kernel-us", "3600000000"]);
+    let held = awaited(&rig, "quarantined", "a", 1);
+    assert_eq!(text(&held[0]), "quarantined: none of its work is started; `mediatorctl sched release a` releases it");
+    let struck = awaited(&rig, "overran", "a", 1);
+    assert!(struck.iter().any(|event| text(event) == "a turn ran beyond its limit, strike 1"), "{struck:?}");
+    good(&rig, &["sched", "release", "a"]);
+    let released = awaited(&rig, "released", "a", 1);
+    assert_eq!(released[0]["author"]["program"], "mediatorctl");
+    endless.kill();
+    works.kill();
+}

@@ -212,6 +212,16 @@ kinds! {
     Moved = "moved",
     /// A move to another card failed.
     MoveFailed = "move_failed",
+    /// A virtual machine was saved.
+    Saved = "saved",
+    /// A virtual machine could not be saved.
+    SaveFailed = "save_failed",
+    /// A virtual machine continues from a saved one.
+    Restored = "restored",
+    /// A virtual machine could not be restored.
+    RestoreFailed = "restore_failed",
+    /// An operator has moved memory to host memory or back.
+    MemoryMoved = "memory_moved",
     /// A drain of a card begins.
     DrainBegan = "drain_began",
     /// A drain of a card has ended.

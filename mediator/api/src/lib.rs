@@ -43,7 +43,7 @@ pub use config::TenantSpec as AddTenant;
 /// The body of a request to add a virtual machine: a `[[vm]]` table of the configuration file, as JSON.
 pub use config::VmSpec as AddVm;
 pub use tenant::{GivenUp, Program, Tenant, TenantList, TenantPatch, Unaccounted};
-pub use work::WorkState;
+pub use work::{WaitKind, WaitReason, WorkState};
 
 /// The answer to `GET /v1/vms`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sched::Engine;
 use serde::{Deserialize, Serialize};
 
-use super::{Durations, WorkState};
+use super::{Durations, WaitReason, WorkState};
 
 /// A virtual machine's share of its card's time: a `[vm.time]` table, with all its keys.
 pub use config::TimeShare as VmTime;
@@ -77,6 +77,9 @@ pub struct VmShare {
     /// Reason for which its work waits, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
+    /// The same reason, for programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_reason: Option<WaitReason>,
     /// Its use of each engine.
     pub engines: BTreeMap<Engine, VmEngine>,
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{VmMemorySettings, VmTime, WorkState};
+use super::{VmMemorySettings, VmTime, WaitReason, WorkState};
 use config::{Labels, OnRemove, OnStuck};
 
 /// The answer to `GET /v1/tenants`.
@@ -76,6 +76,9 @@ pub struct Tenant {
     /// Reason for which its work waits, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
+    /// The same reason, for programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_reason: Option<WaitReason>,
     /// Time that it has waited for its quanta of the card's memory, in ns.
     #[serde(default)]
     pub quantum_wait_ns: u64,

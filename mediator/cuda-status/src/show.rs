@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use cuda_control::TenantView;
+use api::{WaitKind, WaitReason};
+use cuda_control::{TenantView, Wait};
 use sched::{Engine, History};
 
 use crate::Seen;
@@ -95,7 +96,20 @@ fn share(spec: &TenantSpec, view: &TenantView, received_permille: u32) -> api::V
         quarantine: view.quarantined.then_some(api::Quarantine { ends_in_ms: None }),
         state: state(view),
         waits_for: view.waits_for.clone(),
+        wait_reason: view.wait.as_ref().map(wait_reason),
         engines: BTreeMap::from([(ENGINE, engine)]),
+    }
+}
+
+/// Returns the reason of a wait in the form of the API.
+fn wait_reason(wait: &Wait) -> WaitReason {
+    match wait {
+        Wait::Quarantine => WaitKind::Quarantine.into(),
+        Wait::Stopped => WaitKind::Stopped.into(),
+        Wait::MemoryQuantum(holder) => WaitReason { kind: WaitKind::MemoryQuantum, holder: Some(holder.clone()) },
+        Wait::Move => WaitKind::MemoryMove.into(),
+        Wait::Memory => WaitKind::Memory.into(),
+        Wait::Slice => WaitKind::Slice.into(),
     }
 }
 
@@ -103,7 +117,7 @@ fn share(spec: &TenantSpec, view: &TenantView, received_permille: u32) -> api::V
 fn state(view: &TenantView) -> api::WorkState {
     match (&view.waits_for, view.runs) {
         _ if view.quarantined => api::WorkState::Quarantined,
-        _ if view.stopped => api::WorkState::Stopped,
+        _ if view.wait == Some(cuda_control::Wait::Stopped) => api::WorkState::Stopped,
         (Some(_), _) => api::WorkState::Waiting,
         (None, true) => api::WorkState::Working,
         (None, false) => api::WorkState::Idle,
@@ -205,6 +219,7 @@ pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, seen: Option<&Seen>
         wait_p99_ns: shown.wait_p99_ns,
         state: view.map_or(api::WorkState::Unserved, state),
         waits_for: view.map_or_else(|| Some("the owner of its card".to_owned()), |view| view.waits_for.clone()),
+        wait_reason: view.map_or_else(|| Some(WaitKind::Owner.into()), |view| view.wait.as_ref().map(wait_reason)),
         quantum_wait_ns: shown.quantum_wait_ns,
         killed: shown.killed,
         kill_failures: shown.kill_failures,

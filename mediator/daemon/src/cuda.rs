@@ -1,9 +1,10 @@
 //! Cards that use NVIDIA's driver. Each card has an owner, a separate process that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card as the daemon sees it) and `process` (the owner's process); the crate `cuda_status`
-//! stores the last status. [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is
-//! not part of the daemon.
+//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `incidents` (its actions on
+//! tenants); the crate `cuda_status` has its
+//! last status. [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of
+//! the daemon.
 //!
 //! Readers never wait for an owner. A change of a card waits for other changes of this card and for its owner, and
 //! holds no other lock.
@@ -27,6 +28,7 @@ use super::error::DaemonError;
 use config::{CardSpec, CudaSpec, OnStuck, TenantSpec, VmSpec};
 use overrides::Tuning;
 
+mod incidents;
 mod process;
 
 use process::{CardIdentity, Command, Supervisor};

@@ -19,9 +19,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use api::EventKind;
-use events::{Log, NewEvent, author};
+use events::{Log, NewEvent, Observer, author};
 use locks::{Mutex, rank};
 use vmm_glue::memory::MemoryLimits;
 use vmm_glue::{Link, ParkError, StopHandle, SuspendedClient};
@@ -172,6 +173,7 @@ pub struct Daemon {
     line: Generations,
     moves: Moves,
     events: Arc<Log>,
+    observer: Mutex<rank::Observing, (Observer, Instant)>,
 }
 
 impl Daemon {
@@ -263,6 +265,7 @@ impl Daemon {
             line: Generations::default(),
             moves: Moves::default(),
             events,
+            observer: Mutex::new((Observer::default(), Instant::now())),
         }
     }
 
@@ -314,10 +317,13 @@ impl Daemon {
         Live { vms, tunings: state.tunings.clone(), tenants }
     }
 
-    /// Returns the current state, which is compared with the previous one to find events.
-    pub(crate) fn observed(&self) -> events::States {
+    /// Compares the state with the last one, and adds the events that this shows.
+    pub(crate) fn observe(&self) {
+        let mut observer = self.observer.lock();
         let schedulers = self.schedulers(WINDOW_MS).unwrap_or_default();
-        events::States { cards: self.cards(), vms: self.vms(), tenants: self.tenants(), schedulers }
+        let states = events::States { cards: self.cards(), vms: self.vms(), tenants: self.tenants(), schedulers };
+        let (observer, began) = &mut *observer;
+        observer.compare(&states, began.elapsed()).into_iter().for_each(|event| self.events.add(event));
     }
 
     /// Returns the `[daemon]` table.
@@ -467,6 +473,8 @@ impl Daemon {
 
     /// Removes a virtual machine and its entry. Needs `changing`.
     fn take_out(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
+        // The counts of its kills are lost with it. The daemon finds these events, not the author of the removal.
+        author::acting(author::daemon(), || self.observe());
         let (running, card) = {
             let mut state = self.state.lock();
             state.expect(expected)?;

@@ -300,6 +300,10 @@ impl Daemon {
         let done = host.relocate_counted(vm, &steps);
         host.look_again();
         let stayed_bytes = u64::from(done.stayed) * chunk_bytes;
+        let (mib, place) = (done.bytes >> 20, if to == To::Card { "the card" } else { "host memory" });
+        let stayed = if stayed_bytes > 0 { format!(", {} MiB stayed", stayed_bytes >> 20) } else { String::new() };
+        let what = format!("{mib} MiB of its memory were moved to {place}{stayed}");
+        self.events.add(NewEvent::vm(EventKind::MemoryMoved, name, what).on(&card));
         let reason = (stayed_bytes > 0).then(|| self.memory(&card).ok()?.why_stayed(name, to == To::Card)).flatten();
         Ok(api::MoveReport { moved_bytes: done.bytes, stayed_bytes, suspended_ns: done.suspended_ns, reason })
     }

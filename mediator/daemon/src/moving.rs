@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use config::VmSpec;
+use events::author;
 
 use super::backend::{Awaiting, Built};
 use super::draining::Arrival;
@@ -50,6 +51,8 @@ impl Daemon {
     /// Same as for [`Self::move_vm`].
     pub(crate) fn move_vm_now(&self, name: &str, card: &str) -> Result<api::Moved, DaemonError> {
         let began = Instant::now();
+        // The next card counts its kills from zero.
+        author::acting(author::daemon(), || self.observe());
         let plan = self.plan_move(name, card)?;
         let (from, to) = (plan.from.spec.name.clone(), plan.to.spec.name.clone());
         let dead = plan.from.backend.status().failed.is_some() || plan.running.seen.failed.lock().is_some();

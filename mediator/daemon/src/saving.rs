@@ -8,6 +8,8 @@
 use std::time::Instant;
 
 use admin_socket::{Spool, Spooled};
+use api::EventKind;
+use events::NewEvent;
 use vgpu::{Coming, MediatedVm};
 
 use super::backend::{Awaiting, Built};
@@ -27,28 +29,51 @@ impl Daemon {
     pub(crate) fn save_vm(
         &self,
         name: &str,
-        mut out: impl FnMut(Vec<u8>) -> Result<(), String>,
+        out: impl FnMut(Vec<u8>) -> Result<(), String>,
     ) -> Result<(), DaemonError> {
+        let saved = self.save_to(name, out);
+        match &saved {
+            Ok(mib) => self.note_saved(EventKind::Saved, name, format!("saved, with {mib} MiB of memory")),
+            // No virtual machine: nothing happened to it.
+            Err(DaemonError::NoVm(_)) => {}
+            Err(error) => self.note_saved(EventKind::SaveFailed, name, error.to_string()),
+        }
+        saved.map(drop)
+    }
+
+    /// Adds an event about a virtual machine on its card.
+    fn note_saved(&self, kind: EventKind, name: &str, text: String) {
+        let event = NewEvent::vm(kind, name, text);
+        let card = self.state.lock().vms.get(name).map(|entry| entry.spec.card.clone());
+        self.events.add(match card {
+            Some(card) => event.on(&card),
+            None => event,
+        });
+    }
+
+    /// Saves a virtual machine's vGPU. Returns the size of its memory in MiB.
+    fn save_to(&self, name: &str, mut out: impl FnMut(Vec<u8>) -> Result<(), String>) -> Result<u64, DaemonError> {
         let no = |why: &dyn std::fmt::Display| DaemonError::NotSaved { vm: name.to_owned(), why: why.to_string() };
-        let mut spooled = {
+        let (mut spooled, mib) = {
             let _one_at_a_time = self.changing.lock();
             self.save_here(name, &no)?
         };
         loop {
             let bytes = spooled.next_piece().map_err(|why| no(&why))?;
             if bytes.is_empty() {
-                return Ok(());
+                return Ok(mib);
             }
             out(bytes).map_err(|why| no(&why))?;
         }
     }
 
-    /// Saves a virtual machine's vGPU in a file of this process. Needs `changing`.
+    /// Saves a virtual machine's vGPU in a file of this process. Also returns the size of its memory in MiB. Needs
+    /// `changing`.
     fn save_here(
         &self,
         name: &str,
         no: &dyn Fn(&dyn std::fmt::Display) -> DaemonError,
-    ) -> Result<Spooled, DaemonError> {
+    ) -> Result<(Spooled, u64), DaemonError> {
         let Plan { running, .. } = self.plan_at_home(name, no)?;
         let vm = running.backend.mediated().ok_or_else(|| no(&"its device is not a mediated device"))?;
         vm.check_movable().map_err(|error| no(&error))?;
@@ -68,7 +93,7 @@ impl Daemon {
         running.go_on(name, rest)?;
         let bytes = saved?;
         tracing::info!(vm = name, mib = bytes / MIB, waited_ms = began.elapsed().as_millis(), "a VM was saved");
-        spool.rewind().map_err(|why| no(&why))
+        Ok((spool.rewind().map_err(|why| no(&why))?, bytes.div_ceil(MIB)))
     }
 
     /// Creates a file that is large enough for a virtual machine.
@@ -84,6 +109,24 @@ impl Daemon {
     /// If the bytes are not a virtual machine that can resume on this card, or `next` fails. The virtual machine then
     /// continues unchanged.
     pub(crate) fn restore_vm(
+        &self,
+        name: &str,
+        next: impl FnMut() -> Result<Vec<u8>, String>,
+    ) -> Result<api::Restored, DaemonError> {
+        let restored = self.restore_from(name, next);
+        match &restored {
+            Ok(api::Restored { memory_mib, pause_ms, .. }) => {
+                let text =
+                    format!("continues from a saved VM with {memory_mib} MiB of memory, waited for {pause_ms} ms");
+                self.note_saved(EventKind::Restored, name, text);
+            }
+            Err(DaemonError::NoVm(_)) => {}
+            Err(error) => self.note_saved(EventKind::RestoreFailed, name, error.to_string()),
+        }
+        restored
+    }
+
+    fn restore_from(
         &self,
         name: &str,
         mut next: impl FnMut() -> Result<Vec<u8>, String>,

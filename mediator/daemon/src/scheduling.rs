@@ -11,7 +11,7 @@ use super::vm::Running;
 use super::{Card, Daemon, DaemonError, Life, State};
 use api::EventKind;
 use card_manager::overdue::Overdue;
-use card_manager::usage::{Entitled, SchedulerUsage, VmUsage, Window};
+use card_manager::usage::{Entitled, MemoryWait, SchedulerUsage, VmUsage, Window};
 use config::VmSpec;
 use config::patch::patched;
 use events::{NewEvent, changed_in};
@@ -48,6 +48,7 @@ impl Daemon {
         let shown = |(vm, name): (&TenantId, &String)| {
             let one = usage.vms.get(vm)?;
             let waits_for = one.waits_for(|id| vms.get(&id).cloned());
+            let waits_for = waits_for.map(|words| (words, wait_reason(one, &vms)));
             Some(show(name, one, entitled.get(vm).copied().unwrap_or_default(), &window, (usage.now, waits_for)))
         };
         let vms: Vec<_> = vms.iter().filter_map(shown).collect();
@@ -357,6 +358,20 @@ fn show_overdue(overdue: &Overdue) -> api::Overdue {
     api::Overdue { channel: channel.0.into(), engine, waits_for: awaited.to_string(), age_ms: age_ns / MS }
 }
 
+/// Returns the reason for which a VM's work waits, given that it does.
+fn wait_reason(vm: &VmUsage, names: &BTreeMap<TenantId, String>) -> api::WaitReason {
+    use api::WaitKind;
+    match vm.memory_wait {
+        _ if vm.quarantine != Quarantine::Free => WaitKind::Quarantine.into(),
+        Some(MemoryWait::Quantum { holder, .. }) => {
+            api::WaitReason { kind: WaitKind::MemoryQuantum, holder: names.get(&holder).cloned() }
+        }
+        Some(MemoryWait::Move) => WaitKind::MemoryMove.into(),
+        Some(MemoryWait::Chunks) => WaitKind::Memory.into(),
+        None => WaitKind::Slice.into(),
+    }
+}
+
 /// Returns the state of a VM's work.
 fn state(vm: &VmUsage, waits: bool) -> api::WorkState {
     match vm.quarantine {
@@ -372,7 +387,7 @@ fn show(
     vm: &VmUsage,
     entitled: Entitled,
     window: &Window,
-    (now, waits_for): (Nanos, Option<String>),
+    (now, waits_for): (Nanos, Option<(String, api::WaitReason)>),
 ) -> api::VmShare {
     let engine = |engine: Engine| {
         let Account { arrived, started, completed, dropped, killed, used, longest, ref waits } =
@@ -392,6 +407,7 @@ fn show(
             wait: waits.into(),
         }
     };
+    let (waits_for, wait_reason) = waits_for.unzip();
     let quarantine = match vm.quarantine {
         Quarantine::Free => None,
         Quarantine::Held => Some(api::Quarantine { ends_in_ms: None }),
@@ -408,6 +424,7 @@ fn show(
         overdue: vm.overdue.iter().map(show_overdue).collect(),
         state: state(vm, waits_for.is_some()),
         waits_for,
+        wait_reason,
         quarantine,
         engines: Engine::ALL.into_iter().map(|one| (one, engine(one))).collect(),
     }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use api::EventKind;
-use events::{NewEvent, Observer};
+use events::NewEvent;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
@@ -63,8 +63,7 @@ const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Finds events by comparing the daemon's state with the previous one, until the runtime ends.
 pub(crate) async fn observe(daemon: Arc<Daemon>) {
-    let (mut turns, mut observer, began) =
-        (tokio::time::interval(OBSERVE_INTERVAL), Observer::default(), Instant::now());
+    let mut turns = tokio::time::interval(OBSERVE_INTERVAL);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         turns.tick().await;
@@ -72,15 +71,11 @@ pub(crate) async fn observe(daemon: Arc<Daemon>) {
         let round = tokio::task::spawn_blocking(move || {
             // If the cards belong to another daemon, this one has no state of them.
             if !daemon.line.is_gone() {
-                observer
-                    .compare(&daemon.observed(), began.elapsed())
-                    .into_iter()
-                    .for_each(|event| daemon.events.add(event));
+                daemon.observe();
                 daemon.events.tick();
             }
-            observer
         });
-        observer = round.await.unwrap_or_default();
+        let _panicked = round.await;
     }
 }
 

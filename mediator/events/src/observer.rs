@@ -1,12 +1,15 @@
-//! Finds events by comparing successive states of the daemon in the form of the API: kills, overruns, quarantines, long
-//! waits, failures, connections.
+//! Finds events by comparing successive states of the daemon, as the API shows them: long overruns, long waits,
+//! failures, connections; for virtual machines also kills and strikes, which are counted, and quarantines, which last
+//! for a second at least.
 //!
-//! Changes that begin and end between two states are missed, except counted ones (kills, strikes).
+//! Other changes that begin and end between two states are missed. So code that acts adds its own events: the daemon
+//! for changes and moves, the owner of a CUDA card for kills, strikes and quarantines of tenants. The daemon compares
+//! before it removes a virtual machine, whose counts are lost then.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use api::{EventKind, Subject, SubjectKind, WorkState};
+use api::{EventKind, Subject, SubjectKind, WaitKind, WaitReason, WorkState};
 
 use crate::event::NewEvent;
 
@@ -39,19 +42,16 @@ struct Sight {
     failed: Option<String>,
     /// Clients by process; for a tenant, its programs.
     clients: BTreeMap<i64, String>,
+    /// Killed submissions of a virtual machine. The owner of a CUDA card reports its actions itself.
     killed: u64,
-    kill_failures: u64,
-    suspended: u64,
-    /// The last programs that were given up, with the reason.
-    given_up: Vec<String>,
-    /// Time for which a turn has continued after its slice.
+    /// Time for which a turn has run on after its slice.
     overran: Duration,
     strikes: u64,
     quarantined: bool,
     /// Time until the quarantine ends by itself.
     ends_in_ms: Option<u64>,
     state: WorkState,
-    waits_for: Option<String>,
+    wait_reason: Option<WaitReason>,
     /// Value that changes when work is started.
     progress: u64,
 }
@@ -60,9 +60,9 @@ struct Sight {
 #[derive(Clone, Debug)]
 struct Wait {
     since: Duration,
-    /// State and reason, without the parts that change during a wait.
-    reason: (WorkState, String),
-    /// Value of [`Sight::progress`] at the start of the wait.
+    /// State and reason, without the parts that change during the wait.
+    reason: (WorkState, Option<WaitReason>),
+    /// Value of [`Sight::progress`] at its begin.
     progress: u64,
     /// True if the wait was long enough for an event.
     reported: bool,
@@ -140,7 +140,7 @@ fn sights(states: &States) -> Vec<(Subject, Sight)> {
             quarantined: share.is_some_and(|share| share.quarantine.is_some()),
             ends_in_ms: share.and_then(|share| share.quarantine?.ends_in_ms),
             state: share.map_or(WorkState::Idle, |share| share.state),
-            waits_for: share.and_then(|share| share.waits_for.clone()),
+            wait_reason: share.and_then(|share| share.wait_reason.clone()),
             progress: progress(share),
             ..Sight::default()
         };
@@ -153,31 +153,19 @@ fn sights(states: &States) -> Vec<(Subject, Sight)> {
         };
         let sight = Sight {
             card: tenant.card.clone(),
-            failed: None,
             clients: tenant.programs.iter().map(program).collect(),
-            killed: tenant.killed,
-            kill_failures: tenant.kill_failures,
-            suspended: tenant.suspended,
-            given_up: tenant.given_up.iter().map(given_up).collect(),
             overran: Duration::from_nanos(tenant.overrun_ns),
-            strikes: tenant.strikes.into(),
-            quarantined: tenant.quarantined,
-            ends_in_ms: None,
             state: tenant.state,
-            waits_for: tenant.waits_for.clone(),
+            wait_reason: tenant.wait_reason.clone(),
             progress: progress(shares.get(tenant.name.as_str())),
+            ..Sight::default()
         };
         (Subject { kind: SubjectKind::Tenant, name: tenant.name.clone() }, sight)
     });
     vms.chain(tenants).collect()
 }
 
-fn given_up(program: &api::GivenUp) -> String {
-    let api::GivenUp { pid, program, why } = program;
-    format!("program `{program}`, process {pid}: {why}")
-}
-
-/// Returns the increase of a count. A count that is lower than before was restarted at zero by a new owner.
+/// Returns the increase of a count. A count that is lower than before began at zero again, with a new owner.
 fn increase(before: u64, now: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }
@@ -185,38 +173,16 @@ fn increase(before: u64, now: u64) -> u64 {
 /// Returns the events between two states of an object.
 fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
     let event = |kind, text: String| NewEvent::about(kind, subject.clone(), text);
-    let is_vm = subject.kind == SubjectKind::Vm;
     let mut events = Vec::new();
     // If an owner does not answer, its programs and counts are not available.
     if now.state == WorkState::Unserved || before.state == WorkState::Unserved {
         return events;
     }
     let gone: Vec<&String> = left(&before.clients, &now.clients);
-    let [killed, failures, suspended] = [
-        increase(before.killed, now.killed),
-        increase(before.kill_failures, now.kill_failures),
-        increase(before.suspended, now.suspended),
-    ];
-    // The latest programs that were given up explain the kills and failures.
-    let number = usize::try_from(killed.saturating_add(failures).saturating_add(suspended)).unwrap_or(usize::MAX);
-    let reasons = now.given_up.get(now.given_up.len().saturating_sub(number)..).unwrap_or_default().join("; ");
-    if killed > 0 && is_vm {
+    let killed = increase(before.killed, now.killed);
+    if killed > 0 {
         let what = count(killed, "submission was", "submissions were");
         events.push(event(EventKind::Killed, format!("{what} killed: it ran beyond its limit")));
-    } else if killed > 0 {
-        let what = count(killed, "program was", "programs were");
-        events.push(event(EventKind::Killed, format!("{what} killed: {reasons}")));
-    }
-    if failures > 0 {
-        let text = format!(
-            "a program was given up but could not be killed: it goes on without turns and memory; end it by hand, and see that \
-             the unit grants CAP_KILL: {reasons}"
-        );
-        events.push(event(EventKind::KillFailed, text));
-    }
-    if suspended > 0 {
-        let what = count(suspended, "program was", "programs were");
-        events.push(event(EventKind::Suspended, format!("{what} suspended: {reasons}")));
     }
     if now.overran >= LONG_OVERRUN && (before.overran < LONG_OVERRUN || now.overran < before.overran) {
         let seconds = now.overran.as_secs_f64();
@@ -226,8 +192,7 @@ fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
     let strikes = increase(before.strikes, now.strikes);
     // A release clears the strikes.
     if strikes > 0 && now.strikes > before.strikes {
-        let what = if is_vm { "submission" } else { "turn" };
-        let text = format!("a {what} ran beyond its limit, strike {}", now.strikes);
+        let text = format!("a submission ran beyond its limit, strike {}", now.strikes);
         events.push(event(EventKind::Overran, text));
     }
     if now.quarantined && !before.quarantined {
@@ -272,15 +237,14 @@ fn count(number: u64, one: &str, several: &str) -> String {
 impl Sight {
     /// Returns the wait that the object is in.
     fn wait(&self, now: Duration) -> Option<Wait> {
-        let words = self.waits_for.as_deref().unwrap_or_default();
         let reason = match self.state {
             WorkState::Idle | WorkState::Working => return None,
-            // The remaining time and the holder of a slice change during a wait.
-            WorkState::Waiting if words == "a slice" || words.starts_with("slice of ") => "a slice".to_owned(),
-            WorkState::Waiting => words.split(", ").next().unwrap_or_default().to_owned(),
-            WorkState::Stopped => "stopped".to_owned(),
-            WorkState::Quarantined => "quarantined".to_owned(),
-            WorkState::Unserved => "unserved".to_owned(),
+            // Others get and give slices during a wait for a slice.
+            WorkState::Waiting => self.wait_reason.clone().map(|reason| match reason.kind {
+                WaitKind::Slice => WaitKind::Slice.into(),
+                _ => reason,
+            }),
+            WorkState::Stopped | WorkState::Quarantined | WorkState::Unserved => None,
         };
         Some(Wait { since: now, reason: (self.state, reason), progress: self.progress, reported: false })
     }
@@ -297,7 +261,10 @@ impl Sight {
             }
             WorkState::Quarantined => format!("{been} quarantined for {seconds}"),
             WorkState::Unserved => format!("{been} without an owner of its card for {seconds}"),
-            _ => format!("{has}waited for {seconds}: {reason}"),
+            _ => {
+                let reason = reason.as_ref().map(|reason| format!(": {}", reason.in_words())).unwrap_or_default();
+                format!("{has}waited for {seconds}{reason}")
+            }
         }
     }
 }

@@ -69,7 +69,9 @@ ranks! {
     /// Daemon: held while a change is sent to the owner of one CUDA card, which may answer slowly. A thread that waits
     /// for this lock holds no other lock.
     CudaChanging, true, None;
-    /// Daemon: held while changes are written to the file that outlives the daemon.
+    /// Daemon: its state is compared with the last one, to find events.
+    Observing, true, None;
+    /// Daemon: changes are written to the file that outlives it.
     OverrideStore, true, None;
     /// Daemon: the table of VMs and settings.
     Daemon, true, None;

@@ -1,10 +1,14 @@
-//! Programs that were given up, with the reason, for operators.
+//! Programs that were given up, with the reason, and actions on tenants, for operators.
 
 use super::Core;
 use super::types::SessionId;
+use std::collections::{BTreeMap, VecDeque};
+use vram::TenantId;
 
-/// Maximum number of given-up programs that are kept for each tenant.
+/// Number of programs that are kept for each tenant.
 const MAX_KEPT: usize = 4;
+/// Number of incidents that are kept until they are read.
+const MAX_INCIDENTS: usize = 256;
 
 /// Reason for which a program is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +70,96 @@ pub struct GivenUp {
     pub reason: Reason,
 }
 
+/// An action on a tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Incident {
+    /// Name of the tenant.
+    pub tenant: String,
+    /// The action.
+    pub action: TenantAction,
+}
+
+/// An action on a tenant or one of its programs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TenantAction {
+    /// A program was killed.
+    Killed(GivenUp),
+    /// A program was given up, but could not be killed.
+    KillFailed(GivenUp),
+    /// A program was suspended.
+    Suspended(GivenUp),
+    /// A turn ran beyond its limit; the number of such turns.
+    Struck(u32),
+    /// The tenant was quarantined.
+    Quarantined,
+}
+
+/// Actions on tenants that no reader has had yet.
+#[derive(Debug, Default)]
+pub(super) struct Incidents {
+    unread: VecDeque<Incident>,
+    forgotten: u64,
+    /// Programs to be killed, by tenant, oldest first, each with the tenant's name.
+    to_kill: BTreeMap<TenantId, VecDeque<(String, GivenUp)>>,
+}
+
+impl Incidents {
+    fn add(&mut self, tenant: &str, action: TenantAction) {
+        if self.unread.len() >= MAX_INCIDENTS {
+            self.unread.pop_front();
+            self.forgotten += 1;
+        }
+        self.unread.push_back(Incident { tenant: tenant.to_owned(), action });
+    }
+}
+
 impl Core {
+    /// Returns the actions on tenants since the last call, oldest first, and the number of those that are forgotten.
+    pub fn take_incidents(&mut self) -> (Vec<Incident>, u64) {
+        (self.incidents.unread.drain(..).collect(), std::mem::take(&mut self.incidents.forgotten))
+    }
+
+    /// Records that the program of a session is about to be killed.
+    pub(super) fn record_kill(&mut self, id: SessionId, reason: Reason) {
+        let Some(session) = self.sessions.get(&id) else { return };
+        let Some(tenant) = session.tenant else { return };
+        let Some(known) = self.tenants.get(&tenant) else { return };
+        let program = GivenUp { pid: session.pid, program: session.program.clone(), reason };
+        self.incidents.to_kill.entry(tenant).or_default().push_back((known.spec.name.clone(), program));
+    }
+
+    /// Records that the oldest program of a tenant that was to be killed was sent SIGKILL, or could not be.
+    pub(super) fn record_signal(&mut self, tenant: TenantId, done: bool) {
+        let Some(programs) = self.incidents.to_kill.get_mut(&tenant) else { return };
+        let first = programs.pop_front();
+        if programs.is_empty() {
+            self.incidents.to_kill.remove(&tenant);
+        }
+        let Some((name, program)) = first else { return };
+        let action = if done { TenantAction::Killed(program) } else { TenantAction::KillFailed(program) };
+        self.incidents.add(&name, action);
+    }
+
+    /// Records that the driver has suspended a process of a tenant.
+    pub(super) fn record_suspension(&mut self, tenant: TenantId, pid: u32) {
+        let Some(known) = self.tenants.get(&tenant) else { return };
+        let program = known.given_up.iter().rev().find(|program| program.pid == pid).cloned();
+        program.into_iter().for_each(|program| {
+            self.incidents.add(&known.spec.name, TenantAction::Suspended(program));
+        });
+    }
+
+    /// Records that a tenant was quarantined.
+    pub(super) fn record_quarantine(&mut self, tenant: TenantId) {
+        tracing::warn!(tenant = tenant.0, "tenant is quarantined");
+        let Some(known) = self.tenants.get(&tenant) else { return };
+        self.incidents.add(&known.spec.name, TenantAction::Quarantined);
+    }
+
+    fn strikes(&self, tenant: TenantId) -> u32 {
+        self.turns.scheduler().strikes(sched::TenantId(tenant.0)).map_or(0, |(strikes, _)| strikes)
+    }
+
     /// Records that the program of a session is given up.
     pub(super) fn record_given_up(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id) else { return };
@@ -76,8 +169,14 @@ impl Core {
         if tenant.given_up.len() > MAX_KEPT {
             tenant.given_up.pop_front();
         }
+        let name = tenant.spec.name.clone();
         if reason.is_strike() {
+            let before = self.strikes(tenant_id);
             self.turns.strike(tenant_id, self.now());
+            let strikes = self.strikes(tenant_id);
+            if strikes > before {
+                self.incidents.add(&name, TenantAction::Struck(strikes));
+            }
         }
     }
 }

@@ -333,6 +333,7 @@ impl Core {
     /// depend on whether the kill succeeds.
     pub(super) fn give_up(&mut self, id: SessionId, reason: Reason) {
         self.record_given_up(id, reason);
+        self.record_kill(id, reason);
         let Some(session) = self.sessions.get(&id) else { return };
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return self.end(id, End::Evicted) };
         if let Some(known) = self.tenants.get(&tenant) {
@@ -352,6 +353,7 @@ impl Core {
 
     /// Records that a process that was given up was sent SIGKILL, or could not be.
     pub(super) fn signalled(&mut self, tenant: TenantId, done: bool) {
+        self.record_signal(tenant, done);
         let Some(known) = self.tenants.get_mut(&tenant) else { return };
         if done {
             known.killed += 1;
@@ -368,8 +370,11 @@ impl Core {
         if !done {
             return self.give_up(id, Reason::Unsuspended);
         }
-        let tenant = session.tenant.and_then(|tenant| self.tenants.get_mut(&tenant));
-        tenant.into_iter().for_each(|known| known.suspended += 1);
+        let (pid, Some(tenant)) = (session.pid, session.tenant) else { return };
+        if let Some(known) = self.tenants.get_mut(&tenant) {
+            known.suspended += 1;
+        }
+        self.record_suspension(tenant, pid);
     }
 
     /// Kills the processes that the driver does not suspend in time: the driver waits without limit for a stopped

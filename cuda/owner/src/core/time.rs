@@ -38,7 +38,7 @@ impl Core {
                             self.overdue(tenant);
                         }
                     }
-                    Order::Quarantined(tenant) => tracing::warn!(tenant = tenant.0, "tenant is quarantined"),
+                    Order::Quarantined(tenant) => self.record_quarantine(tenant),
                 }
             }
         }

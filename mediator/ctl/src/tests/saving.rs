@@ -50,6 +50,17 @@ fn saved_vm_restores_on_same_card_and_on_another_daemon() {
     assert!(out.starts_with("VM a goes on from ") && out.contains(" on card0: "), "{out}");
     driver.wait(&channel);
     assert!(driver.faults.is_empty());
+    // All of it is in the log, with its author.
+    let page = good(&first, &["--json", "events", "--vm", "a"]);
+    let page: api::EventPage = serde_json::from_str(&page).unwrap();
+    let all: Vec<_> = page.events.iter().filter(|event| event.kind != api::EventKind::Connected).collect();
+    let kinds: Vec<_> = all.iter().map(|event| event.kind.name()).collect();
+    assert_eq!(kinds, ["added", "saved", "saved", "restored"]);
+    let [.., saved, restored] = all.as_slice() else { panic!("{all:?}") };
+    assert!(saved.text.starts_with("saved, with ") && saved.text.ends_with(" MiB of memory"), "{saved:?}");
+    assert!(restored.text.starts_with("continues from a saved VM with "), "{restored:?}");
+    assert!(all[1..].iter().all(|event| event.author.kind == api::AuthorKind::Client && event.author.pid.is_some()));
+    assert_eq!(restored.card.as_deref(), Some("card0"));
     // On another daemon, with a new client.
     let fresh = RemoteGuest::connect(&second.fixture.path("a.sock"), 16 << 20).unwrap();
     let restored: api::Restored =

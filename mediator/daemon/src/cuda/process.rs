@@ -10,12 +10,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use api::EventKind;
-use cuda_control::{Answer, Card, Request, Settings, Tenant};
+use cuda_control::{Answer, Request, Settings, Tenant};
 use cuda_status::StatusCell;
 use events::{Log, NewEvent};
 use listening::folders;
 
-use super::{ANSWER, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT};
+use super::{ANSWER, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, incidents};
 
 /// Name of the owner's program.
 const PROGRAM: &str = "cuda-owner";
@@ -205,8 +205,8 @@ impl Supervisor {
             return;
         }
         match self.exchange(&Request::View { since_ns: self.status_cell.since() }) {
-            Ok(Answer::View(card)) => {
-                self.tell_what_happened(&card);
+            Ok(Answer::View(mut card)) => {
+                incidents::report(&self.card, std::mem::take(&mut card.incidents), &self.events);
                 self.status_cell.described(*card);
             }
             Ok(other) => self.end(&format!("{PROGRAM} answers {other:?}: it is of another version")),
@@ -214,43 +214,7 @@ impl Supervisor {
         }
     }
 
-    /// Logs the actions of the owner on programs since its last description of the card.
-    fn tell_what_happened(&self, card: &Card) {
-        let Ok(seen) = self.status_cell.seen() else { return };
-        let card_name = self.card.as_str();
-        for now in &card.tenants {
-            let Some(before) = seen.tenant(&now.name) else { continue };
-            let tenant = now.name.as_str();
-            if now.killed > before.killed {
-                tracing::warn!(card = card_name, tenant, in_all = now.killed, "program killed: it did not answer");
-            }
-            if now.kill_failures > before.kill_failures {
-                tracing::error!(
-                    card = card_name,
-                    tenant,
-                    in_all = now.kill_failures,
-                    "program given up but not killed: it goes on without turns and memory; end it by hand, and see that the unit \
-                     grants CAP_KILL"
-                );
-            }
-            if now.suspended > before.suspended {
-                tracing::warn!(
-                    card = card_name,
-                    tenant,
-                    in_all = now.suspended,
-                    "program suspended: it did not answer"
-                );
-            }
-            if now.strikes > before.strikes {
-                tracing::warn!(card = card_name, tenant, strikes = now.strikes, "turn beyond its limit");
-            }
-            if now.quarantined && !before.quarantined {
-                tracing::warn!(card = card_name, tenant, "tenant quarantined; `mediatorctl sched release` lets it out");
-            }
-        }
-    }
-
-    /// Starts another process if none is running and the delay has passed.
+    /// Starts another process if none runs and the delay has passed.
     fn look(&mut self) {
         if let Some(process) = &mut self.process
             && let Ok(Some(status)) = process.child.try_wait()

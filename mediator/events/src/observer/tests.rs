@@ -36,29 +36,56 @@ fn observer() -> Observer {
     observer
 }
 
+/// Returns a state with a virtual machine whose share of the card has these keys.
+fn vm(keys: Value) -> States {
+    let vm = json!({ "name": "web", "card": "c", "mode": "mediated", "state": "connected", "vram_mib": 64,
+        "channels_limit": 0, "channels_used": 0, "memory_not_shared": false, "memory_withdrawn": false, "driver": {
+            "pci_id": "", "bus_master": false, "interrupts": "off" },
+        "denied_total": 0, "denied": [], "counters": {}, "transport": {} });
+    let engine = json!({ "used_ns": 0, "received_permille": 0, "arrived": 0, "started": 0, "completed": 0, "dropped": 0,
+        "killed": keys["killed"], "longest_ns": 0, "credit_ns": 0, "beyond_ns": 0,
+        "wait": serde_json::to_value(api::Durations::default()).unwrap() });
+    let mut share = json!({ "vm": "web", "time": { "weight": 100 }, "entitled_permille": 1000, "queued": 0,
+        "in_flight": 0, "strikes": 0, "engines": { "compute": engine } });
+    for (key, value) in keys.as_object().unwrap().iter().filter(|(key, _)| *key != "killed") {
+        share[key] = value.clone();
+    }
+    let card = json!({ "card": "c", "settings": {}, "window_ms": 100, "queued": 0, "in_flight": 0, "engines": {},
+        "vms": [share] });
+    States {
+        vms: vec![serde_json::from_value(vm).unwrap()],
+        schedulers: vec![serde_json::from_value(card).unwrap()],
+        ..States::default()
+    }
+}
+
 #[test]
-fn killed_program_is_named_with_reason() {
+fn kills_and_strikes_of_vm_are_counted() {
+    let mut observer = Observer::default();
+    assert_eq!(observer.compare(&vm(json!({ "killed": 1 })), seconds(0)), []);
+    let events = observer.compare(&vm(json!({ "killed": 3, "strikes": 2 })), seconds(1));
+    let expected = [
+        (EventKind::Killed, "2 submissions were killed: it ran beyond its limit"),
+        (EventKind::Overran, "a submission ran beyond its limit, strike 2"),
+    ];
+    assert_eq!(shown(&events), expected);
+    assert_eq!(observer.compare(&vm(json!({ "killed": 3, "strikes": 2 })), seconds(2)), []);
+    // After a move, the next card counts from zero.
+    let events = observer.compare(&vm(json!({ "killed": 1, "strikes": 2 })), seconds(3));
+    assert_eq!(shown(&events), [(EventKind::Killed, "a submission was killed: it ran beyond its limit")]);
+}
+
+#[test]
+fn programs_of_tenant_connect_and_disconnect() {
     let mut observer = observer();
     let programs = json!([{ "pid": 7, "name": "spin" }, { "pid": 8, "name": "work" }]);
     let events = observer.compare(&with(tenant(json!({ "programs": programs }))), seconds(1));
     let text = "connected: program `spin`, process 7; program `work`, process 8";
     assert_eq!(shown(&events), [(EventKind::Connected, text)]);
-    let why = "its work did not end within the limit of a turn";
-    let given_up = json!([{ "pid": 3, "program": "old", "why": "?" }, { "pid": 7, "program": "spin", "why": why }]);
-    let after = json!({ "programs": [programs[1]], "killed": 1, "strikes": 1, "given_up": given_up });
-    let events = observer.compare(&with(tenant(after.clone())), seconds(2));
-    let text = format!("a program was killed: program `spin`, process 7: {why}");
-    let expected = [
-        (EventKind::Killed, &*text),
-        (EventKind::Overran, "a turn ran beyond its limit, strike 1"),
-        (EventKind::Disconnected, "disconnected: program `spin`, process 7"),
-    ];
-    assert_eq!(shown(&events), expected);
-    assert_eq!(observer.compare(&with(tenant(after)), seconds(3)), []);
-    // The next owner counts from zero.
-    assert_eq!(observer.compare(&with(tenant(json!({ "programs": [programs[1]] }))), seconds(4)), []);
-    let events = observer.compare(&with(tenant(json!({ "killed": 1 }))), seconds(5));
-    assert_eq!(events[0].kind, EventKind::Killed);
+    // The owner of the card reports the kill.
+    let after = json!({ "programs": [programs[1]], "killed": 1, "strikes": 1, "quarantined": true });
+    let events = observer.compare(&with(tenant(after)), seconds(2));
+    assert_eq!(shown(&events), [(EventKind::Disconnected, "disconnected: program `spin`, process 7")]);
 }
 
 #[test]
@@ -76,17 +103,23 @@ fn turn_that_runs_on_is_reported_once_when_long() {
 }
 
 #[test]
-fn quarantine_is_reported_once_and_ends_by_itself_only_in_time() {
-    let mut observer = observer();
-    let held = with(tenant(json!({ "quarantined": true, "state": "quarantined", "strikes": 3 })));
-    let events = observer.compare(&held, seconds(1));
-    let kinds: Vec<EventKind> = events.iter().map(|event| event.kind).collect();
-    assert_eq!(kinds, [EventKind::Overran, EventKind::Quarantined]);
-    assert!(events[1].text.contains("`mediatorctl sched release train`"), "{}", events[1].text);
-    assert_eq!(observer.compare(&held, seconds(30)), []);
-    // The daemon itself reports an operator's release.
-    let events = observer.compare(&with(tenant(json!({}))), seconds(61));
+fn quarantine_of_vm_is_reported_once_and_ends_by_itself_only_in_time() {
+    let free = || vm(json!({ "killed": 0 }));
+    let held = |ends_in_ms: Value| {
+        vm(json!({ "killed": 0, "state": "quarantined", "quarantine": { "ends_in_ms": ends_in_ms } }))
+    };
+    let mut observer = Observer::default();
+    observer.compare(&free(), seconds(0));
+    let events = observer.compare(&held(Value::Null), seconds(1));
+    assert_eq!(events.iter().map(|event| event.kind).collect::<Vec<_>>(), [EventKind::Quarantined]);
+    assert!(events[0].text.contains("`mediatorctl sched release web`"), "{}", events[0].text);
+    assert_eq!(observer.compare(&held(Value::Null), seconds(30)), []);
+    // The daemon reports an operator's release.
+    let events = observer.compare(&free(), seconds(61));
     assert_eq!(shown(&events), [(EventKind::Waited, "was quarantined for 60.0 s")]);
+    observer.compare(&held(900.into()), seconds(62));
+    let events = observer.compare(&free(), seconds(63));
+    assert_eq!(shown(&events), [(EventKind::Released, "its quarantine has ended")]);
 }
 
 #[test]
@@ -94,7 +127,8 @@ fn long_wait_is_reported_when_long_and_at_its_end() {
     let mut observer = observer();
     let waits = |left: u64| {
         let words = format!("memory quantum of `other`, {left}.0 s left");
-        with(tenant(json!({ "state": "waiting", "waits_for": words })))
+        let reason = json!({ "kind": "memory_quantum", "holder": "other" });
+        with(tenant(json!({ "state": "waiting", "waits_for": words, "wait_reason": reason })))
     };
     for at in 1..6 {
         assert_eq!(observer.compare(&waits(60 - at), seconds(at)), [], "{at}");
@@ -114,7 +148,7 @@ fn restarting_owner_is_a_wait_and_no_loss_of_programs() {
     let mut observer = observer();
     let programs = json!([{ "pid": 7, "name": "work" }]);
     observer.compare(&with(tenant(json!({ "programs": programs, "killed": 2 }))), seconds(1));
-    let unserved = with(tenant(json!({ "served": false, "state": "unserved", "waits_for": "the owner of its card" })));
+    let unserved = with(tenant(json!({ "served": false, "state": "unserved", "wait_reason": { "kind": "owner" } })));
     assert_eq!(observer.compare(&unserved, seconds(2)), []);
     let events = observer.compare(&unserved, seconds(8));
     assert_eq!(shown(&events), [(EventKind::Waits, "has been without an owner of its card for 6.0 s")]);
@@ -133,7 +167,9 @@ fn slices_that_come_in_between_end_a_wait_for_a_slice() {
                 "strikes": 0, "engines": { "compute": engine } }] })
     };
     let state = |turns: u64| States {
-        tenants: vec![tenant(json!({ "state": "waiting", "waits_for": format!("slice of `t{turns}`") }))],
+        tenants: vec![tenant(
+            json!({ "state": "waiting", "wait_reason": { "kind": "slice", "holder": format!("t{turns}") } }),
+        )],
         schedulers: vec![serde_json::from_value(share(turns)).unwrap()],
         ..States::default()
     };
@@ -169,14 +205,13 @@ fn failed_cards_are_reported_once_unless_an_owner_restarts_them() {
 #[test]
 fn objects_of_the_first_state_have_no_events_and_later_ones_do() {
     let mut observer = Observer::default();
-    let busy = tenant(json!({ "killed": 3, "programs": [{ "pid": 7, "name": "work" }] }));
+    let busy = tenant(json!({ "programs": [{ "pid": 7, "name": "work" }] }));
     assert_eq!(observer.compare(&with(busy.clone()), seconds(0)), []);
-    // This tenant was added since the last state, and its program was killed at once.
-    let new = api::Tenant { name: "new".to_owned(), programs: Vec::new(), killed: 1, ..busy.clone() };
+    let new = api::Tenant { name: "new".to_owned(), ..busy.clone() };
     let states = States { tenants: vec![busy, new], ..States::default() };
     let events = observer.compare(&states, seconds(1));
     assert_eq!(
         events.iter().map(|event| (event.kind, &*event.subject.name)).collect::<Vec<_>>(),
-        [(EventKind::Killed, "new")]
+        [(EventKind::Connected, "new")]
     );
 }

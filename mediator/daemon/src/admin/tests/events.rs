@@ -141,6 +141,30 @@ fn kill_quarantine_and_connection_are_found_without_an_author() {
 }
 
 #[test]
+fn kill_right_before_removal_is_an_event() {
+    let served = one_card(
+        "residue = \"keep\"\nfault = [{ engine = \"graph\", kind = \"hang\", after = 0, count = 1 }]\n[[vm]]\nname = \"a\"\n\
+         card = \"card0\"\nvram_mib = 16\ntime.max_run_ms = 50\n",
+    );
+    let client = served.client();
+    let (mut guest, mut channel) = guest(&served, "a");
+    copy(&mut guest, &mut channel);
+    let killed = || {
+        let card: api::CardScheduler = client.get("/v1/cards/card0/scheduler").unwrap();
+        card.vms[0].engines.values().any(|engine| engine.killed > 0)
+    };
+    eventually("its work is killed", killed);
+    // Faster than the comparison each second.
+    client.delete("/v1/vms/a").unwrap();
+    let page = all(&client);
+    let at = |kind| page.events.iter().position(|event| event.kind == kind);
+    assert!(at(EventKind::Killed).is_some() && at(EventKind::Killed) < at(EventKind::Removed), "{page:?}");
+    let killed = &page.events[at(EventKind::Killed).unwrap()];
+    assert_eq!(killed.author.kind, AuthorKind::Daemon, "the removal's author did not kill it");
+    drop(guest);
+}
+
+#[test]
 fn failed_card_is_an_event() {
     let served = one_card("[[vm]]\nname = \"a\"\ncard = \"card0\"\nvram_mib = 16\n");
     let host = served.fixture.daemon.host_of("card0").unwrap();

@@ -64,6 +64,11 @@ fn memory_moves_on_operator_request_while_guest_works() {
     let _: MoveReport = client.post(&format!("{VM}/return"), &MoveRequest::default()).unwrap();
     eventually("it is back", || of_a(&served).in_host_bytes == 0);
     let report: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest { mib: Some(3), range: None }).unwrap();
+    let page: api::EventPage = client.get("/v1/events?limit=1024").unwrap();
+    let moved = page.events.last().unwrap();
+    let text = format!("{} MiB of its memory were moved to host memory", report.moved_bytes >> 20);
+    assert_eq!((moved.kind, &moved.text), (api::EventKind::MemoryMoved, &text));
+    assert_eq!((moved.author.kind, moved.card.as_deref()), (api::AuthorKind::Client, Some("card0")));
     assert_eq!((report.moved_bytes, report.stayed_bytes), (4 * MIB, 0), "whole chunks");
     copy(&mut driver, &mut channel);
     driver.wait(&channel);

@@ -1,0 +1,45 @@
+//! Reports the actions of an owner on tenants and their programs: in the log, and as events.
+
+use api::EventKind;
+use cuda_control::{Action, GivenUp, Incident};
+use events::{Log, NewEvent};
+
+/// Advice about a program that could not be killed.
+const KILL_FAILED: &str = "a program was given up but could not be killed: it goes on without turns and memory; end it \
+    by hand, and see that the unit grants CAP_KILL";
+
+/// Reports the actions.
+pub(super) fn report(card: &str, incidents: Vec<Incident>, events: &Log) {
+    for Incident { tenant, action } in incidents {
+        let (kind, text) = described(&tenant, &action);
+        match kind {
+            EventKind::KillFailed => tracing::error!(card, tenant, "{text}"),
+            _ => tracing::warn!(card, tenant, "{text}"),
+        }
+        events.add(match action {
+            Action::Forgotten(_) => NewEvent::card(kind, card, text),
+            _ => NewEvent::tenant(kind, &tenant, text).on(card),
+        });
+    }
+}
+
+/// Returns the kind of an action's event, and its text.
+fn described(tenant: &str, action: &Action) -> (EventKind, String) {
+    match action {
+        Action::Killed(program) => (EventKind::Killed, format!("a program was killed: {}", named(program))),
+        Action::KillFailed(program) => (EventKind::KillFailed, format!("{KILL_FAILED}: {}", named(program))),
+        Action::Suspended(program) => (EventKind::Suspended, format!("a program was suspended: {}", named(program))),
+        Action::Struck(strikes) => (EventKind::Overran, format!("a turn ran beyond its limit, strike {strikes}")),
+        Action::Quarantined => {
+            let release = format!("`mediatorctl sched release {tenant}` releases it");
+            (EventKind::Quarantined, format!("quarantined: none of its work is started; {release}"))
+        }
+        Action::Forgotten(number) => {
+            (EventKind::Suppressed, format!("{number} earlier actions on tenants are not listed"))
+        }
+    }
+}
+
+fn named(GivenUp { pid, program, why }: &GivenUp) -> String {
+    format!("program `{program}`, process {pid}: {why}")
+}
