@@ -15,6 +15,7 @@ fn card(count: u64, sum_ns: u64, quarantine: Option<Quarantine>) -> CardSchedule
     let vm = |name: &str| VmShare {
         state: api::WorkState::Idle,
         waits_for: None,
+        wait_reason: None,
         vm: name.to_owned(),
         time: VmTime::default(),
         entitled_permille: 500,
