@@ -195,8 +195,8 @@ fn milliseconds(seconds: &[f64]) -> Vec<f64> {
     seconds.iter().map(|seconds| seconds * 1e3).collect()
 }
 
-/// Returns the geometric mean of the ratios of all workloads. Each ratio is computed from the medians of some rounds; a
-/// workload with fewer rounds repeats its own rounds.
+/// Returns the geometric mean of the ratios of all workloads. Each ratio is computed from the medians of the given
+/// rounds; indices wrap around for a workload with fewer rounds.
 fn geometric_mean(workloads: &[[Vec<f64>; 2]], rounds: &[usize]) -> Option<f64> {
     let logarithm = |[ours, theirs]: &[Vec<f64>; 2]| {
         let rounds: Vec<usize> = rounds.iter().map(|round| round % ours.len().max(1)).collect();

@@ -157,8 +157,8 @@ quantities! {
     aperture_writes: "aperture_writes",
     /// Number of bytes of VRAM that the guest's CPU accessed through these writes and reads, or through PRAMIN.
     aperture_bytes: "aperture_bytes",
-    /// Words of up to 8 bytes of card memory that the mediator's processor read for the guest: for its accesses, its
-    /// page tables, and pages that were mapped under its apertures.
+    /// Number of words (at most 8 bytes each) of card memory that the mediator read with the CPU for the guest: for the
+    /// guest's accesses, its page tables, and pages mapped under its apertures.
     vram_words_read: "vram_words_read",
     /// Words that the mediator's processor wrote for the same purposes.
     vram_words_written: "vram_words_written",

@@ -43,7 +43,7 @@ fn files(folder: &str, ending: &str) -> BTreeSet<String> {
     names.filter(|name| name.ends_with(ending)).collect()
 }
 
-/// Returns all pages as one text.
+/// Returns the concatenated text of all pages.
 fn pages() -> String {
     let folders = ["docs/guides", "docs/design", "docs/reference", "docs/decisions"];
     let of = |folder: &'static str| files(folder, ".md").into_iter().map(move |page| root(folder).join(page));

@@ -59,8 +59,8 @@ impl Interrupts {
 
     /// Handles a change of MSI's enable bit: earlier messages do not count.
     pub fn mode_changed(&mut self) {
-        // GUESS: no public source says whether enabling MSI re-arms it; a driver with a pending line must get a
-        // message.
+        // GUESS: no public source says whether enabling MSI re-arms it. A driver that enables MSI while the line is
+        // asserted must get a message.
         self.armed = true;
     }
 

@@ -306,7 +306,7 @@ constants! {
         pub const TABLE_DESTROY: u16 = 0x02;
         /// Sets an entry of the directory `handle`.
         pub const DIRECTORY_SET: u16 = 0x03;
-        /// Writes entries of the table `handle` that follow each other and grow by a step.
+        /// Writes consecutive entries of the table `handle`, whose values increase by a fixed step.
         pub const ENTRIES_RUN: u16 = 0x04;
         /// Writes entries of the table `handle` from a list.
         pub const ENTRIES_LIST: u16 = 0x05;

@@ -112,7 +112,7 @@ impl Ops {
         self.raw(op::FLUSH, directory, &[])
     }
 
-    /// Adds any operation on a channel that has no arguments.
+    /// Adds any channel operation that takes no arguments.
     #[must_use]
     pub fn channel(self, code: u16, channel: u32) -> Self {
         self.raw(code, channel, &[])

@@ -138,7 +138,7 @@ pub struct Trace {
 pub struct Replay {
     /// The scheduler after the last event.
     pub scheduler: Scheduler,
-    /// Indices of the events that caused other decisions than recorded, with these decisions.
+    /// Indices of the events whose decisions differ from the recorded ones, with the new decisions.
     pub other: Vec<(usize, Vec<Decision>)>,
 }
 

@@ -110,7 +110,7 @@ struct Index {
 }
 
 impl Index {
-    /// Sorts the rows by the `bits` bits that `key` takes from a word.
+    /// Indexes the rows by the `bits`-bit key that `key` extracts from a word.
     fn new(tables: &[&'static [Row]], bits: u32, key: fn(u64) -> u64) -> Self {
         let matching = |wanted: u64| {
             let fits = |row: &&Row| (key(row.value) ^ wanted) & key(row.mask) == 0;

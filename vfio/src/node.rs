@@ -52,8 +52,8 @@ pub(crate) struct NodeFiles {
 }
 
 impl NodeFiles {
-    /// Opens the node `node` below the folder of VFIO's files, and an iommufd next to that folder. Returns `None` if
-    /// either does not exist or may not be opened.
+    /// Opens the node `devices/<node>` in VFIO's folder, and the iommufd next to that folder. Returns `None` if either
+    /// does not exist or may not be opened.
     pub(crate) fn open(folder: &Path, node: &str, group: u32) -> Option<Self> {
         let device = open(&folder.join("devices").join(node)).ok()?;
         let iommufd = open(&folder.with_file_name("iommu")).ok()?;

@@ -1,4 +1,5 @@
-//! Serves a device of plain memory on the given path until it is killed: the bare server for transport benchmarks.
+//! Serves a memory-only device on the socket at the given path until the process is killed: a minimal server for
+//! transport benchmarks.
 
 use std::path::PathBuf;
 

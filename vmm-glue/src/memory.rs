@@ -139,7 +139,7 @@ pub enum AddError {
     File(#[from] MapFileError),
 }
 
-/// The regions at one moment, ordered by address, without overlap.
+/// A snapshot of the regions, sorted by address and without overlaps.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     regions: Vec<DmaRegion>,

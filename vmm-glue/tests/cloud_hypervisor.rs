@@ -81,7 +81,8 @@ fn memory_is_lent_taken_back_and_refused() {
     let mut byte = [0];
     host.link.memory().read(0x10_0000, &mut byte).unwrap();
     assert_eq!(byte, [5]);
-    // Lend more than the file has, a part of the lent memory, and memory that is not lent; the client continues.
+    // Lend more than the file contains, then withdraw a part of the lent memory and memory that was never lent; the
+    // client continues.
     client.dma_map(0x3000, 0x20_0000, 0x2000, fd).unwrap();
     client.dma_unmap(0x10_0000, 0x1000).unwrap();
     client.dma_unmap(0x30_0000, 0x1000).unwrap();

@@ -130,7 +130,7 @@ pub struct FakeSpec {
     pub target_kib: Option<u64>,
     /// Set for an HVM domain.
     pub hvm: bool,
-    /// Number of pages that the host can add to its memory.
+    /// Number of pages that the host can add to the domain's memory.
     pub spare: u64,
 }
 

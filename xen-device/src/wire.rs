@@ -49,7 +49,7 @@ pub(crate) struct Connection {
     device: File,
     received: VecDeque<u8>,
     next: u32,
-    /// Set if watch events were not handled yet.
+    /// Set if watch events have arrived and have not been handled.
     events: bool,
 }
 

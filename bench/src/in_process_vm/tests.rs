@@ -50,7 +50,7 @@ fn turns_of_two(card_mib: u64, runs: u64, enough: impl Fn(u64) -> bool + Sync) -
     let config = CardConfig { division, time, chunk_bytes: 512 << 10, ..CardConfig::new(card_mib, 128) };
     let rig = config.open().expect("a card");
     let gpus = [0, 1].map(|vm| guest(&rig, vm, 64, Limits::default()).and_then(LightGpu::new).expect("a guest"));
-    let turns = || rig.host.lock().memory().divider().turns();
+    let turns = || rig.host.lock().memory().divider().residency().begun();
     std::thread::scope(|scope| {
         let run = |mut gpu: LightGpu, seed| {
             for run in 0..runs {

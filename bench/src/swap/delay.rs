@@ -28,7 +28,7 @@ const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
 /// Number of bytes requested at a time for each chunk size, and number of requests.
 const REQUEST_BYTES: u64 = 8 * MIB;
 const ASKED_ROUNDS: u32 = 10;
-/// GPU virtual address of a guest's chunks, of which one page each is mapped.
+/// GPU virtual address at which one page of each chunk of a guest is mapped, in order.
 const VA: u64 = 0x100_0000;
 
 /// A guest and its channel.

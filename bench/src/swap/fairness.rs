@@ -26,7 +26,7 @@ const SECOND_VM_START: Duration = Duration::from_millis(2500);
 const HOLD_TIME: Duration = Duration::from_millis(3500);
 /// Index of the first chunk of guests' VRAM that the driver itself does not use.
 const FIRST_FREE_CHUNK: u64 = 4;
-/// GPU virtual address of the first page of each chunk.
+/// GPU virtual address at which the first page of each chunk is mapped, in order.
 const VA: u64 = 0x100_0000;
 
 /// Memory of both VMs at one time, in chunks: on the card and in host memory.

@@ -108,7 +108,7 @@ fn together(mode: Mode, chunks: u64, passes: u64) -> Result<Outcome> {
         [0, 1].map(|vm| state.memory().moved(TenantId(vm)).map_or(0, |moved| moved.sum.bytes)).iter().sum()
     };
     let mut jobs = [Job::new(&rig, 0)?, Job::new(&rig, 1)?];
-    let turns = || rig.host.lock().memory().divider().turns();
+    let turns = || rig.host.lock().memory().divider().residency().begun();
     let before = (moved(), turns());
     let outside = u64::from(account(&rig, 0)?.host + account(&rig, 1)?.host) * CHUNK;
     let ready = Barrier::new(jobs.len());

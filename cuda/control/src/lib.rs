@@ -279,7 +279,7 @@ pub struct TenantView {
     pub wait_max_ns: u64,
     /// True if the tenant has the turn.
     pub runs: bool,
-    /// Reason for which its work waits, in words.
+    /// Human-readable reason that its work is waiting.
     #[serde(default)]
     pub waits_for: Option<String>,
     /// The same reason.

@@ -405,8 +405,8 @@ fn tenant(input: &mut Input<'_>, folder: &Path) -> Tenant {
     }
 }
 
-/// Runs valid and invalid lines of the daemon. Each has one answer; the card shows the tenants that were added, and
-/// failed requests have no effect.
+/// Feeds the owner valid and invalid lines of the daemon's control protocol. Each line has one answer; the card shows
+/// the tenants that were added, and failed requests have no effect.
 ///
 /// # Panics
 /// If an answer or the card differs from the expected one.

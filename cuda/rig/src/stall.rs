@@ -1,6 +1,6 @@
 //! Stops a program's answers to its owner: its library then listens to a connection without a sender.
 //!
-//! UNSAFETY: replaces one descriptor by another.
+//! UNSAFETY: replaces one descriptor with another.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};

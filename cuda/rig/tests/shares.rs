@@ -235,7 +235,7 @@ fn user_without_access_to_tenant_socket_is_rejected() {
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(!output.status.success() && text.contains("802"), "{output:?}");
         }
-        // Only root can change its user, and only if other users may run the built programs.
+        // Only root can run a program as another user, and only if that user may execute the built programs.
         Err(error) => println!("skipped: no program can be run as another user here: {error}"),
     }
 }

@@ -23,7 +23,7 @@ mod stubs;
 /// parent's shim, and uses it only if the parent had not initialised the driver (`fork`).
 static SHIM: OnceLock<Shim> = OnceLock::new();
 
-/// Returns the shim, which exists since the first call of any function.
+/// Returns the shim, and creates it on the first call.
 fn shim() -> &'static Shim {
     SHIM.get_or_init(|| Shim::new(Settings::read()))
 }

@@ -180,7 +180,7 @@ impl Gate {
         }
     }
 
-    /// Returns true if the gate would be open without `reason`, apart from closures by the program's own threads.
+    /// Returns true if the gate would be open without `reason`, ignoring closures by the program's own threads.
     pub fn opens_without(&self, reason: u32) -> bool {
         self.closed.load(Ordering::SeqCst) & !reason & (NO_SLICE | ORDER) == 0
     }

@@ -42,7 +42,7 @@ impl Socket {
     /// Returns the incoming connections, for a server.
     ///
     /// # Errors
-    /// If the path names another kind of file, or the host refuses.
+    /// If the path names another kind of file or a socket in use, or a system call fails.
     pub fn bind(
         path: &Path,
     ) -> Result<(Self, impl Stream<Item = io::Result<Localhost<UnixStream>>> + use<>), SocketError> {

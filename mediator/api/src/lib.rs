@@ -55,7 +55,7 @@ pub struct VmList {
 /// The answer to `GET /v1/cards`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CardList {
-    /// The cards by name.
+    /// All cards, sorted by name.
     pub cards: Vec<Card>,
 }
 

@@ -74,7 +74,7 @@ pub struct VmShare {
     /// State of its work.
     #[serde(default)]
     pub state: WorkState,
-    /// Reason for which its work waits, in words.
+    /// Human-readable reason that its work is waiting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
     /// The same reason, for programs.
@@ -167,6 +167,6 @@ pub struct VmHistory {
 pub struct UseSample {
     /// Start of the interval, on the card's clock, in ns.
     pub from_ns: u64,
-    /// Time that was charged in it, in ns. A submission is charged when it ends.
+    /// Time charged in this interval, by engine, in ns. A submission is charged when it ends.
     pub used_ns: BTreeMap<Engine, u64>,
 }

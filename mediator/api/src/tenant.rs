@@ -73,7 +73,7 @@ pub struct Tenant {
     /// State of its work.
     #[serde(default)]
     pub state: WorkState,
-    /// Reason for which its work waits, in words.
+    /// Human-readable reason that its work is waiting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
     /// The same reason, for programs.

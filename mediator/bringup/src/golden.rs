@@ -1,8 +1,8 @@
 //! The golden context: the image that PGRAPH's firmware saves of an unused context.
 //!
 //! Every channel's image starts as a copy of the golden context ([`channels::Channels`]). The golden context is created
-//! once, when the card is taken over, before channels exist: through commands to FECS, with the first channel's
-//! instance block and image, and page tables in the work areas. All of these structures are freed again.
+//! once, when the card is taken over and no channels exist yet. FECS creates it on command, with the first channel's
+//! instance block and image, and with page tables in the work areas. All of these structures are freed again.
 
 use super::CardError;
 use super::layout::Layout;

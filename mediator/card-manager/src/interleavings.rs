@@ -29,7 +29,7 @@ const SCHEDULES: usize = 1000;
 const VMS: u32 = 3;
 /// Number of submissions per VM, in tests that count them.
 const SUBMISSIONS: u32 = 4;
-/// Lengths of submissions, in ns: shorter and longer than BAND's wait for a VM and than the card's run-ahead.
+/// Lengths of submissions, in ns: below and above BAND's wait for a VM, and below and above the card's run-ahead.
 const SUBMISSION_LENGTHS_NS: [u64; 3] = [20_000, 600_000, 3_000_000];
 
 /// The mediator's state of the card, under its lock.

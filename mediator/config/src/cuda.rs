@@ -40,7 +40,7 @@ pub struct CudaSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnStranger {
-    /// They are shown and logged.
+    /// Such processes are shown and logged.
     #[default]
     Report,
     /// They are killed as well, if the daemon's user has the right to.

@@ -32,13 +32,13 @@ pub struct ProfileSpec {
     /// Class by which those go first that are due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<sched::LatencyClass>,
-    /// Further limits of the card's memory.
+    /// Further limits on the use of the card's memory.
     #[serde(default, skip_serializing_if = "VmMemory::is_silent")]
     pub memory: VmMemory,
     /// Further limits of the card's time.
     #[serde(default, skip_serializing_if = "ProfileTime::is_silent")]
     pub time: ProfileTime,
-    /// Channels that a guest may have; of no meaning to a tenant.
+    /// Maximum number of channels of a guest; ignored for tenants.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<u32>,
     /// Milliseconds that a guest's channel may hold an engine without progress; of no meaning to a tenant.

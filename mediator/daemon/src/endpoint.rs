@@ -130,7 +130,7 @@ impl EndpointServer {
     /// Duplicates the descriptor of the listening socket.
     ///
     /// # Errors
-    /// If this fails.
+    /// If the endpoint has no socket, or the descriptor cannot be duplicated.
     pub fn listener(&self) -> std::io::Result<OwnedFd> {
         match self {
             Self::Socket(server) => server.listener(),

@@ -409,7 +409,7 @@ pub(super) fn bytes(mib: Option<u64>) -> u64 {
     mib.unwrap_or(0).saturating_mul(1 << 20)
 }
 
-/// Returns the size of the virtual machine's RAM that the daemon may touch before the virtual machine does, in bytes.
+/// Returns the amount of RAM in bytes that the daemon may touch before the virtual machine itself touches it.
 pub(super) fn touch_limit(ram: &RamSpec) -> u64 {
     ram.touch_mib.map_or(u64::MAX, |mib| bytes(Some(mib)))
 }

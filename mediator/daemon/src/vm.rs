@@ -59,7 +59,7 @@ impl Rest {
     /// Duplicates the descriptor of its listening socket.
     ///
     /// # Errors
-    /// If this fails.
+    /// If the endpoint has no socket, or the descriptor cannot be duplicated.
     pub fn listener(&self) -> std::io::Result<OwnedFd> {
         self.work.server.listener()
     }

@@ -1,12 +1,15 @@
 //! A card's memory: its owners, its places, and its moves.
 //!
-//! Parts: [`shortage`] (limits, and their messages), `vram` (guests' memory in all places), [`pinned`] (host memory for
-//! chunks), `accesses` (records of accesses to guests' memory), `pages` (allocates host memory), [`iova`] (I/O
-//! addresses), [`balance`] (division among the VMs), [`holdings`] (the operator's view of the division), [`refusals`]
-//! (refused requests), `wants` (VMs that wait, and the mediator's own needs), `moved` (planned and completed moves),
-//! `saved` (saved state), `wakeup` (wakes the thread that moves memory), `zeroing` (zeroes free memory for its next
-//! owner) with `zeroed` (progress of this zeroing), `copier` and `own_space` (the mediator's own channels, and their
-//! address space), [`chaos`] (random moves, for tests), [`segments`] (memory that several address spaces share).
+//! Parts:
+//! - [`shortage`]: limits, and their messages.
+//! - `vram`: guests' memory in all places; [`pinned`]: host memory for chunks.
+//! - `accesses`: records of accesses to guests' memory; `pages`: allocates host memory; [`iova`]: I/O addresses.
+//! - [`balance`]: division among the VMs; [`holdings`]: the operator's view of it; [`refusals`]: refused requests.
+//! - `wants`: VMs that wait, and the mediator's own needs; `moved`: planned and completed moves; `saved`: saved state.
+//! - `wakeup`: wakes the thread that moves memory.
+//! - `zeroing`: zeroes free memory for its next owner; `zeroed`: its progress.
+//! - `copier` and `own_space`: the mediator's own channels, and their address space.
+//! - [`chaos`]: random moves, for tests; [`segments`]: memory that several address spaces share.
 //!
 //! The crate does not depend on threads, a schedule, or the running work of a VM.
 

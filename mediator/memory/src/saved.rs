@@ -24,7 +24,7 @@ pub struct SavedMemory {
     turns: u64,
 }
 
-/// Parts of a restored memory.
+/// Components of a restored [`Memory`].
 pub struct Restored {
     /// I/O addresses.
     pub iova: IovaSpace,

@@ -1,4 +1,4 @@
-//! Waits for card memory, the mediator's own needs, and the numbers of the mover's scans.
+//! VMs that wait for card memory, the mediator's own needs, and counts of the mover's scans.
 //!
 //! A wait does not end by the clock: its limit counts the mover's scans that find no memory to move for the VM. A busy
 //! host delays these scans, and thus the end of the wait.

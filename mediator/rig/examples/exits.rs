@@ -3,8 +3,8 @@
 //! program also measures the cost of lending RAM to such a server.
 //!
 //! `exits SOCKET ROUNDS COUNT` needs a working KVM. `exits lend SOCKET MIB PAGES ROUNDS` needs no KVM; PAGES is `small`
-//! or `huge` (pages of 2 MiB, of which the host must have reserved enough). Each round prints a line of `name=value`,
-//! in nanoseconds.
+//! or `huge` (pages of 2 MiB, of which the host must have reserved enough). Each round prints one line of `name=value`
+//! pairs; the values are in nanoseconds.
 //!
 //! Sources: AMD64 manual volume 3 (encodings), the kernel's `Documentation/virt/kvm/api.rst`.
 #![expect(unsafe_code, reason = "gives a guest its memory")]

@@ -359,8 +359,8 @@ impl Guest {
         self.msi = self.link.attach_msi().expect("an event");
     }
 
-    /// Moves the VM to another card as an operator does, with the number `vm` on that card. With `emptied`, its memory
-    /// is first evicted from its current card. Returns the number of bytes that were copied while the VM was stopped.
+    /// Moves the VM to another card as an operator does; its number on that card is `vm`. With `emptied`, its memory is
+    /// first evicted from its current card. Returns the number of bytes that were copied while the VM was stopped.
     ///
     /// # Errors
     /// The obstacle. The VM then continues on its current card.

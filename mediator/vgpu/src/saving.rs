@@ -310,7 +310,7 @@ impl Coming {
         self.memory_bytes
     }
 
-    /// Returns the loaded state after the last bytes, for a VM that already has `strikes`.
+    /// Returns the loaded state once the last bytes have been handled. The VM already has `strikes` strikes.
     ///
     /// # Errors
     /// If bytes are missing.

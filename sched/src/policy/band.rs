@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 /// correct to a hundredth within 100 ms.
 const SLICES_PER_PERIOD: u64 = 20;
 
-/// A wait of the engine for a vGPU other than the next one.
+/// The engine's wait for work of a vGPU other than the next one.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Wait {
     until: Nanos,

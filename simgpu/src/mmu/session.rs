@@ -343,7 +343,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Returns the whole copy, if it is within the last used pages: a row of a block, a short line.
+    /// Returns the copy as one piece if source and target are within the last used pages, as for a row of a block or a
+    /// short line.
     fn short_copy(&self, from: GpuVa, to: GpuVa, len: u64) -> Option<Piece> {
         let (source, target) = (self.reads.place(from)?, self.writes.place(to)?);
         (source.bytes >= len && target.bytes >= len).then_some(Piece { from: source.address, to: target.address, len })

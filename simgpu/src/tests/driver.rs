@@ -320,7 +320,7 @@ impl Driver {
         self.run_until_idle();
     }
 
-    /// Maps `pages` fresh pages of VRAM at `va` of the channel and fills the pages with a pattern.
+    /// Maps `pages` fresh pages of VRAM at `va` in the channel's address space and fills them with a pattern.
     pub fn buffer(&mut self, channel: &Channel, va: u64, pages: u64, seed: u32) -> u64 {
         let at = self.vram(pages);
         self.map(channel.space, va, At::Vram(at), pages);

@@ -177,7 +177,7 @@ impl Field for Num16 {
     }
 }
 
-/// A signed number of 16 bits.
+/// A signed 16-bit number.
 pub(super) struct Signed16 {
     pub at: u32,
 }

@@ -232,7 +232,7 @@ codes! {
         F32 = 3 "F32",
     }
 
-    /// Threads that a memory barrier waits for.
+    /// Scope within which a memory barrier orders accesses.
     FenceScope: 2 {
         /// The block.
         #[default] Cta = 0 "CTA",

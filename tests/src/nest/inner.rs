@@ -98,7 +98,7 @@ pub(super) fn add_images(specs: &[InnerSpec], files: &mut Files) -> Result<()> {
     Ok(())
 }
 
-/// Configures the machine to run guests. Returns this process's ends of the VMs' lines.
+/// Configures the machine to run guests. Returns the listening sockets for the VMs' serial lines.
 ///
 /// The machine has two CPUs if the required QEMU could be built, otherwise one.
 pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) -> Result<Vec<UnixListener>> {

@@ -42,8 +42,8 @@ const KERNELS: &str = "workload --name mmul";
 fn config(vms: &[InnerSpec]) -> String {
     let offered = |vm: &InnerSpec| if vm.paravirtual { OFFERED } else { "" };
     let memory = format!("memory = {{ quota_mib = {QUOTA_MIB} }}\n");
-    // The BARs of this machine's card are not mapped: moving a page to or from memory under an aperture causes an exit
-    // for each word.
+    // Trap these VMs' apertures: the machine's own card has no mapped BARs, so moving a page to or from memory under a
+    // mapped aperture would cause an exit for each word.
     let own = |vm: &InnerSpec| guest::vm_toml(vm.name, VM_MIB) + guest::TRAPPED + &memory + offered(vm);
     let vms: String = vms.iter().map(own).collect();
     nest::config(VRAM_MIB, &format!("overcommit = true\nmemory = {{ host_mib = {HOST_MIB} }}\n{vms}"))

@@ -75,7 +75,7 @@ impl WorkingSets {
         let sum: u128 = members.iter().map(weight).sum();
         let least = members.iter().map(weight).min().unwrap_or(1);
         let most = members.iter().map(weight).max().unwrap_or(1);
-        // Time of one unit of weight, as a fraction.
+        // Time per unit of weight, as a fraction.
         let (mut time, mut unit) = (u128::from(mean_ns) * members.len().max(1) as u128, sum.max(1));
         if time * least < u128::from(bounds.0) * unit {
             (time, unit) = (bounds.0.into(), least);

@@ -184,7 +184,7 @@ fn note(svg: &mut String, (x, y): (i32, i32), text: &str) {
     }
 }
 
-/// Escapes a text for XML.
+/// Escapes text for XML.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
 }

@@ -1,4 +1,5 @@
-//! A CUDA program for tests: finds `libcuda.so.1` through the loader, works, and prints a checksum of all its memory.
+//! A CUDA program for tests: finds `libcuda.so.1` through the loader, runs a workload, and prints a checksum of all its
+//! memory.
 //!
 //! The results depend only on the arguments, so that two runs under different conditions can be compared.
 

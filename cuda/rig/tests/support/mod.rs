@@ -239,7 +239,7 @@ pub fn settled(rig: &Rig, owner: Program) -> serde_json::Value {
     describe(owner)
 }
 
-/// Returns the chunks of a tenant, in both memories.
+/// Returns the number of chunks of a tenant, on the card and in host memory.
 pub fn chunks(view: &serde_json::Value, tenant: usize) -> u64 {
     let number = |key: &str| view["tenants"][tenant][key].as_u64().expect("a number");
     number("chunks_on_card") + number("chunks_in_host")

@@ -45,8 +45,8 @@ struct Objects {
 #[derive(Clone, Default)]
 pub struct ApiServer(Arc<Mutex<Objects>>);
 
-/// A type of the newest Kubernetes in the crate `k8s-openapi`, and the same type of version 1.34, the oldest supported
-/// version.
+/// A Kubernetes type from the newest version in the crate `k8s-openapi`, with its counterpart from version 1.34, the
+/// oldest supported version.
 pub trait Published: DeserializeOwned + Serialize {
     type Oldest: DeserializeOwned + Serialize;
 }

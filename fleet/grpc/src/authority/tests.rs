@@ -140,7 +140,7 @@ fn oversized_header_block_is_rejected() {
     block.extend([0xbe; 1000]);
     input.extend(frame(HEADERS, END_HEADERS, 1, &block));
     assert_eq!(rewritten(&input, 4096).unwrap_err(), Malformed::Block);
-    // A block without an end exceeds the limit as well.
+    // A header block that never ends exceeds the limit as well.
     let mut input = [PREFACE_BYTES.to_vec(), frame(HEADERS, 0, 1, &[0x82; 16_000])].concat();
     (0..8).for_each(|_| input.extend(frame(CONTINUATION, 0, 1, &[0x82; 16_000])));
     assert_eq!(rewritten(&input, 4096).unwrap_err(), Malformed::Block);

@@ -77,7 +77,7 @@ pub mod reg {
     pub const PBDMA_INTR_ENABLE: u32 = 0x04010c;
     /// Peephole: address high, address low, data.
     pub const PEEPHOLE: [u32; 3] = [0x06000c, 0x060010, 0x060014];
-    /// Flushes the CPU's writes through a region.
+    /// Flushes CPU writes that went through a BAR.
     pub const BAR_FLUSH: u32 = 0x070000;
     /// Address that the card flushes guest RAM to, >> 8.
     pub const SYSMEM_FLUSH: u32 = 0x100c10;

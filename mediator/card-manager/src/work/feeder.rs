@@ -1,8 +1,8 @@
 //! Feeds the scheduler of a card with events, and carries out its decisions.
 //!
 //! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]) and arrives at the
-//! feeder; when the submission gets a slice, on any thread, the card may fetch it. Its completion record marks its end,
-//! with the card's time.
+//! feeder; when the submission gets a slice, on any thread, the card may fetch it. The submission's completion record
+//! marks its end with the card's timestamp.
 //!
 //! A submission that cannot run does not block others. It arrives only once the guest has enabled and listed its
 //! channel. A submission that started and then waits, for a semaphore or because its channel was stopped, leaves the

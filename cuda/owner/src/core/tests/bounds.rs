@@ -5,8 +5,8 @@ use cuda_protocol::{FixedKind, Hello, MAX_CHUNKS, MAX_EXPORTED, MAX_PENDING, Ref
 
 /// Number of chunks of the largest card.
 const CHUNKS: u64 = (192 << 30) / CHUNK;
-/// Steps of an event that does the maximum of deferrable work, and of the message itself: see the table in
-/// `cuda-protocol`.
+/// Maximum number of steps of an event: the maximum of deferred work, plus the steps of the message itself (see the
+/// table in `cuda-protocol`).
 const EVENT_MOST: u64 = WORK_AT_ONCE as u64 + 64;
 
 /// A core without programs around it: the test decides when pieces are made.

@@ -45,7 +45,7 @@ unsafe fn allocate_after(address: *mut Address, bytes: u64, stream: Object, per_
         // SAFETY: the caller's promise.
         return unsafe { allocate(address, bytes) };
     };
-    // SAFETY: the caller's pointer, not null.
+    // SAFETY: `address` is not null, and the caller guarantees that it is valid.
     unsafe { *address = found };
     SUCCESS
 }
@@ -58,7 +58,7 @@ unsafe fn allocate(address: *mut Address, bytes: u64) -> c_int {
     let Some((device, card)) = memory.link.current_card() else { return driver::INVALID_CONTEXT };
     match memory.allocate(device, card, bytes) {
         Ok(found) => {
-            // SAFETY: the caller's pointer, not null.
+            // SAFETY: `address` is not null, and the caller guarantees that it is valid.
             unsafe { *address = found };
             SUCCESS
         }

@@ -47,7 +47,7 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
             Answer::Shared(share) => {
                 memory.with(|chunks| chunks.opened.add_own(share));
                 let (offset, bytes, card) = (backed.offset, backed.bytes, backed.card);
-                // SAFETY: the caller's pointer, not null.
+                // SAFETY: `handle` is not null, and the caller guarantees that it is valid.
                 unsafe { *handle = Token { share, offset, bytes, chunks: count, card }.write() };
                 return SUCCESS;
             }
@@ -111,7 +111,7 @@ unsafe fn open(to: *mut Address, handle: Ipc, flags: u32, real: unsafe fn(*mut A
     }
     match opened {
         Ok(address) => {
-            // SAFETY: the caller's pointer, not null.
+            // SAFETY: `to` is not null, and the caller guarantees that it is valid.
             unsafe { *to = address };
             SUCCESS
         }

@@ -78,7 +78,7 @@ unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const 
     memory().contexts.note_current();
     match memory().persist(|| make(card, &property_of, bytes as u64)) {
         Ok(made) => {
-            // SAFETY: the caller's pointer, not null.
+            // SAFETY: `handle` is not null, and the caller guarantees that it is valid.
             unsafe { *handle = made };
             SUCCESS
         }

@@ -82,7 +82,7 @@ unsafe fn all<T: Entry + Default>(function: Function<T>, device: Device) -> Resu
 /// Writes the entries of these processes to the program's buffer.
 unsafe fn put<T: Entry>(list: &[T], pids: &[u32], count: *mut u32, to: *mut T) -> c_int {
     let own: Vec<T> = list.iter().copied().filter(|entry| pids.contains(&entry.pid())).collect();
-    // SAFETY: the caller's pointer, not null.
+    // SAFETY: `count` is not null, and the caller guarantees that it is valid.
     let room = unsafe { *count } as usize;
     // SAFETY: as above.
     unsafe { *count = u32::try_from(own.len()).unwrap_or(u32::MAX) };

@@ -47,7 +47,7 @@ pub const UNUSED: u64 = FIRST_HOLE_AT + ROOMS as u64 * BYTES_PER_HOLE;
 /// Size of a directory in bytes, and of a small-page table of an eighth of the full size.
 const DIRECTORY: u64 = 64 << 10;
 const TABLE: u64 = 32 << 10;
-/// Size code of such a table in a directory entry.
+/// Size code, in a directory entry, of a small-page table of an eighth of the full size.
 const EIGHTH: u32 = 3 << 2;
 /// Number of pages of the engines' contexts.
 pub const IMAGE_PAGES: u64 = 16;
