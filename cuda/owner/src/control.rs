@@ -6,9 +6,9 @@ use crate::core::{
     CardConfig, CardView, Core, GivenUp, Incident, OnStranger, OnStuck, TenantAction, TenantError, TenantSpec,
     TenantView, Unaccounted, Wait,
 };
-use crate::driver::{Driver, Real, nvml_uuid};
 use crate::server::{Rights, Server};
 use cuda_control::{Action, Answer, Card, Quanta, Request, Rules, Settings, Tenant};
+use owner_driver::{Driver, Real, nvml_uuid};
 use sched::VgpuParams;
 use std::io::{self, BufRead, Write};
 use std::sync::Arc;
@@ -355,8 +355,8 @@ fn show(core: &Core, since_ns: u64) -> Card {
 mod tests {
     use super::*;
     use crate::core::{Event, SessionId};
-    use crate::driver::Model;
     use cuda_protocol::{FromTenant, Hello, VERSION};
+    use owner_driver::Model;
 
     #[test]
     fn a_guarantee_that_memory_is_in_the_way_of_is_answered_at_once() {

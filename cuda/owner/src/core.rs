@@ -663,17 +663,17 @@ fn on_card(kind: FixedKind) -> bool {
     !matches!(kind, FixedKind::Host)
 }
 
-fn memory_of(place: Place) -> crate::driver::Memory {
+fn memory_of(place: Place) -> owner_driver::Memory {
     match place {
-        Place::Card(_) => crate::driver::Memory::Device,
-        Place::Host(_) => crate::driver::Memory::Host,
+        Place::Card(_) => owner_driver::Memory::Device,
+        Place::Host(_) => owner_driver::Memory::Host,
     }
 }
 
-fn said_place(memory: crate::driver::Memory) -> cuda_protocol::Place {
+fn said_place(memory: owner_driver::Memory) -> cuda_protocol::Place {
     match memory {
-        crate::driver::Memory::Device => cuda_protocol::Place::Device,
-        crate::driver::Memory::Host => cuda_protocol::Place::Host,
+        owner_driver::Memory::Device => cuda_protocol::Place::Device,
+        owner_driver::Memory::Host => cuda_protocol::Place::Host,
     }
 }
 

@@ -3,11 +3,11 @@
 
 use crate::control::Pipe;
 use crate::core::{Action, CardConfig, Core, Event, OnStuck, PieceId, SessionId, TenantSpec};
-use crate::driver::{Memory, Model};
 use cuda_control::{Answer, MemoryShare, Quanta, Request, Rules, Settings, Tenant, TimeShare};
 use cuda_protocol::{
     Adopted, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, MAX_CHUNKS, Place, Share, Usage, VERSION,
 };
+use owner_driver::{Memory, Model};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;

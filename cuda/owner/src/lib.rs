@@ -2,7 +2,6 @@
 //!
 //! Parts:
 //! - [`core`]: all decisions, as a state machine: the tenants' chunks, moves, and turns;
-//! - [`driver`]: the calls to the driver, with a model of it for tests;
 //! - [`control`]: requests of the daemon, whose child this process is;
 //! - [`server`]: the socket that programs connect to (`cuda-protocol`), and the threads that call the driver.
 //!
@@ -10,11 +9,10 @@
 //! through mappings of its own. To move chunks it quiesces a program, copies its chunks, and the program maps the
 //! copies at the same addresses. `vram` decides the moves, `sched::turns` the turns; neither knows CUDA.
 //!
-//! Not in this crate: access to a GPU except through `driver`, and decisions about cards that the mediator itself owns.
+//! Not in this crate: access to a GPU except through `owner-driver`, and decisions about cards that the mediator itself owns.
 
 pub mod control;
 pub mod core;
-pub mod driver;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 pub mod server;

@@ -17,12 +17,12 @@ mod vault;
 mod workers;
 
 use crate::core::{Action, CardConfig, Core, Event, PieceId, SessionId, SetupError};
-use crate::driver::Driver;
 use cuda_protocol::{FromOwner, LinkError};
 use journal::Journal;
 use limits::Limits;
 use lines::{Cause, Lines};
 use outbox::{Connection, Outboxes};
+use owner_driver::Driver;
 use peers::{News, Peers};
 use rights::Bound;
 pub use rights::Rights;
@@ -54,7 +54,7 @@ pub enum ServerError {
     Setup(#[from] SetupError),
     /// The driver failed.
     #[error(transparent)]
-    Driver(#[from] crate::driver::DriverError),
+    Driver(#[from] owner_driver::DriverError),
     /// The socket cannot be created.
     #[error("cannot listen at {path}: {source}")]
     Listen {

@@ -8,8 +8,8 @@
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use cuda_owner::core::{CardConfig, CardView, OnStranger, OnStuck, TenantSpec};
-use cuda_owner::driver::{Address, Driver, Memory, Queue, Real};
 use cuda_owner::server::{Rights, Server};
+use owner_driver::{Address, Driver, Memory, Queue, Real};
 use sched::LatencyClass;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};

@@ -21,7 +21,7 @@ use vram::{Error, Limit, TenantId};
 use super::given_up::Reason;
 use super::types::{OnStranger, PieceId, Unaccounted, User};
 use super::{Body, Core};
-use crate::driver::Memory;
+use owner_driver::Memory;
 
 /// Polls for which a tenant is a suspect: a process that ends releases its memory within seconds.
 const SUSPECT_LOOKS: usize = 5;

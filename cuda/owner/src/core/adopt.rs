@@ -3,8 +3,8 @@
 use super::pieces::Receiver;
 use super::types::{Action, PieceId, SessionId};
 use super::{Body, Core};
-use crate::driver::Memory;
 use cuda_protocol::{Adopted, ChunkId, End};
+use owner_driver::Memory;
 use std::collections::BTreeSet;
 use vram::{Place, Step, TenantId, To};
 

@@ -5,8 +5,8 @@ use super::pieces::Receiver;
 use super::sessions::Pending;
 use super::types::{Action, PieceId, SessionId};
 use super::{Body, Core, Pieces, Tenant, memory_of, said_place};
-use crate::driver::Memory;
 use cuda_protocol::{Chunk, ChunkId, End, FromOwner, MAX_CHUNKS, Refusal};
+use owner_driver::Memory;
 use std::collections::BTreeMap;
 use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 

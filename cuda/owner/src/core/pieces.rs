@@ -7,7 +7,7 @@
 //! had is always released.
 
 use super::types::{Action, PieceId, SessionId};
-use crate::driver::Memory;
+use owner_driver::Memory;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::TenantId;
 

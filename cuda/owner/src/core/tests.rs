@@ -13,8 +13,8 @@ mod timed;
 mod world;
 
 use super::*;
-use crate::driver::Memory;
 use cuda_protocol::{Adopted, End, FromTenant, Place, Share, Usage};
+use owner_driver::Memory;
 use vram::{Limits, OnFull};
 use world::{CHUNK, MS, World, spec};
 

@@ -1,7 +1,7 @@
 //! Events and actions of the owner's state machine.
 
-use crate::driver::Memory;
 use cuda_protocol::{FromOwner, FromTenant};
+use owner_driver::Memory;
 use sched::VgpuParams;
 use vram::{Limits, TenantId};
 

@@ -1,7 +1,7 @@
 //! Views of a card and its tenants.
 
 use super::{Core, GivenUp, TenantSpec, Unaccounted, Wait};
-use crate::driver::Memory;
+use owner_driver::Memory;
 use sched::{Account, Engine, Nanos, Quarantine};
 use std::collections::BTreeMap;
 use vram::balance::Entitlement;

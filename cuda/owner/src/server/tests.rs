@@ -3,8 +3,8 @@
 
 use super::*;
 use crate::core::{OnStuck, TenantSpec};
-use crate::driver::{Memory, Model};
 use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, Hello, Link, Usage, VERSION};
+use owner_driver::{Memory, Model};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;

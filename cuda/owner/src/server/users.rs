@@ -12,7 +12,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::{Note, Notes};
 use crate::core::{Event, User};
-use crate::driver::{Driver, nvml_uuid};
+use owner_driver::{Driver, nvml_uuid};
 use std::sync::Arc;
 
 /// File name of NVML's library.

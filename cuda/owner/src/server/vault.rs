@@ -1,7 +1,7 @@
 //! The physical pieces: handles, the owner's own mappings of them, and descriptors.
 
 use crate::core::PieceId;
-use crate::driver::{Address, Driver, DriverError, Handle, Memory, Queue};
+use owner_driver::{Address, Driver, DriverError, Handle, Memory, Queue};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

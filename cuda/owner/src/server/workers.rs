@@ -3,7 +3,7 @@
 use super::vault::{New, Vault};
 use super::{Note, Notes};
 use crate::core::{BatchId, Event, PieceId, SessionId};
-use crate::driver::{DriverError, Memory, Queue};
+use owner_driver::{DriverError, Memory, Queue};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

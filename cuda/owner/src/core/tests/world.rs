@@ -1,8 +1,8 @@
 //! A card, its worker threads and programs' libraries, as the state machine sees them.
 
 use super::*;
-use crate::driver::Memory;
 use cuda_protocol::{Adopted, Chunk, End, FromTenant, Hello, Run, Usage, VERSION};
+use owner_driver::Memory;
 use std::collections::VecDeque;
 
 pub(super) const CHUNK: u64 = 2 << 20;

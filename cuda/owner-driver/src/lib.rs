@@ -1,8 +1,10 @@
-//! The owner's calls to NVIDIA's driver.
+//! Calls of a CUDA card's owner to NVIDIA's driver.
 //!
 //! [`Real`] loads the driver's library by path, so that a fake driver works as well; `Model` implements the rules of
 //! the virtual memory functions in this process, for tests. Any thread may make any call; no thread makes a call with a
 //! lock held.
+//!
+//! This crate does not decide which memory exists, and keeps no accounts: `cuda-owner` does.
 
 mod functions;
 #[cfg(any(test, feature = "model"))]
@@ -74,7 +76,8 @@ pub struct Device {
 }
 
 /// Returns a UUID in NVML's form, `GPU-` and the digits in five groups.
-pub(crate) fn nvml_uuid(uuid: [u8; 16]) -> String {
+#[must_use]
+pub fn nvml_uuid(uuid: [u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
