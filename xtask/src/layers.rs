@@ -36,6 +36,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("cuda-shim", &["cuda-driver", "cuda-protocol", "cuda-table"]),
     ("cuda-owner", &["cuda-control", "cuda-protocol", "sched", "vram"]),
     ("cuda-ring", &[]),
+    ("cuda-calls", &["cuda-ring"]),
     ("worker-link", &[]),
     ("locks", &[]),
     ("vfio-host", &["nvspec"]),
