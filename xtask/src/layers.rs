@@ -31,6 +31,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("cuda-protocol", &[]),
     ("cuda-table", &[]),
     ("cuda-driver", &["cuda-table"]),
+    ("cuda-exports", &[]),
     ("cuda-fake", &[]),
     ("cuda-rig", &["cuda-protocol"]),
     ("cuda-shim", &["cuda-driver", "cuda-protocol", "cuda-table"]),
