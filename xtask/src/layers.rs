@@ -32,7 +32,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("cuda-table", &[]),
     ("cuda-driver", &["cuda-table"]),
     ("cuda-exports", &[]),
-    ("cuda-fake", &[]),
+    ("cuda-fake", &["cuda-exports", "cuda-table"]),
     ("cuda-rig", &["cuda-protocol"]),
     ("cuda-shim", &["cuda-driver", "cuda-protocol", "cuda-table"]),
     ("cuda-owner", &["cuda-control", "cuda-protocol", "sched", "vram"]),

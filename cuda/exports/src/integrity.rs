@@ -1,7 +1,7 @@
 //! The answer to the runtime's question about the driver: a keyed hash (RFC 2104) with MD2 (RFC 1319) over facts of the
 //! process and the devices. [Decision 143](../../../docs/decisions/143-integrity-answer.md) has the reasons.
 //!
-//! UNSAFETY: writes to the pointer that the runtime passes, and asks libc for the thread.
+//! UNSAFETY: asks libc for the thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use hmac::digest::KeyInit;
@@ -9,7 +9,7 @@ use hmac::{Mac, SimpleHmac};
 use md2::Md2;
 
 use crate::result::INVALID_VALUE;
-use crate::{Device, driver, runtime, tables};
+use crate::{Device, driver};
 
 /// The key of the hash.
 const KEY: [u8; 16] = 0x146A_DDAE_53A9_A752_AA08_4136_0BF5_5A9F_u128.to_be_bytes();
@@ -20,6 +20,17 @@ const FIRST_OF_1: u64 = 0x1841_181C_03CB_675C;
 /// Second word of both.
 const SECOND: u64 = 0x8ED3_83AA_1F4C_D1E8;
 
+/// Addresses that the hash has.
+#[derive(Clone, Copy, Debug)]
+pub struct Addresses {
+    /// Of the runtime's table.
+    pub runtime_table: u64,
+    /// Of the integrity table.
+    pub own_table: u64,
+    /// Of the function in its slot 1.
+    pub function: u64,
+}
+
 /// Facts of the process, in the order in which the hash has them.
 #[derive(Clone, Copy, Debug)]
 struct Process {
@@ -27,38 +38,17 @@ struct Process {
     process: u32,
     /// Low half of `pthread_self()`.
     thread: u32,
-    /// Address of the runtime's table.
-    runtime_table: u64,
-    /// Address of the integrity table.
-    own_table: u64,
-    /// Address of the function in its slot 1.
-    function: u64,
+    addresses: Addresses,
 }
 
-/// Slot 1 of the integrity table: writes the answer for `version` and the time in seconds.
-///
-/// # Safety
-///
-/// `to` is null or 16 bytes that can be written.
-pub unsafe extern "C" fn answer(version: u32, seconds: u64, to: *mut [u8; 16]) -> i32 {
-    // SAFETY: the caller's promise.
-    unsafe { runtime::put(to, current(version, seconds)) }
-}
-
-/// The answer of this process.
-fn current(version: u32, seconds: u64) -> Result<[u8; 16], i32> {
+/// The answer of this process for `version` and the time in seconds.
+pub fn answer(version: u32, seconds: u64, addresses: Addresses) -> Result<[u8; 16], i32> {
     let driver = driver()?;
     driver.ready()?;
     // SAFETY: the call has no preconditions.
     let thread = unsafe { libc::pthread_self() };
-    let process = Process {
-        driver_version: driver.version(),
-        process: std::process::id(),
-        thread: thread as u32,
-        runtime_table: tables::address(tables::RUNTIME),
-        own_table: tables::address(tables::INTEGRITY),
-        function: answer as *const () as u64,
-    };
+    let process =
+        Process { driver_version: driver.version(), process: std::process::id(), thread: thread as u32, addresses };
     match version % 10 {
         0 => Ok(words(FIRST_OF_0)),
         1 => Ok(words(FIRST_OF_1)),
@@ -79,7 +69,8 @@ fn hash(version: u32, seconds: u64, process: &Process, devices: &[Device]) -> [u
     for half in [process.driver_version, version, process.process, process.thread] {
         mac.update(&half.to_le_bytes());
     }
-    for word in [process.runtime_table, process.own_table, process.function, seconds] {
+    let Addresses { runtime_table, own_table, function } = process.addresses;
+    for word in [runtime_table, own_table, function, seconds] {
         mac.update(&word.to_le_bytes());
     }
     for device in devices {
@@ -97,14 +88,10 @@ mod tests {
 
     use super::*;
 
-    const PROCESS: Process = Process {
-        driver_version: 13_000,
-        process: 4711,
-        thread: 0x89AB_CDEF,
-        runtime_table: 0x7F00_0000_1000,
-        own_table: 0x7F00_0000_2000,
-        function: 0x7F00_0000_3000,
-    };
+    const PROCESS: Process =
+        Process { driver_version: 13_000, process: 4711, thread: 0x89AB_CDEF, addresses: ADDRESSES };
+    const ADDRESSES: Addresses =
+        Addresses { runtime_table: 0x7F00_0000_1000, own_table: 0x7F00_0000_2000, function: 0x7F00_0000_3000 };
 
     fn hex(bytes: impl AsRef<[u8]>) -> String {
         bytes.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
@@ -149,9 +136,9 @@ mod tests {
             hash(13_052, 5, &Process { driver_version: 12_090, ..PROCESS }, &[device]),
             hash(13_052, 5, &Process { process: 1, ..PROCESS }, &[device]),
             hash(13_052, 5, &Process { thread: 1, ..PROCESS }, &[device]),
-            hash(13_052, 5, &Process { runtime_table: 1, ..PROCESS }, &[device]),
-            hash(13_052, 5, &Process { own_table: 1, ..PROCESS }, &[device]),
-            hash(13_052, 5, &Process { function: 1, ..PROCESS }, &[device]),
+            hash(13_052, 5, &Process { addresses: Addresses { runtime_table: 1, ..ADDRESSES }, ..PROCESS }, &[device]),
+            hash(13_052, 5, &Process { addresses: Addresses { own_table: 1, ..ADDRESSES }, ..PROCESS }, &[device]),
+            hash(13_052, 5, &Process { addresses: Addresses { function: 1, ..ADDRESSES }, ..PROCESS }, &[device]),
             hash(13_052, 5, &PROCESS, &[Device { bus: 4, ..device }]),
             hash(13_052, 5, &PROCESS, &[device, device]),
             hash(13_052, 5, &PROCESS, &[]),

@@ -1,8 +1,9 @@
 //! The export tables of the CUDA library of guests: tables of functions that `cuGetExportTable` returns for a UUID.
 //!
-//! NVIDIA's runtime and the libraries above it call the driver through these tables in addition to the driver API. The
-//! library of a guest answers them in the guest's process: most answers are about that process. The UUIDs, the slots and
-//! their behaviour are facts that were measured with NVIDIA's runtimes 11.8, 12.9 and 13.5 and on a card with driver 580.
+//! NVIDIA's runtime and the libraries above it call the driver through these tables in addition to the driver API.
+//! The library of a guest answers them in the guest's process: most answers are about that process. The UUIDs, the
+//! slots and their behaviour are facts that were measured with NVIDIA's runtimes 11.8, 12.9 and 13.5, and on a card
+//! with driver 580.
 //!
 //! - [`table`] is the entry: the table of a UUID, or `None` for UUIDs that this crate does not know.
 //! - [`runtime`] has the functions for the runtime's start: primary contexts, modules, buffers for tools.
@@ -20,6 +21,7 @@ mod store;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod uuids;
 
 pub use store::forget as forget_context;
 pub use tables::table;

@@ -1,8 +1,8 @@
 //! The context store: values that libraries keep for each context.
 //!
 //! Nearly every call of the runtime reads its value of the current context, so a read of a value that the thread has
-//! read before takes neither a lock nor memory. Each thread has a small cache, which a change of any value empties: values
-//! change when a library first uses a context, and when a context ends.
+//! read before takes neither a lock nor memory. Each thread has a small cache, which a change of any value empties:
+//! values change when a library first uses a context, and when a context ends.
 //!
 //! UNSAFETY: writes to the pointers that libraries pass, and calls their destructors.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -146,8 +146,8 @@ fn find(context: u64, key: u64) -> Result<u64, i32> {
     })
 }
 
-/// Ends all values of a context, and calls their destructors. For the guest library, before the context's handle becomes
-/// invalid. Destructors may call the store.
+/// Ends all values of a context, and calls their destructors. For the guest library, before the context's handle
+/// becomes invalid. Destructors may call the store.
 pub fn forget(context: u64) {
     let ended: Vec<Entry> = {
         let mut values = values();
