@@ -75,6 +75,9 @@ pub trait Driver: Sync {
     /// Returns the calling thread's current context. This is called by nearly every runtime call.
     fn current_context(&self) -> Result<u64, i32>;
 
+    /// The answer of `cuCtxGetId` for a context that is not null. cuBLASLt asks before each product.
+    fn context_id(&self, context: u64) -> Result<u64, i32>;
+
     /// Loads an image into the current context, like `cuModuleLoadData`. `image` points to a fatbin or its wrapper.
     fn load_module(&self, image: *const c_void) -> Result<u64, i32>;
 

@@ -9,20 +9,20 @@ use std::ffi::c_void;
 use crate::driver;
 use crate::result::{INVALID_VALUE, SUCCESS};
 
-/// Zeros that tools would fill. The runtime reads them before each call.
+/// Zeros that tools would fill. The runtime reads an entry before each call, and calls tools if it is not zero.
 struct Zeros<const WORDS: usize>(UnsafeCell<[u64; WORDS]>);
 
 // SAFETY: this crate never reads or writes the words; it only passes their address, as NVIDIA's driver does.
 unsafe impl<const WORDS: usize> Sync for Zeros<WORDS> {}
 
-/// Size of the first buffer of the hooks in bytes.
-const HOOKS_BYTES: usize = 1024;
-/// Size of the second one.
-const FURTHER_HOOKS_BYTES: usize = 14;
+/// Size of the first buffer of the hooks, as the runtime learns it. Runtimes read beyond this number of bytes, so it is
+/// a number of entries, for which 8 bytes each are enough.
+const HOOKS_SIZE: usize = 1024;
+/// Size of the second buffer.
+const FURTHER_HOOKS_SIZE: usize = 14;
 
-static HOOKS: Zeros<{ HOOKS_BYTES / 8 }> = Zeros(UnsafeCell::new([0; HOOKS_BYTES / 8]));
-static FURTHER_HOOKS: Zeros<{ FURTHER_HOOKS_BYTES.div_ceil(8) }> =
-    Zeros(UnsafeCell::new([0; FURTHER_HOOKS_BYTES.div_ceil(8)]));
+static HOOKS: Zeros<HOOKS_SIZE> = Zeros(UnsafeCell::new([0; HOOKS_SIZE]));
+static FURTHER_HOOKS: Zeros<FURTHER_HOOKS_SIZE> = Zeros(UnsafeCell::new([0; FURTHER_HOOKS_SIZE]));
 
 /// Slot 2 of the hooks: the buffer for callbacks of tools before and after calls, which stays zero.
 ///
@@ -31,7 +31,7 @@ static FURTHER_HOOKS: Zeros<{ FURTHER_HOOKS_BYTES.div_ceil(8) }> =
 /// Both pointers are null or can be written.
 pub unsafe extern "C" fn hooks(to: *mut *mut c_void, bytes: *mut usize) {
     // SAFETY: the caller's promise.
-    unsafe { buffer(to, bytes, HOOKS.0.get().cast(), HOOKS_BYTES) }
+    unsafe { buffer(to, bytes, HOOKS.0.get().cast(), HOOKS_SIZE) }
 }
 
 /// Slot 6 of the hooks: a further such buffer.
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn hooks(to: *mut *mut c_void, bytes: *mut usize) {
 /// As for [`hooks`].
 pub unsafe extern "C" fn further_hooks(to: *mut *mut c_void, bytes: *mut usize) {
     // SAFETY: the caller's promise.
-    unsafe { buffer(to, bytes, FURTHER_HOOKS.0.get().cast(), FURTHER_HOOKS_BYTES) }
+    unsafe { buffer(to, bytes, FURTHER_HOOKS.0.get().cast(), FURTHER_HOOKS_SIZE) }
 }
 
 /// Passes a buffer with its size.
@@ -109,6 +109,29 @@ pub extern "C" fn end(_: usize) -> i32 {
 /// them.
 pub extern "C" fn load_compilers() -> i32 {
     SUCCESS
+}
+
+/// Slot 2 of the table for tools: the calling thread's current context, 0 without one.
+///
+/// # Safety
+///
+/// `to` is null or can be written.
+pub unsafe extern "C" fn current_context(to: *mut u64) -> i32 {
+    let context = driver().and_then(|driver| driver.ready().map(|()| driver.current_context().unwrap_or(0)));
+    // SAFETY: the caller's promise.
+    unsafe { put(to, context) }
+}
+
+/// Slot 4 of the table of identities: the answer of `cuCtxGetId`, but 0 for a null context. cuBLASLt asks before each
+/// product.
+///
+/// # Safety
+///
+/// `to` is null or can be written.
+pub unsafe extern "C" fn context_id(context: u64, to: *mut u64) -> i32 {
+    let id = driver().and_then(|driver| if context == 0 { Ok(0) } else { driver.context_id(context) });
+    // SAFETY: the caller's promise.
+    unsafe { put(to, id) }
 }
 
 /// Slot 2 of the checks: reports that no check of a launch is active.

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 
 use crate::integrity::{self, Addresses};
 use crate::refusal::refuse;
-use crate::uuids::{CHECKS, FURTHER, HOOKS, INTEGRITY, NAMES, RUNTIME, STORE, TOOLS};
+use crate::uuids::{CHECKS, HOOKS, IDENTITIES, INTEGRITY, NAMES, RUNTIME, STORE, TOOLS};
 use crate::{runtime, store};
 
 /// A word of a table.
@@ -48,13 +48,14 @@ static RUNTIME_TABLE: Table<13> = sized!(RUNTIME:
     1 = runtime::load_module_silently, 2 = runtime::primary_context, 3, 4, 5, 6 = runtime::load_module,
     7 = runtime::end, 8, 9, 10, 11, 12 = runtime::load_compilers);
 static HOOKS_TABLE: Table<7> = sized!(HOOKS: 1, 2 = runtime::hooks, 3, 4, 5, 6 = runtime::further_hooks);
-static TOOLS_TABLE: Table<4> = sized!(TOOLS: 1, 2, 3);
+static TOOLS_TABLE: Table<3> = sized!(TOOLS: 1, 2 = runtime::current_context);
 /// This table has no size, and starts with a function.
 static STORE_TABLE: Table<4> =
     Table([word!(STORE, 0, store::put), word!(STORE, 1, store::delete), word!(STORE, 2, store::get), word!(STORE, 3)]);
 static INTEGRITY_TABLE: Table<3> = sized!(INTEGRITY: 1 = answer, 2);
 static CHECKS_TABLE: Table<4> = sized!(CHECKS: 1, 2 = runtime::active_checks, 3 = runtime::needed_checks);
-static FURTHER_TABLE: Table<16> = sized!(FURTHER: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+static IDENTITIES_TABLE: Table<16> =
+    sized!(IDENTITIES: 1, 2, 3, 4 = runtime::context_id, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 
 /// Returns the table of a UUID, as `cuGetExportTable` does; `None` for unknown ones, for which it fails with 500.
 ///
@@ -88,7 +89,7 @@ fn pointer(table: usize) -> *const c_void {
         STORE => STORE_TABLE.0.as_ptr().cast(),
         INTEGRITY => INTEGRITY_TABLE.0.as_ptr().cast(),
         CHECKS => CHECKS_TABLE.0.as_ptr().cast(),
-        FURTHER => FURTHER_TABLE.0.as_ptr().cast(),
+        IDENTITIES => IDENTITIES_TABLE.0.as_ptr().cast(),
         _ => std::ptr::null(),
     }
 }

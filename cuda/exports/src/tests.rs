@@ -20,7 +20,8 @@ const HOOKS: u128 = 0xA094_798C_2E74_2E74_93F2_0800_200C_0A66;
 const STORE: u128 = 0xC693_336E_1121_DF11_A8C3_68F3_55D8_9593;
 const INTEGRITY: u128 = 0xD408_2055_BDE6_704B_8D34_BA12_3C66_E1F2;
 const CHECKS: u128 = 0x263E_8860_7CD2_6143_92F6_BBD5_006D_FA7E;
-const FURTHER: u128 = 0x2131_8C60_9714_3248_8CA6_41FF_7324_C8F2;
+const TOOLS: u128 = 0x42D8_5A81_23F6_CB47_8298_F6E7_8A3A_ECDC;
+const IDENTITIES: u128 = 0x2131_8C60_9714_3248_8CA6_41FF_7324_C8F2;
 
 thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
@@ -54,6 +55,10 @@ impl Driver for Guest {
             0 => Err(201),
             context => Ok(context),
         }
+    }
+
+    fn context_id(&self, context: u64) -> Result<u64, i32> {
+        if context == 0x7700 { Ok(3) } else { Err(201) }
     }
 
     fn load_module(&self, image: *const c_void) -> Result<u64, i32> {
@@ -103,7 +108,7 @@ fn get(context: u64, key: u64) -> Result<u64, i32> {
 
 #[test]
 fn sizes_of_tables_are_their_first_words() {
-    for (uuid, bytes) in [(RUNTIME, 104), (HOOKS, 56), (INTEGRITY, 24), (CHECKS, 32), (FURTHER, 128)] {
+    for (uuid, bytes) in [(RUNTIME, 104), (HOOKS, 56), (INTEGRITY, 24), (CHECKS, 32), (TOOLS, 24), (IDENTITIES, 128)] {
         assert_eq!(unsafe { *words(uuid) }, bytes, "{uuid:x}");
     }
 }
@@ -141,8 +146,27 @@ fn buffers_for_tools_are_zero() {
         let (mut at, mut bytes) = (null_mut(), 0);
         unsafe { slot(&raw mut at, &raw mut bytes) };
         assert_eq!(bytes, size);
-        assert!(unsafe { std::slice::from_raw_parts(at, bytes) }.iter().all(|byte| *byte == 0));
+        // Runtimes read an entry of several bytes for each number below the size.
+        assert!(unsafe { std::slice::from_raw_parts(at, 8 * bytes) }.iter().all(|byte| *byte == 0));
     }
+}
+
+#[test]
+fn current_context_and_its_identity_are_the_drivers() {
+    let current = slot!(TOOLS, 2, fn(*mut u64) -> i32);
+    let identity = slot!(IDENTITIES, 4, fn(u64, *mut u64) -> i32);
+    let mut answer = 9;
+    assert_eq!(unsafe { current(&raw mut answer) }, 0);
+    assert_eq!(answer, 0, "no context is no error here");
+    CURRENT.set(0x7700);
+    assert_eq!(unsafe { current(&raw mut answer) }, 0);
+    assert_eq!(answer, 0x7700);
+    assert_eq!(unsafe { identity(0x7700, &raw mut answer) }, 0);
+    assert_eq!(answer, 3);
+    assert_eq!(unsafe { identity(0, &raw mut answer) }, 0);
+    assert_eq!(answer, 0);
+    assert_eq!(unsafe { identity(0x7701, &raw mut answer) }, 201);
+    assert_eq!(unsafe { identity(0, null_mut()) }, result::INVALID_VALUE);
 }
 
 #[test]
@@ -157,12 +181,12 @@ fn checks_are_never_active() {
 
 #[test]
 fn unknown_slots_fail_and_are_reported_once() {
-    let unknown = slot!(FURTHER, 4, fn(u64, u64, u64) -> i32);
+    let unknown = slot!(IDENTITIES, 5, fn(u64, u64, u64) -> i32);
     for _ in 0..3 {
         assert_eq!(unsafe { unknown(1, 2, 3) }, result::NOT_SUPPORTED);
     }
     let refused = REFUSED.lock().expect("no panic");
-    let of_slot = refused.iter().filter(|(table, slot)| table.starts_with("21318C60") && *slot == 4).count();
+    let of_slot = refused.iter().filter(|(table, slot)| table.starts_with("21318C60") && *slot == 5).count();
     assert_eq!(of_slot, 1);
 }
 

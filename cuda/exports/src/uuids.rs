@@ -6,7 +6,7 @@ pub const COUNT: usize = 7;
 pub const RUNTIME: usize = 0;
 /// Buffers for callbacks of tools.
 pub const HOOKS: usize = 1;
-/// Data of tools for each thread.
+/// The current context, for tools and cuBLASLt.
 pub const TOOLS: usize = 2;
 /// Values of libraries for each context.
 pub const STORE: usize = 3;
@@ -14,8 +14,8 @@ pub const STORE: usize = 3;
 pub const INTEGRITY: usize = 4;
 /// Checks of launches.
 pub const CHECKS: usize = 5;
-/// A table that the runtime of CUDA 13.5 needs in order to start, and of which it calls no slot.
-pub const FURTHER: usize = 6;
+/// Identities of contexts. The runtime of CUDA 13.5 needs the table in order to start, and calls no slot.
+pub const IDENTITIES: usize = 6;
 
 /// The UUID of each table.
 pub const NAMES: [(&str, u128); COUNT] = [

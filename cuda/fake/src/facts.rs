@@ -108,6 +108,10 @@ api! {
     }
     initialised cuCtxSynchronize_v2(_of: u64) { work::finish_all() }
     context cuCtxGetFlags(flags: *mut u32) { put(flags, Ok(0)) }
+    initialised cuCtxGetId(of: u64, id: *mut u64) {
+        let named = if of == 0 { CURRENT.get() } else { of };
+        put(id, device_of(named).map(|_| named - CONTEXT + 1).ok_or(INVALID_CONTEXT))
+    }
     context cuCtxGetApiVersion(_of: u64, version: *mut u32) { put(version, Ok(3020)) }
     context cuCtxGetLimit(bytes: *mut usize, limit: c_int) {
         let default = match limit {

@@ -11,7 +11,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use crate::api::{any, api, initialised, put};
 use crate::card;
-use crate::current::{CONTEXT, CURRENT};
+use crate::current::{CONTEXT, CURRENT, device_of};
 use crate::further;
 use crate::result::{INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NOT_FOUND, SUCCESS};
 
@@ -51,6 +51,10 @@ impl cuda_exports::Driver for Fake {
             0 => Err(INVALID_CONTEXT),
             context => Ok(context),
         }
+    }
+
+    fn context_id(&self, context: u64) -> Result<u64, i32> {
+        device_of(context).map(|_| context - CONTEXT + 1).ok_or(INVALID_CONTEXT)
     }
 
     fn load_module(&self, _image: *const c_void) -> Result<u64, i32> {

@@ -30,7 +30,10 @@ fn program(rig: &Rig, library: &str, version: u32) -> Command {
 fn text(command: &mut Command) -> String {
     let output = command.output().expect("starts");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}{error}");
+    // The fake driver reports calls of unknown slots.
+    assert!(!error.contains("export table"), "{error}");
     text
 }
 
