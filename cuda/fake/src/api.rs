@@ -236,8 +236,8 @@ api! {
         put(property, memory::property(handle))
     }
     initialised cuMemRelease(handle: u64) { done(memory::release(handle)) }
-    initialised cuMemAddressReserve(at: *mut u64, bytes: usize, align: usize, _wish: u64, _flags: u64) {
-        put(at, memory::reserve(bytes as u64, align as u64))
+    initialised cuMemAddressReserve(at: *mut u64, bytes: usize, align: usize, wish: u64, _flags: u64) {
+        put(at, memory::reserve(bytes as u64, align as u64, wish))
     }
     initialised cuMemAddressFree(at: u64, bytes: usize) { done(memory::unreserve(at, bytes as u64)) }
     initialised cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, _flags: u64) {

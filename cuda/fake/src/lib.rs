@@ -14,6 +14,7 @@
 //! - Resets ([`card`]): a card loses all memory, and each process permanently loses its context.
 //! - Checkpoints ([`checkpoint`]): one process suspends another and takes it off the card.
 //! - Uses of memory besides allocations ([`further`]): contexts, limits, variables of modules.
+//! - Pinned memory ([`pinned`]): registered memory of the host, and functions of the program in streams.
 //! - NVML ([`nvml`]): the processes that have a context, with their bytes, and the card's memory.
 //!
 //! The clock is the host's clock. Modules contain no code, and textures are not supported.
@@ -30,6 +31,7 @@ mod kernels;
 mod lookup;
 mod memory;
 mod nvml;
+mod pinned;
 mod space;
 mod work;
 

@@ -17,6 +17,9 @@ use crate::result::{
 use crate::space::GRANULE;
 use crate::{card, current, memory};
 
+/// `CUhostFn`.
+pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
+
 /// A piece of work.
 #[derive(Clone)]
 pub enum Op {
@@ -36,6 +39,8 @@ pub enum Op {
     Free,
     /// A graph as one operation.
     Graph(Vec<Op>),
+    /// A function of the program, with its argument.
+    Host(HostFunction, u64),
 }
 
 /// Number of operations that a stream queues before further submissions block, as in a card's queues.
@@ -48,6 +53,7 @@ impl Op {
             Self::Kernel(..) => 0,
             Self::Copy(..) => 1,
             Self::Set(..) => 2,
+            Self::Host(..) => 3,
             Self::Wait(..) => 6,
             Self::Record(..) => 7,
             Self::Alloc(..) => 10,
@@ -93,6 +99,10 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 struct Stream {
     queue: SyncSender<Op>,
+    /// Operations for the queue so far.
+    queued: AtomicU64,
+    /// Operations that are done.
+    done: Arc<AtomicU64>,
     last: Arc<Event>,
     capture: Option<Capture>,
     /// The stream and the default stream wait for each other, so neither may disturb the other's capture.
@@ -152,6 +162,8 @@ fn run(op: Op, device: i32) {
         Op::Record(event, record) => event.finish(record),
         Op::Wait(event, record) => event.wait(record),
         Op::Alloc(..) | Op::Free => {}
+        // SAFETY: see UNSAFETY; the program passed both.
+        Op::Host(function, data) => unsafe { function(data as *mut std::ffi::c_void) },
         Op::Graph(ops) => ops.into_iter().for_each(|op| run(op, device)),
     }
 }
@@ -160,8 +172,14 @@ fn run(op: Op, device: i32) {
 fn stream() -> Stream {
     let device = current::current_device();
     let (queue, ops) = sync_channel::<Op>(QUEUE);
-    crate::spawn("fake-stream", move || ops.into_iter().for_each(|op| run(op, device)));
-    Stream { queue, last: Arc::default(), capture: None, blocking: false }
+    let done = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&done);
+    let work = move |op| {
+        run(op, device);
+        counter.fetch_add(1, Ordering::SeqCst);
+    };
+    crate::spawn("fake-stream", move || ops.into_iter().for_each(work));
+    Stream { queue, queued: AtomicU64::new(0), done, last: Arc::default(), capture: None, blocking: false }
 }
 
 impl Work {
@@ -209,7 +227,10 @@ impl Stream {
         match (&mut self.capture, op) {
             (Some(capture), Op::Graph(ops)) => capture.ops.extend(ops),
             (Some(capture), op) => capture.ops.push(op),
-            (None, op) => return Some(Sent(self.queue.clone(), op)),
+            (None, op) => {
+                self.queued.fetch_add(1, Ordering::SeqCst);
+                return Some(Sent(self.queue.clone(), op));
+            }
         }
         None
     }
@@ -217,6 +238,7 @@ impl Stream {
     /// An event at the end of what the stream has now, once it is sent.
     fn end(&self) -> (Sent, Arc<Event>, u64) {
         let record = self.last.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+        self.queued.fetch_add(1, Ordering::SeqCst);
         (Sent(self.queue.clone(), Op::Record(self.last.clone(), record)), self.last.clone(), record)
     }
 }
@@ -292,6 +314,14 @@ pub fn finish(handle: u64) -> i32 {
         }
         Err(error) => error,
     }
+}
+
+/// Returns true if all work of a stream is done.
+pub fn is_done(handle: u64) -> Result<bool, i32> {
+    with(|work| match work.stream(handle)? {
+        stream if stream.capture.is_some() => Err(CAPTURE_UNSUPPORTED),
+        stream => Ok(stream.done.load(Ordering::SeqCst) >= stream.queued.load(Ordering::SeqCst)),
+    })
 }
 
 /// Waits for all streams. It invalidates a capture in any thread mode.
@@ -404,7 +434,7 @@ pub fn trim() -> i32 {
 /// Makes an allocation a part of what a stream captures; its address.
 pub fn capture_alloc(stream: u64, bytes: u64) -> Result<u64, i32> {
     let bytes = bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(INVALID_VALUE)?;
-    let at = memory::reserve(bytes, 0)?;
+    let at = memory::reserve(bytes, 0, 0)?;
     match submit(stream, Op::Alloc(at, bytes)) {
         SUCCESS => Ok(at),
         error => Err(error),
