@@ -49,6 +49,9 @@ impl Arena {
     }
 }
 
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID_VALUE: i32 = 1;
+
 /// A message that cannot be executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -68,6 +71,9 @@ pub trait Handles {
 
     /// Returns true if the handle is one of the kind and not in use.
     fn is_free(&self, kind: Kind, handle: u64) -> bool;
+
+    /// Returns true if memory of the card or of the guest has these bytes, and not memory of the worker.
+    fn has_range(&self, address: u64, bytes: u64) -> bool;
 
     /// The address of the last image, which a message consumes.
     fn image(&self) -> u64;
@@ -151,7 +157,14 @@ pub fn decode(call: &Call, words: &[u64], handles: &dyn Handles, arena: &mut Are
             other => other,
         };
         let value = match *arg {
-            Arg::Word => reader.word()?,
+            Arg::Word | Arg::Range(_) => reader.word()?,
+            Arg::Address => {
+                let address = reader.word()?;
+                if !handles.has_range(address, 0) {
+                    refused.get_or_insert(INVALID_VALUE);
+                }
+                address
+            }
             Arg::Image => {
                 if reader.word()? == 0 {
                     0
@@ -227,6 +240,14 @@ pub fn decode(call: &Call, words: &[u64], handles: &dyn Handles, arena: &mut Are
     }
     if !reader.0.is_empty() {
         return Err(Fault::Malformed);
+    }
+    for (index, arg) in call.args.iter().enumerate() {
+        let value = |at: usize| prepared.values.get(at).copied().unwrap_or_default();
+        if let Arg::Range(of) = *arg
+            && !handles.has_range(value(index), value(usize::from(of)))
+        {
+            refused.get_or_insert(INVALID_VALUE);
+        }
     }
     // The driver uses the count in its own argument.
     let repeats = |(of, count): &(u8, u64)| {

@@ -99,6 +99,10 @@ pub enum Treatment {
 pub enum Arg {
     /// A number or an address of the card, by value.
     Word,
+    /// An address of the card, or of pinned memory of the guest.
+    Address,
+    /// The same, for a range of as many bytes as the argument with that index says.
+    Range(u8),
     /// A handle. Streams may also be 0, 1 and 2: the default streams.
     Handle(Kind),
     /// A handle or 0.

@@ -78,7 +78,7 @@ pub unsafe fn encode(
     for (index, arg) in call.args.iter().enumerate() {
         let value = args.get(index).copied().unwrap_or_default();
         match *arg {
-            Arg::Word | Arg::Image => into.push(value),
+            Arg::Word | Arg::Address | Arg::Range(_) | Arg::Image => into.push(value),
             Arg::Handle(kind) | Arg::Drop(kind) if !accepts(kind, value) => return Err(INVALID_HANDLE),
             Arg::Optional(kind) if value != 0 && !accepts(kind, value) => return Err(INVALID_HANDLE),
             Arg::Handle(_) | Arg::Drop(_) | Arg::Optional(_) => into.push(value),

@@ -134,6 +134,7 @@ pub const REFUSED: &[&str] = &[
     "cuGraphAddMemAllocNode",
     "cuGraphAddMemFreeNode",
     "cuGraphAddMemcpyNode",
+    "cuGraphAddMemsetNode",
     "cuGraphAddNode",
     "cuGraphAddNode_v2",
     "cuGraphAddNode_v3",
@@ -308,6 +309,7 @@ pub const REFUSED: &[&str] = &[
     "cuMemGetAttribute",
     "cuMemGetAttribute_v2",
     "cuMemGetLocationInfo",
+    "cuMemRangeGetAttribute",
     "cuMemRangeGetAttributes",
     "cuPointerSetAttribute",
     // Pool.

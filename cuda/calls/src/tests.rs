@@ -24,6 +24,10 @@ impl Handles for Table {
         index_of(kind, handle).is_some() && !self.0.contains_key(&handle)
     }
 
+    fn has_range(&self, address: u64, bytes: u64) -> bool {
+        address == 3 && bytes <= 3
+    }
+
     fn image(&self) -> u64 {
         0x77
     }
@@ -67,7 +71,7 @@ fn handle_names_its_kind_and_number() {
 fn arguments(call: &Call, buffer: &mut [u64], table: &mut Table) -> Vec<u64> {
     let at = buffer.as_mut_ptr().addr() as u64;
     let mut value = |arg: &Arg| match *arg {
-        Arg::Word => 3,
+        Arg::Word | Arg::Address | Arg::Range(_) => 3,
         Arg::Handle(kind) | Arg::Optional(kind) | Arg::Drop(kind) => {
             let made = handle(kind, 5);
             table.0.insert(made, 0x9000 + kind as u64);
@@ -101,7 +105,7 @@ fn each_described_call_crosses_with_its_results() {
         assert_eq!(prepared.results(&arena).count(), encoded.result_words, "{}", call.name);
         for ((arg, given), passed) in call.args.iter().zip(&args).zip(prepared.values) {
             match arg {
-                Arg::Word => assert_eq!(passed, *given),
+                Arg::Word | Arg::Address | Arg::Range(_) => assert_eq!(passed, *given),
                 Arg::Handle(kind) | Arg::Optional(kind) | Arg::Drop(kind) => assert_eq!(passed, 0x9000 + *kind as u64),
                 Arg::Null => assert_eq!(passed, 0),
                 Arg::Image => assert_eq!(passed, 0x77),
@@ -139,6 +143,18 @@ fn wrong_arguments_fail_in_the_guest() {
     assert_eq!(code("cuEventDestroy_v2", &[0x7fff_1234_5678]), Some(400));
     assert_eq!(code("cuEventElapsedTime", &[0, handle(Kind::Event, 1), handle(Kind::Event, 2)]), Some(1));
     assert_eq!(code("cuGraphLaunch", &[handle(Kind::Exec, 1), 2]), None);
+}
+
+#[test]
+fn address_of_the_worker_is_refused() {
+    let (mut arena, table) = (Arena::default(), Table::default());
+    let set = &CALLS[find("cuMemsetD8_v2").expect("described")];
+    let copy = &CALLS[find("cuMemcpyDtoD_v2").expect("described")];
+    assert!(decode(set, &[3, 0, 1], &table, &mut arena).is_ok());
+    assert!(decode(copy, &[3, 3, 3], &table, &mut arena).is_ok());
+    assert_eq!(decode(set, &[0x7fff_0000, 0, 1], &table, &mut arena).err(), Some(Fault::Refused(1)));
+    assert_eq!(decode(copy, &[3, 3, 4], &table, &mut arena).err(), Some(Fault::Refused(1)));
+    assert_eq!(decode(copy, &[3, 0x7fff_0000, 1], &table, &mut arena).err(), Some(Fault::Refused(1)));
 }
 
 #[test]

@@ -20,6 +20,12 @@ const NOT_REGISTERED: c_int = 713;
 /// Registered ranges of this process, by their first address. Static: the exported functions share it.
 static REGISTERED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
+/// Returns true if an address is in registered memory.
+pub fn is_registered(at: u64) -> bool {
+    let registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    registered.range(..=at).next_back().is_some_and(|(start, length)| at - start < *length)
+}
+
 /// Registers host memory; kernels reach all memory of the process anyway.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemHostRegister_v2(at: *mut c_void, bytes: usize, _flags: u32) -> c_int {

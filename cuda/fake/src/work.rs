@@ -15,7 +15,7 @@ use crate::result::{
     NOT_READY, SUCCESS,
 };
 use crate::space::GRANULE;
-use crate::{card, current, memory};
+use crate::{card, current, memory, pinned};
 
 /// `CUhostFn`.
 pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
@@ -27,6 +27,8 @@ pub enum Op {
     Kernel(Kernel, Vec<u64>),
     /// A copy: to, from, bytes.
     Copy(u64, u64, u64),
+    /// A copy of bytes: to, bytes.
+    Write(u64, Arc<[u8]>),
     /// A fill: address, bytes, value.
     Set(u64, u64, u8),
     /// The end of an event.
@@ -51,7 +53,7 @@ impl Op {
     fn kind(&self) -> i32 {
         match self {
             Self::Kernel(..) => 0,
-            Self::Copy(..) => 1,
+            Self::Copy(..) | Self::Write(..) => 1,
             Self::Set(..) => 2,
             Self::Host(..) => 3,
             Self::Wait(..) => 6,
@@ -157,6 +159,8 @@ fn run(op: Op, device: i32) {
         Op::Copy(to, from, bytes) => unsafe {
             std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize);
         },
+        // SAFETY: see UNSAFETY.
+        Op::Write(to, bytes) => unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) },
         // SAFETY: see UNSAFETY.
         Op::Set(at, bytes, value) => unsafe { std::ptr::write_bytes(at as *mut u8, value, bytes as usize) },
         Op::Record(event, record) => event.finish(record),
@@ -277,8 +281,17 @@ pub fn destroy(handle: u64) -> i32 {
     with(|work| if work.streams.remove(&handle).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
 
-/// Submits work.
+/// Submits work. Bytes of pageable memory are read now, as NVIDIA's driver does.
 pub fn submit(handle: u64, op: Op) -> i32 {
+    let op = match op {
+        Op::Copy(to, from, bytes)
+            if capturing(handle) == Ok(0) && memory::find(from).is_none() && !pinned::is_registered(from) =>
+        {
+            // SAFETY: see UNSAFETY.
+            Op::Write(to, unsafe { std::slice::from_raw_parts(from as *const u8, bytes as usize) }.into())
+        }
+        op => op,
+    };
     match with(|work| Ok(work.stream_to_use(handle)?.push(op))) {
         Ok(sent) => {
             sent.into_iter().for_each(Sent::send);
