@@ -7,6 +7,9 @@
 //!
 //! A device's handle is one of [`cuda_calls::handle`], which no program may follow as a pointer. The crate asks the
 //! worker through the trait [`Worker`]. It neither connects to the device nor encodes messages.
+//!
+//! UNSAFETY: declares a function that follows the pointers of its arguments.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
 
 mod answers;
 mod devices;
