@@ -15,7 +15,8 @@
 //! - Checkpoints ([`checkpoint`]): one process suspends another and takes it off the card.
 //! - Uses of memory besides allocations ([`further`]): contexts, limits, variables of modules.
 //! - Pinned memory ([`pinned`]): registered memory of the host, and functions of the program in streams.
-//! - NVML ([`nvml`]): the processes that have a context, with their bytes, and the card's memory.
+//! - NVML ([`nvml`]): the processes that have a context, with their bytes, the card's memory, and its other facts
+//!   ([`nvml_facts`]).
 //!
 //! The clock is the host's clock. Modules contain no code, and textures are not supported.
 
@@ -31,6 +32,7 @@ mod kernels;
 mod lookup;
 mod memory;
 mod nvml;
+mod nvml_facts;
 mod pinned;
 mod space;
 mod work;

@@ -20,8 +20,8 @@ static STARTS: AtomicU32 = AtomicU32::new(0);
 /// Process that has initialised NVML: its children must do so again.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// The worker's result for the handle of each device. The worker keeps the handles until the process ends.
-static HANDLES: Mutex<[Option<i32>; MAX_DEVICES]> = Mutex::new([None; MAX_DEVICES]);
+/// Devices of which the worker has a handle. It keeps them until the process ends, and refuses a second one.
+static HANDLES: Mutex<[bool; MAX_DEVICES]> = Mutex::new([false; MAX_DEVICES]);
 
 /// Returns true between `nvmlInit` and `nvmlShutdown`.
 pub fn is_ready() -> bool {
@@ -110,16 +110,18 @@ pub fn by_index(index: u32) -> Result<u64, i32> {
     }
     let device = handle(Kind::Gpu, index + 1);
     let mut handles = HANDLES.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = handles.get_mut(index as usize).ok_or(INVALID_ARGUMENT)?;
-    // The worker refuses a second object with the same handle, so a failure is final.
-    let result = *known.get_or_insert_with(|| {
+    let is_known = handles.get_mut(index as usize).ok_or(INVALID_ARGUMENT)?;
+    if !*is_known {
         let number = find("nvmlDeviceGetHandleByIndex_v2+").ok_or(Failure::Missing);
         let mut made = 0u64;
         let arguments = [u64::from(index), address(&raw mut made)];
         // SAFETY: the arguments are a number and a pointer to a handle.
-        code(number.and_then(|number| unsafe { worker()?.call(number, &arguments, device) }))
-    });
-    if result == SUCCESS { Ok(device) } else { Err(result) }
+        match code(number.and_then(|number| unsafe { worker()?.call(number, &arguments, device) })) {
+            SUCCESS => *is_known = true,
+            error => return Err(error),
+        }
+    }
+    Ok(device)
 }
 
 /// All devices.
