@@ -32,10 +32,10 @@ pub enum Kind {
     Link,
     /// `CUarray`.
     Array,
-    /// `CUtexObject`.
+    /// `CUtexObject` or `CUsurfObject`.
     Texture,
-    /// `CUsurfObject`.
-    Surface,
+    /// `nvmlDevice_t`. The last kind that handles have room for.
+    Gpu,
 }
 
 /// All kinds, in the order of their numbers.
@@ -54,7 +54,7 @@ const KINDS: [Kind; 15] = [
     Kind::Link,
     Kind::Array,
     Kind::Texture,
-    Kind::Surface,
+    Kind::Gpu,
 ];
 
 /// Handles are above this address, in pages that the guest library keeps inaccessible.

@@ -4,7 +4,7 @@ use crate::describe::Arg::{
     Address, Array, Drop, Handle, Handles, Image, In, InOut, New, Null, Optional, Out, OutBytes, OutOptional, OutPart,
     Range, Text, Word,
 };
-use crate::describe::Kind::{Context, Event, Exec, Function, Graph, Library, Memory, Module, Node, Pool, Stream};
+use crate::describe::Kind::{Context, Event, Exec, Function, Gpu, Graph, Library, Memory, Module, Node, Pool, Stream};
 use crate::describe::{Call, answered, guest, posted};
 
 /// Descriptions by the number of the function in messages.
@@ -257,4 +257,46 @@ pub static CALLS: &[Call] = &[
     answered("cuGraphKernelNodeCopyAttributes", &[Handle(Node), Handle(Node)]),
     answered("cuGraphDestroyNode", &[Drop(Node)]),
     answered("cuGraphAddDependencies", &[Handle(Graph), Handles(Node, 3), Handles(Node, 3), Word]),
+    // Messages of NVML's functions. Results are NVML's.
+    answered("nvmlInit_v2+", &[]),
+    answered("nvmlDeviceGetCount_v2+", &[Out(4)]),
+    answered("nvmlDeviceGetHandleByIndex_v2+", &[Word, New(Gpu)]),
+    answered("nvmlSystemGetDriverVersion+", &[OutBytes(1), Word]),
+    answered("nvmlSystemGetNVMLVersion+", &[OutBytes(1), Word]),
+    answered("nvmlSystemGetCudaDriverVersion+", &[Out(4)]),
+    answered("nvmlSystemGetCudaDriverVersion_v2+", &[Out(4)]),
+    answered("nvmlDeviceGetName+", &[Handle(Gpu), OutBytes(2), Word]),
+    answered("nvmlDeviceGetUUID+", &[Handle(Gpu), OutBytes(2), Word]),
+    answered("nvmlDeviceGetSerial+", &[Handle(Gpu), OutBytes(2), Word]),
+    answered("nvmlDeviceGetVbiosVersion+", &[Handle(Gpu), OutBytes(2), Word]),
+    answered("nvmlDeviceGetPciInfo_v3+", &[Handle(Gpu), Out(68)]),
+    answered("nvmlDeviceGetIndex+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetMinorNumber+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetBrand+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetArchitecture+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetCudaComputeCapability+", &[Handle(Gpu), Out(4), Out(4)]),
+    answered("nvmlDeviceGetNumGpuCores+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetMemoryBusWidth+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetMemoryInfo+", &[Handle(Gpu), Out(24)]),
+    answered("nvmlDeviceGetBAR1MemoryInfo+", &[Handle(Gpu), Out(24)]),
+    answered("nvmlDeviceGetUtilizationRates+", &[Handle(Gpu), Out(8)]),
+    answered("nvmlDeviceGetTemperature+", &[Handle(Gpu), Word, Out(4)]),
+    answered("nvmlDeviceGetFanSpeed+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetPerformanceState+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetPowerUsage+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetPowerManagementLimit+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetEnforcedPowerLimit+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetClockInfo+", &[Handle(Gpu), Word, Out(4)]),
+    answered("nvmlDeviceGetMaxClockInfo+", &[Handle(Gpu), Word, Out(4)]),
+    answered("nvmlDeviceGetComputeMode+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetPersistenceMode+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetDisplayMode+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetDisplayActive+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetEccMode+", &[Handle(Gpu), Out(4), Out(4)]),
+    answered("nvmlDeviceGetCurrPcieLinkGeneration+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetMaxPcieLinkGeneration+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetCurrPcieLinkWidth+", &[Handle(Gpu), Out(4)]),
+    answered("nvmlDeviceGetMaxPcieLinkWidth+", &[Handle(Gpu), Out(4)]),
+    // At most 64 processes: their number, and 24 bytes each.
+    answered("nvmlDeviceGetComputeRunningProcesses_v3+", &[Handle(Gpu), InOut(4), Out(1536)]),
 ];

@@ -8,6 +8,7 @@ use cuda_ring::{ADDRESSES, Header, Shared, Words as _, control, slots, state};
 
 use crate::driver::{Driver, NOT_SUPPORTED, Needed};
 use crate::objects::{Objects, TooMany};
+use crate::processes;
 use crate::waits::{Wait, Waits};
 use crate::window::Window;
 
@@ -44,6 +45,8 @@ enum Effect {
     ChangesContext,
     /// The primary context of the device in the first argument has ended.
     EndsPrimary,
+    /// The results are a list of processes.
+    ListsProcesses,
 }
 
 fn effect(name: &str) -> Effect {
@@ -55,6 +58,7 @@ fn effect(name: &str) -> Effect {
         "cuMemAddressReserve" => Effect::Reserves,
         "cuCtxCreate_v2+" | "cuCtxDestroy_v2+" => Effect::ChangesContext,
         "cuDevicePrimaryCtxReset_v2+" | "cuDevicePrimaryCtxRelease_v2+" => Effect::EndsPrimary,
+        "nvmlDeviceGetComputeRunningProcesses_v3+" => Effect::ListsProcesses,
         _ => Effect::None,
     }
 }
@@ -116,7 +120,8 @@ impl Executor {
             arena: Arena::default(),
             effects: CALLS.iter().map(|call| effect(call.name)).collect(),
             counts: vec![0; control::SLOT_COUNT as usize],
-            current: None,
+            // A new thread has no context. The driver would refuse to set it before `cuInit`.
+            current: Some(0),
             mode: 0,
             next_reservation: RESERVATIONS,
             started: false,
@@ -163,7 +168,8 @@ impl Executor {
     }
 
     fn start(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
-        let [version, calls, _process] = *words else { return Err(Broken::Malformed) };
+        let [version, calls, process] = *words else { return Err(Broken::Malformed) };
+        processes::name_after(process as u32);
         let matches = version == cuda_ring::VERSION && calls == CALLS.len() as u64;
         self.started = matches;
         // Another version of the messages: the guest reports which side to update.
@@ -235,6 +241,9 @@ impl Executor {
                 self.parameters.remove(&dropped);
             }
             results.extend(prepared.results(&self.arena));
+            if effect == Effect::ListsProcesses {
+                processes::translate(&mut results);
+            }
             self.record(effect, &prepared, &results)?;
         }
         self.finish(origin, code, &results);
@@ -263,7 +272,7 @@ impl Executor {
             Effect::Frees => self.objects.remove_range(value(0)),
             // The guest's handle of a primary context is the device's number and one.
             Effect::EndsPrimary => self.objects.remove(handle(Kind::Context, (value(0) as u32).wrapping_add(1))),
-            Effect::None | Effect::ChangesContext => {}
+            Effect::None | Effect::ChangesContext | Effect::ListsProcesses => {}
         }
         Ok(())
     }

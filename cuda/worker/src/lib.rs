@@ -19,6 +19,7 @@ mod host_functions;
 mod launches;
 mod objects;
 mod pinned;
+mod processes;
 mod serve;
 mod waits;
 mod window;
