@@ -123,7 +123,7 @@ impl Rig {
             }
             sleep::awake(&&control);
         }
-        slots::answer(&&control, 0, 1, 7);
+        slots::answer(&&control, 0, 1, 7, 0);
         if sleep::must_notify(&&control) {
             self.check.ring();
         }

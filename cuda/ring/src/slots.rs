@@ -11,7 +11,7 @@ pub const fn sequence(slot: u16) -> u64 {
     control::SLOTS + slot as u64 * control::SLOT_BYTES
 }
 
-/// Returns the offset of the word for the result of an answer.
+/// Returns the offset of the word for the result of an answer; its upper half counts the words of data.
 pub const fn result(slot: u16) -> u64 {
     sequence(slot) + 8
 }
@@ -31,8 +31,8 @@ pub const fn area(number: u16) -> u64 {
     control::AREAS + number as u64 * control::AREA_BYTES
 }
 
-/// Writes an answer, whose data is in the slot or in an area already, and makes it visible.
-pub fn answer(control: &impl Words, slot: u16, count: u64, code: i32) {
-    control.store(result(slot), u64::from(code.cast_unsigned()));
+/// Writes an answer, whose data of that many words is in the slot or in an area already, and makes it visible.
+pub fn answer(control: &impl Words, slot: u16, count: u64, code: i32, words: usize) {
+    control.store(result(slot), u64::from(code.cast_unsigned()) | (words as u64) << 32);
     control.store(sequence(slot), count);
 }

@@ -33,6 +33,8 @@ enum Effect {
     None,
     /// The first result is an address, and the argument with the index the bytes.
     Allocates(usize),
+    /// The first two results are an address and the bytes of a row; the fourth argument is the number of rows.
+    AllocatesRows,
     /// The first two results are an address and the bytes.
     Names,
     /// The first argument is an address.
@@ -43,19 +45,19 @@ enum Effect {
     ChangesContext,
     /// The results are a list of processes.
     ListsProcesses,
+    /// The primary context of the device in the first argument has ended.
+    EndsPrimary,
 }
 
 fn effect(name: &str) -> Effect {
     match name {
         "cuMemAlloc_v2+" | "cuMemAllocAsync+" | "cuMemAllocFromPoolAsync+" => Effect::Allocates(1),
-        "cuMemAllocPitch_v2+" | "cuModuleGetGlobal_v2+" | "cuLibraryGetGlobal+" | "cuLibraryGetManaged+" => {
-            Effect::Names
-        }
+        "cuModuleGetGlobal_v2+" | "cuLibraryGetGlobal+" | "cuLibraryGetManaged+" => Effect::Names,
+        "cuMemAllocPitch_v2+" => Effect::AllocatesRows,
         "cuMemFree_v2+" | "cuMemFreeAsync" | "cuMemAddressFree" => Effect::Frees,
         "cuMemAddressReserve" => Effect::Reserves,
-        "cuCtxCreate_v2+" | "cuCtxDestroy_v2+" | "cuDevicePrimaryCtxReset_v2+" | "cuDevicePrimaryCtxRelease_v2+" => {
-            Effect::ChangesContext
-        }
+        "cuCtxCreate_v2+" | "cuCtxDestroy_v2+" => Effect::ChangesContext,
+        "cuDevicePrimaryCtxReset_v2+" | "cuDevicePrimaryCtxRelease_v2+" => Effect::EndsPrimary,
         "nvmlDeviceGetComputeRunningProcesses_v3+" => Effect::ListsProcesses,
         _ => Effect::None,
     }
@@ -229,7 +231,7 @@ impl Executor {
                 self.objects.insert(made, value, origin.route.context)?;
             }
         }
-        if effect == Effect::ChangesContext {
+        if matches!(effect, Effect::ChangesContext | Effect::EndsPrimary) {
             self.current = None;
         }
         let mut results: Vec<u64> = Vec::new();
@@ -264,10 +266,12 @@ impl Executor {
         let value = |at: usize| prepared.values.get(at).copied().unwrap_or_default();
         match effect {
             Effect::Allocates(bytes) => self.objects.add_range(result(0), value(bytes))?,
-            // A pitched allocation is at least as large as one row.
+            Effect::AllocatesRows => self.objects.add_range(result(0), result(1).saturating_mul(value(3)))?,
             Effect::Names => self.objects.add_range(result(0), result(1))?,
             Effect::Reserves => self.objects.add_range(result(0), value(1))?,
             Effect::Frees => self.objects.remove_range(value(0)),
+            // The guest's handle of a primary context is the device's number and one.
+            Effect::EndsPrimary => self.objects.remove(handle(Kind::Context, (value(0) as u32).wrapping_add(1))),
             Effect::None | Effect::ChangesContext | Effect::ListsProcesses => {}
         }
         Ok(())
@@ -292,7 +296,7 @@ impl Executor {
         }
         if let Some(count) = self.counts.get_mut(usize::from(slot)) {
             *count += 1;
-            slots::answer(&self.control, slot, *count, code);
+            slots::answer(&self.control, slot, *count, code, results.len());
         }
     }
 
