@@ -40,7 +40,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("cuda-ring", &[]),
     ("cuda-calls", &["cuda-ring"]),
     ("worker-link", &[]),
-    ("cuda-guest", &["cuda-calls", "cuda-ring", "cuda-table", "worker-link"]),
+    ("cuda-guest", &["cuda-calls", "cuda-exports", "cuda-ring", "cuda-table", "guest-nvml", "worker-link"]),
     ("cuda-worker", &["cuda-calls", "cuda-ring", "worker-link"]),
     ("locks", &[]),
     ("vfio-host", &["nvspec"]),
