@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use cuda_calls::{Fault, Handles, Kind, index_of, kind_of};
 use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
 
-use crate::driver::INVALID_HANDLE;
+use crate::driver::{INVALID_HANDLE, INVALID_VALUE};
 
 /// Objects of one program at most.
 const MAX_OBJECTS: usize = 1 << 20;
@@ -67,16 +67,16 @@ impl Objects {
     /// # Errors
     /// If the program has too many.
     pub fn insert_or_find(&mut self, kind: Kind, handle: u64, value: u64, context: u32) -> Result<u64, TooMany> {
-        let known = self.handles.get(&(kind, value)).copied();
-        if let Some(known) = known
-            && let Some(object) = self.objects.get_mut(&known)
-        {
-            object.references = object.references.saturating_add(1);
-            return Ok(known);
+        if self.handles.len() >= 2 * MAX_OBJECTS {
+            return Err(TooMany);
         }
-        self.insert(handle, Ok(value), context)?;
-        self.handles.insert((kind, value), handle);
-        Ok(handle)
+        // The driver may return an object that was released and lives on, where it is mapped.
+        let known = *self.handles.entry((kind, value)).or_insert(handle);
+        match self.objects.get_mut(&known) {
+            Some(object) => object.references = object.references.saturating_add(1),
+            None => self.insert(known, Ok(value), context)?,
+        }
+        Ok(known)
     }
 
     /// Forgets an object, or one reference to it.
@@ -86,11 +86,7 @@ impl Objects {
         if object.references > 0 {
             return;
         }
-        let value = object.value;
         self.objects.remove(&handle);
-        if let (Ok(value), Some(kind)) = (value, kind_of(handle)) {
-            self.handles.remove(&(kind, value));
-        }
     }
 
     /// Returns the driver's streams of a context.
@@ -141,6 +137,8 @@ impl Handles for Objects {
         match self.objects.get(&handle) {
             Some(Object { value: Ok(value), .. }) => Ok(*value),
             Some(Object { value: Err(code), .. }) => Err(Fault::Refused(*code)),
+            // As the driver for memory, whose handles are numbers.
+            None if kind == Kind::Memory => Err(Fault::Refused(INVALID_VALUE)),
             None => Err(Fault::Refused(INVALID_HANDLE)),
         }
     }
