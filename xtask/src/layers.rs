@@ -35,6 +35,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("cuda-rig", &["cuda-protocol"]),
     ("cuda-shim", &["cuda-driver", "cuda-protocol", "cuda-table"]),
     ("cuda-owner", &["cuda-control", "cuda-protocol", "sched", "vram"]),
+    ("cuda-ring", &[]),
+    ("worker-link", &[]),
     ("locks", &[]),
     ("vfio-host", &["nvspec"]),
     ("vfio-card", &["card", "nvspec", "vfio-host"]),
