@@ -100,6 +100,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("passthrough", &["bringup", "card", "devmodel", "locks", "nvspec", "vm-device", "vmm-glue"]),
+    ("vcuda", &["cuda-ring", "locks", "vmm-glue", "worker-link"]),
     (
         "rig",
         &[
