@@ -100,6 +100,8 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("passthrough", &["bringup", "card", "devmodel", "locks", "nvspec", "vm-device", "vmm-glue"]),
+    ("render-node", &["cuda-ring"]),
+    ("cuda-probe", &["cuda-ring", "render-node"]),
     ("vcuda", &["cuda-ring", "locks", "vmm-glue", "worker-link"]),
     (
         "rig",

@@ -380,11 +380,13 @@ impl Core {
         let Some(context) = self.contexts.get_mut(&id).filter(|context| u32::from(context.capset) == CAPSET) else {
             return Some(Answer::Ok);
         };
+        if let Submission::Identify { pid } = submission {
+            context.pid = Some(pid);
+        }
         let Service::Worker(worker) = context.service else { return Some(Answer::Ok) };
         match submission {
-            Submission::Empty => {}
+            Submission::Empty | Submission::Identify { .. } => {}
             Submission::Doorbell => self.actions.push(Action::Doorbell { worker }),
-            Submission::Identify { pid } => context.pid = Some(pid),
             Submission::Wait { blob, offset, value } => {
                 let range = context.blobs.get(&blob).and_then(|id| self.resources.get(id)?.range);
                 let Some(word) = range.and_then(|range| range.word(offset)) else {

@@ -12,7 +12,7 @@ use vmm_glue::memory::MemoryTable;
 use vmm_glue::{Link, worth_logging};
 use worker_link::{FromWorker, ToWorker};
 
-use crate::command::{Answer, Command, Header};
+use crate::command::{Answer, Command, Header, Submission};
 use crate::core::{Action, Core, Limits, Ticket, WorkerId};
 use crate::queue::{ControlQueue, QueueError, Request};
 use crate::shared::{Shared, State};
@@ -290,7 +290,8 @@ impl Executor {
         let Some((header, command)) = Command::decode(&request.bytes) else {
             return self.answer(&Header::default(), &request, Answer::Invalid);
         };
-        self.has_news |= !matches!(command, Command::Submit(_));
+        let is_routine = matches!(command, Command::Submit(Submission::Doorbell | Submission::Wait { .. }));
+        self.has_news |= !is_routine;
         self.tickets = self.tickets.wrapping_add(1);
         let ticket = Ticket(self.tickets);
         let now = self.now();
