@@ -216,7 +216,8 @@ impl Daemon {
             let (backend, cuda) = match spec.kind {
                 CardKind::Cuda => {
                     let card = Arc::new(CudaCard::open(spec, &daemon.socket_dir, events).map_err(failed)?);
-                    (Box::new(cuda::Backend(Arc::clone(&card))) as Box<dyn CardBackend>, Some(card))
+                    let (own, socket_dir) = (Arc::clone(&card), daemon.socket_dir.clone());
+                    (Box::new(cuda::Backend { card: own, socket_dir }) as Box<dyn CardBackend>, Some(card))
                 }
                 CardKind::Simgpu | CardKind::Vfio => (opener.open(spec).map_err(failed)?, None),
             };

@@ -1,0 +1,3 @@
+//! Guests whose programs use CUDA: the stock driver of virtio-gpu with the device.
+
+mod device;
