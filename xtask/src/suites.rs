@@ -199,7 +199,7 @@ impl<'a> Session<'a> {
         // Downloaded and made during the first build and the suites without guests.
         let guests = suites.iter().any(|suite| suite.has_guests());
         let images = guests.then(guests::images);
-        let headers = any(Runner::Cuda).then(|| Background::start(Priority::Behind, || cuda::headers().map(drop)));
+        let headers = any(Runner::Cuda).then(|| Background::start(Priority::Behind, cuda::fetch_all));
         Self { args, programs: None, images, headers, fuzzes: any(Runner::Fuzz), targets: None }
     }
 
@@ -230,7 +230,9 @@ impl<'a> Session<'a> {
                     headers.wait()?;
                 }
                 let headers = cuda::headers()?;
-                let variables = [(cuda::HEADERS_VARIABLE, headers.as_os_str())];
+                let runtimes = cuda::runtimes()?;
+                let variables =
+                    [(cuda::HEADERS_VARIABLE, headers.as_os_str()), (cuda::RUNTIMES_VARIABLE, runtimes.as_os_str())];
                 self.run_tests(&programs, &Manner { variables: &variables, ..manner })
             }
             Runner::Fuzz => {

@@ -54,6 +54,14 @@ impl Link {
         Ok((Self(a), Self(b)))
     }
 
+    /// Returns another descriptor of this end.
+    ///
+    /// # Errors
+    /// If the process has no free descriptors.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
+    }
+
     /// Returns the descriptor, for the worker's arguments.
     pub fn into_fd(self) -> OwnedFd {
         self.0
