@@ -1,3 +1,4 @@
-//! Guests whose programs use CUDA: the stock driver of virtio-gpu with the device.
+//! Guests whose programs use CUDA, through the stock driver of virtio-gpu.
 
 mod device;
+mod programs;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use cuda_control::{Answer, Request};
 use cuda_protocol::{DRIVER_VARIABLE, SOCKET_VARIABLE, TENANT_VARIABLE};
+use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
 use vcuda::{CudaDevice, CudaFunction, Limits, ProgramLauncher};
 use vmm_glue::Link;
 use worker_link::WorkerOptions;
@@ -25,6 +26,8 @@ const WORKER: &str = "cuda-worker";
 const LIBRARY: &str = "libcuda.so";
 /// Same, below the folder of the package.
 const INSTALLED_LIBRARY: &str = "cuda/libcuda.so.1";
+/// Variable with the range of device addresses that the library of a worker uses.
+const ADDRESSES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_ADDRESSES";
 /// Time that the workers of a VM have to end when it is removed.
 // TIMEOUT: a killed process ends at once, unless the driver prevents it.
 const LEAVING: Duration = Duration::from_secs(10);
@@ -79,8 +82,14 @@ pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) 
 fn worker(card: &CudaCard, vm: &str, socket: &Path) -> WorkerOptions {
     let cuda = card.spec().cuda();
     let program = cuda.worker.unwrap_or_else(|| beside(WORKER, WORKER));
-    let variables: [(&str, OsString); 3] =
-        [(SOCKET_VARIABLE, socket.into()), (TENANT_VARIABLE, vm.into()), (DRIVER_VARIABLE, cuda.driver.into())];
+    // Device addresses are the same in the guest and in the worker; pinned memory has the rest of the range.
+    let addresses = format!("{:#x}-{:#x}", ADDRESSES.start, PINNED_ADDRESSES);
+    let variables: [(&str, OsString); 4] = [
+        (SOCKET_VARIABLE, socket.into()),
+        (TENANT_VARIABLE, vm.into()),
+        (DRIVER_VARIABLE, cuda.driver.into()),
+        (ADDRESSES_VARIABLE, addresses.into()),
+    ];
     let environment = variables.map(|(name, value)| (name.into(), value)).to_vec();
     WorkerOptions { program, environment, library: Some(beside(LIBRARY, INSTALLED_LIBRARY)), user: None }
 }
