@@ -40,7 +40,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("cuda-ring", &[]),
     ("cuda-calls", &["cuda-ring"]),
     ("worker-link", &[]),
-    ("cuda-guest", &["cuda-calls", "cuda-ring", "cuda-table", "render-node", "worker-link"]),
+    (
+        "cuda-guest",
+        &["cuda-calls", "cuda-exports", "cuda-ring", "cuda-table", "guest-nvml", "render-node", "worker-link"],
+    ),
     ("cuda-worker", &["cuda-calls", "cuda-ring", "worker-link"]),
     ("locks", &[]),
     ("vfio-host", &["nvspec"]),

@@ -226,6 +226,10 @@ pub fn decode(call: &Call, words: &[u64], handles: &dyn Handles, arena: &mut Are
                 let bytes = count_of(&mut reader, of, &mut counts)? * usize::from(bytes);
                 copy(arena, &mut reader, bytes)?
             }
+            Arg::ArrayButOne(bytes, of) => {
+                let elements = count_of(&mut reader, of, &mut counts)?.saturating_sub(1);
+                copy(arena, &mut reader, elements * usize::from(bytes))?
+            }
             Arg::Handles(kind, of) => {
                 let count = count_of(&mut reader, of, &mut counts)?;
                 let first = arena.take(count.checked_mul(8).ok_or(Fault::Malformed)?)?;

@@ -128,6 +128,8 @@ pub enum Arg {
     Text,
     /// A pointer to elements of this many bytes, as many as the argument with that index says.
     Array(u8, u8),
+    /// The same, with one element less.
+    ArrayButOne(u8, u8),
     /// A pointer to handles, as many as the argument with that index says.
     Handles(Kind, u8),
     /// A pointer to room for results of one byte, as many as the argument with that index says.

@@ -133,9 +133,11 @@ pub unsafe fn encode(
                 // SAFETY: the text is borrowed above.
                 unsafe { append(into, value, text.len()) };
             }
-            Arg::Array(bytes, of) => {
-                into.push(count(args, of)? as u64);
-                let bytes = count(args, of)? * usize::from(bytes);
+            Arg::Array(bytes, of) | Arg::ArrayButOne(bytes, of) => {
+                let elements = count(args, of)?;
+                into.push(elements as u64);
+                let fewer = usize::from(matches!(*arg, Arg::ArrayButOne(..)));
+                let bytes = elements.saturating_sub(fewer) * usize::from(bytes);
                 if value == 0 && bytes > 0 || bytes > MAX_WORDS * 4 {
                     return Err(INVALID_VALUE);
                 }

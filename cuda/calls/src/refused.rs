@@ -382,8 +382,6 @@ pub const REFUSED: &[&str] = &[
     "cuSurfRefSetArray",
     "cuTensorMapEncodeIm2col",
     "cuTensorMapEncodeIm2colWide",
-    "cuTensorMapEncodeTiled",
-    "cuTensorMapReplaceAddress",
     "cuTensorMapSetAllocationClass",
     "cuTexObjectCreate",
     "cuTexObjectDestroy",

@@ -1,8 +1,8 @@
 //! The functions that guests can call. Their order is part of the messages: new ones are added at the end of a part.
 
 use crate::describe::Arg::{
-    Address, Array, Drop, Handle, Handles, Image, In, InOut, New, Null, Optional, Out, OutBytes, OutOptional, OutPart,
-    Range, Text, Word,
+    Address, Array, ArrayButOne, Drop, Handle, Handles, Image, In, InOut, New, Null, Optional, Out, OutBytes,
+    OutOptional, OutPart, Range, Text, Word,
 };
 use crate::describe::Kind::{Context, Event, Exec, Function, Gpu, Graph, Library, Memory, Module, Node, Pool, Stream};
 use crate::describe::{Call, answered, guest, posted};
@@ -257,6 +257,25 @@ pub static CALLS: &[Call] = &[
     answered("cuGraphKernelNodeCopyAttributes", &[Handle(Node), Handle(Node)]),
     answered("cuGraphDestroyNode", &[Drop(Node)]),
     answered("cuGraphAddDependencies", &[Handle(Graph), Handles(Node, 3), Handles(Node, 3), Word]),
+    // Tensor maps: opaque results of the driver, without access to the address.
+    answered(
+        "cuTensorMapEncodeTiled",
+        &[
+            Out(128),
+            Word,
+            Word,
+            Address,
+            Array(8, 2),
+            ArrayButOne(8, 2),
+            Array(4, 2),
+            Array(4, 2),
+            Word,
+            Word,
+            Word,
+            Word,
+        ],
+    ),
+    answered("cuTensorMapReplaceAddress", &[InOut(128), Address]),
     // Messages of NVML's functions. Results are NVML's.
     answered("nvmlInit_v2+", &[]),
     answered("nvmlDeviceGetCount_v2+", &[Out(4)]),

@@ -101,6 +101,18 @@ fn blocks(function: u64, threads: c_int) -> Result<c_int, i32> {
     }
 }
 
+/// Clusters that are active at the same time, by the attribute with their size (4).
+unsafe fn clusters(function: u64, config: *const LaunchConfig) -> Result<c_int, i32> {
+    let config = unsafe { config.as_ref() }.ok_or(INVALID_VALUE)?;
+    either(function).ok_or(INVALID_HANDLE)?;
+    let count = if config.attributes.is_null() { 0 } else { config.attribute_count as usize };
+    // Each attribute has 72 bytes: its number, and from byte 8 on its value, here three sizes.
+    let attributes = (0..count).map(|n| unsafe { config.attributes.cast::<[u32; 18]>().add(n).as_ref() });
+    let sizes = attributes.flatten().find(|words| words[0] == 4).ok_or(INVALID_VALUE)?;
+    let blocks = sizes[2..5].iter().product::<u32>();
+    if (1..=8).contains(&blocks) { Ok((132 / blocks) as c_int) } else { Err(INVALID_VALUE) }
+}
+
 api! {
     any cuModuleGetLoadingMode(mode: *mut c_int) { put(mode, Ok(2)) }
     context cuModuleLoadData(module: *mut u64, image: *const c_char) { load(module, image) }
@@ -158,6 +170,41 @@ api! {
     context cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
         count: *mut c_int, function: u64, threads: c_int, _shared_bytes: usize, _flags: u32
     ) { put(count, blocks(function, threads)) }
+
+    context cuOccupancyMaxActiveClusters(count: *mut c_int, function: u64, config: *const LaunchConfig) {
+        put(count, clusters(function, config))
+    }
+    context cuOccupancyMaxPotentialClusterSize(size: *mut c_int, function: u64, config: *const LaunchConfig) {
+        put(size, clusters(function, config).map(|_| 8))
+    }
+    // A map is a record of its arguments here.
+    any cuTensorMapEncodeTiled(
+        map: *mut [u64; 16], kind: c_int, rank: u32, at: u64, sizes: *const u64, strides: *const u64,
+        block: *const u32, steps: *const u32, interleave: c_int, swizzle: c_int, promotion: c_int, fill: c_int
+    ) {
+        let dimensions = rank as usize;
+        if !(1..=5).contains(&dimensions) || sizes.is_null() || block.is_null() || steps.is_null() {
+            return INVALID_VALUE;
+        }
+        let mut words = [0; 16];
+        words[0] = at;
+        words[1] = kind as u64 | u64::from(rank) << 32;
+        words[2] = [interleave, swizzle, promotion, fill].iter().fold(0, |all, part| all << 16 | *part as u64);
+        for n in 0..dimensions {
+            words[3 + n] = *sizes.add(n);
+            words[12] = words[12] << 8 | u64::from(*block.add(n));
+            words[13] = words[13] << 8 | u64::from(*steps.add(n));
+        }
+        for n in 0..dimensions - 1 {
+            words[8 + n] = *strides.add(n);
+        }
+        put(map, Ok(words))
+    }
+    any cuTensorMapReplaceAddress(map: *mut [u64; 16], at: u64) {
+        let Some(map) = map.as_mut() else { return INVALID_VALUE };
+        map[0] = at;
+        SUCCESS
+    }
 
     context cuLaunchKernel(
         function: u64, _gx: u32, _gy: u32, _gz: u32, _bx: u32, _by: u32, _bz: u32, _shared: u32, stream: u64,

@@ -223,8 +223,19 @@ impl Connection {
         flags: u16,
         write: impl FnOnce(&mut Vec<u64>) -> Result<(), i32>,
     ) -> Result<(), i32> {
+        self.check(thread.slot()?)?;
+        self.write(thread, op, flags, write)
+    }
+
+    /// Publishes a message, whatever earlier calls have returned.
+    fn write(
+        &self,
+        thread: &Thread,
+        op: u16,
+        flags: u16,
+        write: impl FnOnce(&mut Vec<u64>) -> Result<(), i32>,
+    ) -> Result<(), i32> {
         let slot = thread.slot()?;
-        self.check(slot)?;
         let mut message = thread.message.try_borrow_mut().map_err(|_| NOT_SUPPORTED)?;
         message.clear();
         let route = Route { context: thread.current.get(), slot, capture_mode: thread.capture_mode.get() };
@@ -260,6 +271,21 @@ impl Connection {
     ) -> Result<(u16, u64), i32> {
         let flags = flags::ANSWER | area.map_or(0, |area| flags::AREA | area.number());
         self.send(thread, op, flags, write)?;
+        Ok((thread.slot()?, thread.expect_answer()))
+    }
+
+    /// The same for a call to which errors of earlier calls do not belong: it fails only without a worker.
+    pub fn begin_always(
+        &self,
+        thread: &Thread,
+        op: u16,
+        area: &Area,
+        write: impl FnOnce(&mut Vec<u64>) -> Result<(), i32>,
+    ) -> Result<(u16, u64), i32> {
+        if self.control.load(control::STATE) == state::LOST {
+            return Err(LAUNCH_FAILED);
+        }
+        self.write(thread, op, flags::ANSWER | flags::AREA | area.number(), write)?;
         Ok((thread.slot()?, thread.expect_answer()))
     }
 

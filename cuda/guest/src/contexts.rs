@@ -74,7 +74,7 @@ fn find(number: u32) -> Result<(u32, u32), i32> {
 }
 
 /// Returns the number of a context handle; 0 for null.
-fn number(context: u64) -> Result<u32, i32> {
+pub fn number(context: u64) -> Result<u32, i32> {
     match context {
         0 => Ok(0),
         context => {
@@ -244,6 +244,7 @@ fn destroy(frame: &Frame) -> i32 {
         if number <= MAX_DEVICES as u32 {
             return Err(INVALID_CONTEXT);
         }
+        cuda_exports::forget_context(frame.arg(0));
         invoke(index!("cuCtxDestroy_v2+"), &[frame.arg(0)])?;
         forget(number);
         thread::with(|thread| {
@@ -305,6 +306,11 @@ fn retain(frame: &Frame) -> i32 {
 
 fn end_primary(device: u32, call: usize, all: bool) -> Result<(), i32> {
     let at = checked(device)?;
+    let is_last = |references: u32| references == 1 || (all && references > 0);
+    if primary().get(at).is_some_and(|(references, _)| is_last(*references)) {
+        // Destructors of libraries may call CUDA, so that no lock is held.
+        cuda_exports::forget_context(handle(Kind::Context, device + 1));
+    }
     let mut primary = primary();
     let (references, _) = primary.get_mut(at).ok_or(INVALID_VALUE)?;
     match *references {

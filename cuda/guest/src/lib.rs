@@ -23,6 +23,7 @@ mod host_functions;
 mod launches;
 mod lookup;
 mod memory;
+mod nvml;
 mod pinned;
 mod streams;
 mod tables;

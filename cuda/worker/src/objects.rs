@@ -17,12 +17,16 @@ const MAX_RANGES: usize = 1 << 18;
 struct Object {
     value: Result<u64, i32>,
     context: u32,
+    /// Calls that returned it, less those that destroyed it.
+    references: u32,
 }
 
 /// All objects of a program.
 #[derive(Debug, Default)]
 pub struct Objects {
     objects: HashMap<u64, Object, foldhash::fast::FixedState>,
+    /// Handles of objects that answered calls returned.
+    handles: HashMap<(Kind, u64), u64, foldhash::fast::FixedState>,
     /// Device memory that the driver placed outside the shared addresses: bytes by the first address.
     ranges: BTreeMap<u64, u64>,
     /// Pinned memory of the program: bytes by the first address.
@@ -53,13 +57,40 @@ impl Objects {
         if self.objects.len() >= MAX_OBJECTS {
             return Err(TooMany);
         }
-        self.objects.insert(handle, Object { value, context });
+        self.objects.insert(handle, Object { value, context, references: 1 });
         Ok(())
     }
 
-    /// Forgets an object.
+    /// Records an object that a call has returned, under a new handle or under that which it has already. Returns the
+    /// handle.
+    ///
+    /// # Errors
+    /// If the program has too many.
+    pub fn insert_or_find(&mut self, kind: Kind, handle: u64, value: u64, context: u32) -> Result<u64, TooMany> {
+        let known = self.handles.get(&(kind, value)).copied();
+        if let Some(known) = known
+            && let Some(object) = self.objects.get_mut(&known)
+        {
+            object.references = object.references.saturating_add(1);
+            return Ok(known);
+        }
+        self.insert(handle, Ok(value), context)?;
+        self.handles.insert((kind, value), handle);
+        Ok(handle)
+    }
+
+    /// Forgets an object, or one reference to it.
     pub fn remove(&mut self, handle: u64) {
+        let Some(object) = self.objects.get_mut(&handle) else { return };
+        object.references -= 1;
+        if object.references > 0 {
+            return;
+        }
+        let value = object.value;
         self.objects.remove(&handle);
+        if let (Ok(value), Some(kind)) = (value, kind_of(handle)) {
+            self.handles.remove(&(kind, value));
+        }
     }
 
     /// Returns the driver's streams of a context.
