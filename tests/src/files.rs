@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use images::cpio::Archive;
 use images::libraries;
 
-/// The dynamic loader, which lists what a library needs.
+/// The dynamic loader, which lists the libraries that one needs.
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
 /// Files for a machine's initramfs.

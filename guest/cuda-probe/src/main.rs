@@ -1,4 +1,4 @@
-//! Guest program: uses the render node of a VM's CUDA function and checks what it sees.
+//! Guest program: uses the render node of a VM's CUDA function and checks the results.
 //!
 //! `check` tests blobs, doorbells and waits with the worker `probe-worker`; `hold` waits for a word that never comes,
 //! so that it can be killed; `lose` ends its worker and waits for the report; `refused` expects a full device.

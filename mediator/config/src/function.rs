@@ -18,8 +18,8 @@ const MAX_PROGRAMS: u32 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FunctionSpec {
-    /// MiB of the window: host memory that programs and card share, pinned memory among it. The guest can use all of it,
-    /// in addition to its RAM. A power of two.
+    /// MiB of the window: host memory that programs and card share, pinned memory among it. The guest can use all of
+    /// it, in addition to its RAM. A power of two.
     #[serde(deserialize_with = "crate::size::key")]
     pub window_mib: u64,
     /// Programs of the guest that may use the card at a time; each has a process on the host.
@@ -55,7 +55,7 @@ impl VmSpec {
     }
 }
 
-/// Returns all reasons against a virtual machine on a CUDA card beside `others`, apart from its name and its socket.
+/// Returns all reasons against a virtual machine on a CUDA card next to `others`, apart from its name and its socket.
 pub(super) fn vm(vm: &VmSpec, card: &CardSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();
     let mut say = |field, what: String| refusals.push(Refusal { kind: RefusalKind::Invalid, field, what });

@@ -6,11 +6,11 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Maximum number of bytes of a command that are copied from the guest. The rest of a longer one is ignored.
-pub const MAX_COMMAND_BYTES: usize = 256;
+pub(crate) const MAX_COMMAND_BYTES: usize = 256;
 /// Maximum number of bytes of an answer: that to [`Command::DisplayInfo`].
 pub const MAX_ANSWER_BYTES: usize = 24 + DISPLAYS_BYTES;
 /// Maximum number of bytes of a submission that the device reads.
-pub const MAX_SUBMIT_BYTES: usize = 64;
+const MAX_SUBMIT_BYTES: usize = 64;
 /// Bytes that describe 16 displays.
 const DISPLAYS_BYTES: usize = 16 * 24;
 
@@ -33,31 +33,31 @@ const MAP_CACHED: u32 = 1;
 
 /// Numbers of commands.
 mod number {
-    pub const DISPLAY_INFO: u32 = 0x0100;
-    pub const RESOURCE_UNREF: u32 = 0x0102;
-    pub const CAPSET_INFO: u32 = 0x0108;
-    pub const CAPSET: u32 = 0x0109;
-    pub const CREATE_BLOB: u32 = 0x010c;
-    pub const CTX_CREATE: u32 = 0x0200;
-    pub const CTX_DESTROY: u32 = 0x0201;
-    pub const CTX_ATTACH: u32 = 0x0202;
-    pub const CTX_DETACH: u32 = 0x0203;
-    pub const SUBMIT_3D: u32 = 0x0207;
-    pub const MAP_BLOB: u32 = 0x0208;
-    pub const UNMAP_BLOB: u32 = 0x0209;
+    pub(super) const DISPLAY_INFO: u32 = 0x0100;
+    pub(super) const RESOURCE_UNREF: u32 = 0x0102;
+    pub(super) const CAPSET_INFO: u32 = 0x0108;
+    pub(super) const CAPSET: u32 = 0x0109;
+    pub(super) const CREATE_BLOB: u32 = 0x010c;
+    pub(super) const CTX_CREATE: u32 = 0x0200;
+    pub(super) const CTX_DESTROY: u32 = 0x0201;
+    pub(super) const CTX_ATTACH: u32 = 0x0202;
+    pub(super) const CTX_DETACH: u32 = 0x0203;
+    pub(super) const SUBMIT_3D: u32 = 0x0207;
+    pub(super) const MAP_BLOB: u32 = 0x0208;
+    pub(super) const UNMAP_BLOB: u32 = 0x0209;
 }
 
 /// Numbers of answers.
 mod answer {
-    pub const OK: u32 = 0x1100;
-    pub const DISPLAY_INFO: u32 = 0x1101;
-    pub const CAPSET_INFO: u32 = 0x1102;
-    pub const CAPSET: u32 = 0x1103;
-    pub const MAP_INFO: u32 = 0x1106;
-    pub const UNSPECIFIED: u32 = 0x1200;
-    pub const OUT_OF_MEMORY: u32 = 0x1201;
-    pub const INVALID_RESOURCE: u32 = 0x1203;
-    pub const INVALID_PARAMETER: u32 = 0x1205;
+    pub(super) const OK: u32 = 0x1100;
+    pub(super) const DISPLAY_INFO: u32 = 0x1101;
+    pub(super) const CAPSET_INFO: u32 = 0x1102;
+    pub(super) const CAPSET: u32 = 0x1103;
+    pub(super) const MAP_INFO: u32 = 0x1106;
+    pub(super) const UNSPECIFIED: u32 = 0x1200;
+    pub(super) const OUT_OF_MEMORY: u32 = 0x1201;
+    pub(super) const INVALID_RESOURCE: u32 = 0x1203;
+    pub(super) const INVALID_PARAMETER: u32 = 0x1205;
 }
 
 /// The header of each command and each answer.
@@ -81,7 +81,7 @@ impl Header {
 
     /// Returns true if the guest waits for the command's fence.
     #[must_use]
-    pub fn is_fenced(&self) -> bool {
+    fn is_fenced(&self) -> bool {
         self.flags.get() & FLAG_FENCE != 0
     }
 }
@@ -208,9 +208,9 @@ pub enum Submission {
 
 /// Numbers of submissions.
 mod submission {
-    pub const DOORBELL: u32 = 1;
-    pub const WAIT: u32 = 2;
-    pub const IDENTIFY: u32 = 3;
+    pub(super) const DOORBELL: u32 = 1;
+    pub(super) const WAIT: u32 = 2;
+    pub(super) const IDENTIFY: u32 = 3;
 }
 
 #[derive(FromBytes, Immutable, KnownLayout)]

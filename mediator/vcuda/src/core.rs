@@ -21,7 +21,7 @@ pub use status::ProgramStatus;
 /// Granularity of the window in bytes: the driver rounds sizes up to it.
 pub const PAGE_BYTES: u64 = 4096;
 /// Kind of the blob with a context's control words, in the lowest byte of a program's id of the blob.
-pub const KIND_CONTROL: u8 = 1;
+const KIND_CONTROL: u8 = 1;
 /// Maximum number of contexts. Those without a blob cost only their entry.
 const MAX_CONTEXTS: usize = 1024;
 /// Maximum number of resources.
@@ -478,7 +478,7 @@ impl Core {
 
     /// Returns the time of the next [`Self::tick`].
     #[must_use]
-    pub fn next_tick(&self) -> Option<u64> {
+    pub(crate) fn next_tick(&self) -> Option<u64> {
         self.workers.values().filter_map(|worker| worker.deadline).min()
     }
 

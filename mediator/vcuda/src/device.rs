@@ -22,7 +22,7 @@ use crate::worker::Launcher;
 /// Minimum size of the window in bytes. SeaBIOS places a smaller one below 4 GiB, where Linux maps it uncached.
 pub const MIN_WINDOW_BYTES: u64 = 1 << 30;
 /// Maximum size of the window in bytes.
-pub const MAX_WINDOW_BYTES: u64 = 1 << 40;
+const MAX_WINDOW_BYTES: u64 = 1 << 40;
 
 /// Reason that a function cannot be created.
 #[derive(Debug, thiserror::Error)]

@@ -46,7 +46,7 @@ pub(crate) struct Executor {
     has_news: bool,
 }
 
-/// What a look at the queue has found.
+/// Result of a look at the queue.
 enum Found {
     /// A command.
     Request(Request),

@@ -9,7 +9,7 @@ use crate::core::{Core, Limits, Ticket, Words, WorkerId};
 
 /// A step.
 #[derive(Clone, Debug)]
-pub enum Step {
+pub(crate) enum Step {
     /// The guest sends a command.
     Command {
         /// Its context.
@@ -51,7 +51,7 @@ pub enum Step {
 /// Never; a header has 24 bytes.
 #[must_use]
 #[expect(clippy::unwrap_used, reason = "the array is as large as a header")]
-pub fn header(context: u32) -> Header {
+pub(crate) fn header(context: u32) -> Header {
     let mut bytes = [0; 24];
     for (to, from) in bytes.iter_mut().skip(16).zip(context.to_le_bytes()) {
         *to = from;
@@ -61,7 +61,7 @@ pub fn header(context: u32) -> Header {
 
 /// Decodes steps: five bytes each, with small numbers, so that they meet.
 #[must_use]
-pub fn steps(input: &[u8]) -> Vec<Step> {
+pub(crate) fn steps(input: &[u8]) -> Vec<Step> {
     let (chunks, _) = input.as_chunks::<5>();
     chunks.iter().map(|chunk| step(*chunk)).collect()
 }

@@ -5,8 +5,8 @@
 //! and calls CUDA for the program. The device passes doorbells to the worker, and answers the waits of the program's
 //! threads when words in its blobs have reached their values.
 //!
-//! - [`core`]: the state machine: contexts, blobs, workers, waits.
-//! - [`command`]: the commands of virtio-gpu and the answers.
+//! - `core`: the state machine: contexts, blobs, workers, waits.
+//! - `command`: the commands of virtio-gpu and the answers.
 //! - `pci`, `registers`: the configuration space and BAR0; each access is answered at once.
 //! - `queue`: the control queue in the guest's memory, with indirect descriptors.
 //! - `window`: the window's memory.
@@ -28,8 +28,8 @@
     )
 )]
 
-pub mod command;
-pub mod core;
+mod command;
+mod core;
 mod device;
 mod executor;
 #[cfg(feature = "fuzz")]
@@ -42,6 +42,6 @@ mod window;
 mod worker;
 
 pub use crate::core::{Limits, ProgramStatus};
-pub use device::{BuildError, CudaDevice, MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, irqs};
+pub use device::{BuildError, CudaDevice, MIN_WINDOW_BYTES, irqs};
 pub use shared::CudaFunction;
 pub use worker::{Launcher, Process, ProgramLauncher, Started};

@@ -24,21 +24,21 @@ const BAR_WIDE_PREFETCHABLE: u8 = 0x0c;
 
 /// Capabilities in their order.
 mod capability {
-    pub const COMMON: usize = 0x40;
-    pub const ISR: usize = 0x50;
-    pub const DEVICE: usize = 0x60;
-    pub const NOTIFY: usize = 0x70;
-    pub const SHARED_MEMORY: usize = 0x84;
-    pub const MSIX: usize = 0x9c;
+    pub(super) const COMMON: usize = 0x40;
+    pub(super) const ISR: usize = 0x50;
+    pub(super) const DEVICE: usize = 0x60;
+    pub(super) const NOTIFY: usize = 0x70;
+    pub(super) const SHARED_MEMORY: usize = 0x84;
+    pub(super) const MSIX: usize = 0x9c;
 }
 
 /// Types of virtio's capabilities.
 mod kind {
-    pub const COMMON: u8 = 1;
-    pub const NOTIFY: u8 = 2;
-    pub const ISR: u8 = 3;
-    pub const DEVICE: u8 = 4;
-    pub const SHARED_MEMORY: u8 = 8;
+    pub(super) const COMMON: u8 = 1;
+    pub(super) const NOTIFY: u8 = 2;
+    pub(super) const ISR: u8 = 3;
+    pub(super) const DEVICE: u8 = 4;
+    pub(super) const SHARED_MEMORY: u8 = 8;
 }
 
 /// Id of the host-visible window among the shared memory regions.

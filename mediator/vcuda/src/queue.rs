@@ -9,22 +9,12 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_glue::memory::MemoryTable;
 
 use crate::command::MAX_COMMAND_BYTES;
-use crate::registers::QUEUE_SIZES;
+use crate::registers::{QUEUE_SIZES, Setup};
 
 /// Flag of the available ring: the guest wants no interrupt. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
 /// Maximum number of writable parts of a command that the device uses.
 const MAX_WRITABLE: usize = 8;
-
-/// Addresses of the queue, from the guest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Setup {
-    /// Entries.
-    pub(crate) size: u16,
-    pub(crate) descriptors: u64,
-    pub(crate) available: u64,
-    pub(crate) used: u64,
-}
 
 /// Reason that the queue cannot be used any longer. The guest must reset the device.
 #[derive(Debug, thiserror::Error)]

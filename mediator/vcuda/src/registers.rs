@@ -6,8 +6,6 @@
 
 use std::ops::Range;
 
-use crate::queue::Setup;
-
 /// Bytes of BAR0.
 pub(crate) const BAR0_BYTES: u64 = 0x8000;
 /// The common configuration.
@@ -49,21 +47,21 @@ const REQUIRED: u64 = 1 << 32;
 
 /// Offsets in the common configuration.
 mod common {
-    pub const DEVICE_FEATURE_SELECT: u64 = 0x00;
-    pub const DEVICE_FEATURE: u64 = 0x04;
-    pub const DRIVER_FEATURE_SELECT: u64 = 0x08;
-    pub const DRIVER_FEATURE: u64 = 0x0c;
-    pub const CONFIG_VECTOR: u64 = 0x10;
-    pub const NUM_QUEUES: u64 = 0x12;
-    pub const STATUS: u64 = 0x14;
-    pub const QUEUE_SELECT: u64 = 0x16;
-    pub const QUEUE_SIZE: u64 = 0x18;
-    pub const QUEUE_VECTOR: u64 = 0x1a;
-    pub const QUEUE_ENABLE: u64 = 0x1c;
-    pub const QUEUE_NOTIFY_OFF: u64 = 0x1e;
-    pub const QUEUE_DESC: u64 = 0x20;
-    pub const QUEUE_DRIVER: u64 = 0x28;
-    pub const QUEUE_DEVICE: u64 = 0x30;
+    pub(super) const DEVICE_FEATURE_SELECT: u64 = 0x00;
+    pub(super) const DEVICE_FEATURE: u64 = 0x04;
+    pub(super) const DRIVER_FEATURE_SELECT: u64 = 0x08;
+    pub(super) const DRIVER_FEATURE: u64 = 0x0c;
+    pub(super) const CONFIG_VECTOR: u64 = 0x10;
+    pub(super) const NUM_QUEUES: u64 = 0x12;
+    pub(super) const STATUS: u64 = 0x14;
+    pub(super) const QUEUE_SELECT: u64 = 0x16;
+    pub(super) const QUEUE_SIZE: u64 = 0x18;
+    pub(super) const QUEUE_VECTOR: u64 = 0x1a;
+    pub(super) const QUEUE_ENABLE: u64 = 0x1c;
+    pub(super) const QUEUE_NOTIFY_OFF: u64 = 0x1e;
+    pub(super) const QUEUE_DESC: u64 = 0x20;
+    pub(super) const QUEUE_DRIVER: u64 = 0x28;
+    pub(super) const QUEUE_DEVICE: u64 = 0x30;
 }
 
 /// An effect of a write.
@@ -75,6 +73,16 @@ pub(crate) enum Effect {
     Kick,
     /// The driver resets the device. The status reads as not 0 until [`Registers::reset`].
     Reset,
+}
+
+/// Addresses of a queue, from the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Setup {
+    /// Entries.
+    pub(crate) size: u16,
+    pub(crate) descriptors: u64,
+    pub(crate) available: u64,
+    pub(crate) used: u64,
 }
 
 /// Registers of a queue.
