@@ -43,10 +43,10 @@ enum Effect {
     Reserves,
     /// The driver has changed the current context.
     ChangesContext,
-    /// The results are a list of processes.
-    ListsProcesses,
     /// The primary context of the device in the first argument has ended.
     EndsPrimary,
+    /// The results are a list of processes.
+    ListsProcesses,
 }
 
 fn effect(name: &str) -> Effect {
