@@ -100,6 +100,14 @@ pub fn perform(index: usize, args: &mut [u64; MAX_ARGUMENTS], per_thread: bool) 
         if answer.code != 0 {
             return Err(answer.code);
         }
+        // The driver has returned an object that has a handle already: the last word of the answer.
+        if let Some((_, made)) = &mut encoded.new
+            && answer.words(connection) > encoded.result_words
+        {
+            let mut words = vec![0; encoded.result_words + 1];
+            answer.read(connection, &mut words);
+            *made = words.last().copied().unwrap_or(*made);
+        }
         if encoded.result_words > 0 {
             let mut inline = [0; slots::INLINE_WORDS];
             let mut long = Vec::new();

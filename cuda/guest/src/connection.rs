@@ -27,7 +27,12 @@ pub struct Connection {
     ring: Mutex<Producer<Shared, Shared>>,
     /// Areas that no call uses, one bit each.
     areas: AtomicU64,
+    /// Each call waits for its answer, for programs that look for errors at once.
+    synchronous: bool,
 }
+
+/// Environment variable: with `1` each call waits for its answer.
+const SYNCHRONOUS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SYNC";
 
 /// Static: the exported functions have no other state. `Err` has the result of every call. What it points to is never
 /// freed; in a child of the process it is null again.
@@ -113,7 +118,8 @@ fn open() -> std::io::Result<Connection> {
     let ring = unsafe { Shared::new(blob.address, blob.bytes) };
     let ring = Mutex::new(Producer::new(control, ring, Geometry::ORDERED));
     let areas = AtomicU64::new((1 << control::AREA_COUNT) - 1);
-    Ok(Connection { transport, control, ring, areas })
+    let synchronous = std::env::var_os(SYNCHRONOUS_VARIABLE).is_some_and(|value| value == "1");
+    Ok(Connection { transport, control, ring, areas, synchronous })
 }
 
 /// An answer.
@@ -282,7 +288,14 @@ impl Connection {
         op: u16,
         write: impl FnOnce(&mut Vec<u64>) -> Result<(), i32>,
     ) -> Result<(), i32> {
-        self.send(thread, op, 0, write)
+        if !self.synchronous {
+            return self.send(thread, op, 0, write);
+        }
+        let expected = self.begin(thread, op, None, write)?;
+        match self.end(expected, None)?.code {
+            0 => Ok(()),
+            code => Err(code),
+        }
     }
 
     /// Sends a message with an answer, and returns what to wait for.

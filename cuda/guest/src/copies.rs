@@ -44,21 +44,32 @@ struct Staging {
 const IN_PIECES: u64 = staging::PIECE_COUNT - DEPTH as u64;
 
 /// Static: the exported functions have no other state.
-static STAGING: OnceLock<Option<Staging>> = OnceLock::new();
+static STAGING: OnceLock<Staging> = OnceLock::new();
+/// Held while the blob is created. Static: as above.
+static CREATING: Mutex<()> = Mutex::new(());
 
 /// Returns the staging blob, which the first large copy creates.
 fn staging_blob(connection: &Connection, thread: &Thread) -> Result<&'static Staging, i32> {
-    let make = || {
-        let blob = connection.transport.create(BlobKind::Staging, staging::BYTES, None).ok()?;
-        let answer = connection.ask(thread, own::STAGING, 0, None, |message| message.push(u64::from(blob.id))).ok()?;
-        (answer.code == 0).then(|| Staging {
-            blob,
-            begun: [const { AtomicU64::new(0) }; staging::PIECE_COUNT as usize],
-            next: AtomicU64::new(0),
-            reading: Mutex::new(()),
-        })
-    };
-    STAGING.get_or_init(make).as_ref().ok_or(OUT_OF_MEMORY)
+    if let Some(known) = STAGING.get() {
+        return Ok(known);
+    }
+    let _creating = CREATING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = STAGING.get() {
+        return Ok(known);
+    }
+    connection.check(thread.slot()?)?;
+    let blob = connection.transport.create(BlobKind::Staging, staging::BYTES, None).map_err(|_| OUT_OF_MEMORY)?;
+    let answer = connection.ask(thread, own::STAGING, 0, None, |message| message.push(u64::from(blob.id)))?;
+    if answer.code != 0 {
+        let _ = connection.transport.remove(blob, false);
+        return Err(answer.code);
+    }
+    Ok(STAGING.get_or_init(|| Staging {
+        blob,
+        begun: [const { AtomicU64::new(0) }; staging::PIECE_COUNT as usize],
+        next: AtomicU64::new(0),
+        reading: Mutex::new(()),
+    }))
 }
 
 /// Appends bytes of the program as words.

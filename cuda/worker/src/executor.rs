@@ -224,11 +224,18 @@ impl Executor {
             self.place_reservation(&mut prepared);
         }
         let code = self.driver.call(index, &prepared.values);
-        if let Some((_, made, _)) = prepared.new {
-            let value = if code == 0 { Ok(prepared.made(&self.arena)) } else { Err(code) };
-            // A failed creation with an answer leaves nothing behind: the guest knows.
-            if code == 0 || origin.header.flags & flags::ANSWER == 0 {
-                self.objects.insert(made, value, origin.route.context)?;
+        let mut known = None;
+        if let Some((kind, made, _)) = prepared.new {
+            let (value, context) = (prepared.made(&self.arena), origin.route.context);
+            match (code, call.treatment) {
+                (0, Treatment::Answered) => {
+                    // The driver returns one object for several calls, and so must the guest.
+                    known = Some(self.objects.insert_or_find(kind, made, value, context)?).filter(|of| *of != made);
+                }
+                (0, _) => self.objects.insert(made, Ok(value), context)?,
+                // A failed creation with an answer leaves nothing behind: the guest knows.
+                (_, Treatment::Answered) => {}
+                (code, _) => self.objects.insert(made, Err(code), context)?,
             }
         }
         if matches!(effect, Effect::ChangesContext | Effect::EndsPrimary) {
@@ -245,6 +252,7 @@ impl Executor {
                 processes::translate(&mut results);
             }
             self.record(effect, &prepared, &results)?;
+            results.extend(known);
         }
         self.finish(origin, code, &results);
         Ok(())

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use cuda_calls::{Fault, Handles, Kind, index_of, kind_of};
 use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
 
-use crate::driver::INVALID_HANDLE;
+use crate::driver::{INVALID_HANDLE, INVALID_VALUE};
 
 /// Objects of one program at most.
 const MAX_OBJECTS: usize = 1 << 20;
@@ -17,12 +17,16 @@ const MAX_RANGES: usize = 1 << 18;
 struct Object {
     value: Result<u64, i32>,
     context: u32,
+    /// Calls that returned it, less those that destroyed it.
+    references: u32,
 }
 
 /// All objects of a program.
 #[derive(Debug, Default)]
 pub struct Objects {
     objects: HashMap<u64, Object, foldhash::fast::FixedState>,
+    /// Handles of objects that answered calls returned.
+    handles: HashMap<(Kind, u64), u64, foldhash::fast::FixedState>,
     /// Device memory that the driver placed outside the shared addresses: bytes by the first address.
     ranges: BTreeMap<u64, u64>,
     /// Pinned memory of the program: bytes by the first address.
@@ -53,12 +57,35 @@ impl Objects {
         if self.objects.len() >= MAX_OBJECTS {
             return Err(TooMany);
         }
-        self.objects.insert(handle, Object { value, context });
+        self.objects.insert(handle, Object { value, context, references: 1 });
         Ok(())
     }
 
-    /// Forgets an object.
+    /// Records an object that a call has returned, under a new handle or under that which it has already. Returns the
+    /// handle.
+    ///
+    /// # Errors
+    /// If the program has too many.
+    pub fn insert_or_find(&mut self, kind: Kind, handle: u64, value: u64, context: u32) -> Result<u64, TooMany> {
+        if self.handles.len() >= 2 * MAX_OBJECTS {
+            return Err(TooMany);
+        }
+        // The driver may return an object that was released and lives on, where it is mapped.
+        let known = *self.handles.entry((kind, value)).or_insert(handle);
+        match self.objects.get_mut(&known) {
+            Some(object) => object.references = object.references.saturating_add(1),
+            None => self.insert(known, Ok(value), context)?,
+        }
+        Ok(known)
+    }
+
+    /// Forgets an object, or one reference to it.
     pub fn remove(&mut self, handle: u64) {
+        let Some(object) = self.objects.get_mut(&handle) else { return };
+        object.references -= 1;
+        if object.references > 0 {
+            return;
+        }
         self.objects.remove(&handle);
     }
 
@@ -110,6 +137,8 @@ impl Handles for Objects {
         match self.objects.get(&handle) {
             Some(Object { value: Ok(value), .. }) => Ok(*value),
             Some(Object { value: Err(code), .. }) => Err(Fault::Refused(*code)),
+            // As the driver for memory, whose handles are numbers.
+            None if kind == Kind::Memory => Err(Fault::Refused(INVALID_VALUE)),
             None => Err(Fault::Refused(INVALID_HANDLE)),
         }
     }

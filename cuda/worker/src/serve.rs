@@ -151,8 +151,9 @@ impl Service {
         loop {
             self.take_mail()?;
             let busy = self.take_messages(&mut ordered)?;
+            let had_waits = self.executor.has_waits();
             let waits = self.executor.poll_waits();
-            if busy || waits {
+            if busy || had_waits {
                 self.notify_waiters();
             }
             if busy {

@@ -82,6 +82,11 @@ impl Executor {
         }
     }
 
+    /// Returns true if calls wait, or pieces are in use.
+    pub(crate) fn has_waits(&self) -> bool {
+        !self.waits.is_empty()
+    }
+
     /// Answers the calls whose work is done. Returns true if any are left.
     pub(crate) fn poll_waits(&mut self) -> bool {
         self.poll_pieces();

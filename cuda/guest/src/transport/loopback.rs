@@ -188,11 +188,10 @@ impl Transport for Loopback {
         if control.load(offset) >= value || control.load(control::STATE) == state::LOST {
             return Ok(());
         }
-        // TIMEOUT: a wait that nobody ends looks again; no wake-up depends on it.
-        let limit = libc::timespec { tv_sec: 1, tv_nsec: 0 };
         let word = control.address(control::EVENTS);
-        // SAFETY: the word is mapped, and the limit is a local.
-        unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, events as u32, &raw const limit) };
+        let forever = std::ptr::null::<libc::timespec>();
+        // SAFETY: the word is mapped.
+        unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, events as u32, forever) };
         Ok(())
     }
 

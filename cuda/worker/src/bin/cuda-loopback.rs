@@ -3,7 +3,7 @@
 //!
 //! Its own environment becomes the workers': the owner's socket, the tenant's name, and where the driver is.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -51,7 +51,8 @@ fn serve(program: OwnedFd, options: &WorkerOptions, bytes: u64) -> Result<()> {
     rustix::fs::fcntl_add_seals(&window, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     send_window(&program, &window)?;
     let mut worker = options.start(window, Link::new(program))?;
-    println!("worker {}", worker.id());
+    // The reader of the first line may be gone.
+    let _ = writeln!(std::io::stdout(), "worker {}", worker.id());
     std::thread::spawn(move || worker.wait());
     Ok(())
 }
