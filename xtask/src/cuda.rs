@@ -164,6 +164,29 @@ pub fn bench_neighbours(options: &BenchOptions) -> Result<bool> {
     shown(&mut command)
 }
 
+/// Measures programs of virtual machines over the loopback transport, next to native runs, on a real card: a GPU,
+/// NVIDIA's driver, and a `python3` with PyTorch.
+pub fn bench_vcuda(options: &BenchOptions) -> Result<bool> {
+    let built = build()?;
+    let json = options.json.clone().unwrap_or_else(|| built.join("cuda-vcuda.json"));
+    let mut command = Command::new("python3");
+    command.arg(root().join("cuda/rig/gpu/vcuda.py")).arg("--build").arg(built);
+    command.arg("--json").arg(std::path::absolute(json)?);
+    if let Some(commit) = commit() {
+        command.arg("--commit").arg(commit);
+    }
+    if let Some(rounds) = options.rounds {
+        command.arg("--rounds").arg(rounds.to_string());
+    }
+    if let Some(seconds) = options.seconds {
+        command.arg("--seconds").arg(seconds.to_string());
+    }
+    if let Some(only) = &options.only {
+        command.arg("--only").arg(only);
+    }
+    shown(&mut command)
+}
+
 /// Commit of the sources; `None` outside a checkout.
 fn commit() -> Option<String> {
     let output = Command::new("git").args(["rev-parse", "--short=8", "HEAD"]).current_dir(root()).output().ok()?;
@@ -172,8 +195,8 @@ fn commit() -> Option<String> {
 
 /// Builds the library, the owner and the programs of the rig for release. Returns their folder.
 fn build() -> Result<PathBuf> {
-    let packages = ["-p", "cuda-shim", "-p", "cuda-owner", "-p", "cuda-rig"];
-    if !shown(cargo(&["build", "--release"]).args(packages))? {
+    let packages = ["cuda-shim", "cuda-owner", "cuda-rig", "cuda-guest", "cuda-worker"].map(|name| ["-p", name]);
+    if !shown(cargo(&["build", "--release"]).args(packages.concat()))? {
         bail!("the programs of the benchmark do not build");
     }
     Ok(target().join("release"))
