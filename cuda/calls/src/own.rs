@@ -67,6 +67,9 @@ pub const HOST_FUNCTION: u16 = FIRST + 12;
 /// The staging blob, which the worker registers with the card: blob. Answered.
 pub const STAGING: u16 = FIRST + 13;
 
+/// Number of clusters of a launch that fit on the card: like [`LAUNCH`], without parameters. Answered with the number.
+pub const MAX_CLUSTERS: u16 = FIRST + 14;
+
 /// Words of a launch before its parameters.
 pub const LAUNCH_WORDS: usize = 8;
 /// Words of a launch attribute: its number, and 64 bytes.

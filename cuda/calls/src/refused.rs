@@ -295,7 +295,6 @@ pub const REFUSED: &[&str] = &[
     "cuModuleGetGlobal",
     "cuModuleGetSurfRef",
     "cuModuleGetTexRef",
-    "cuOccupancyMaxActiveClusters",
     "cuOccupancyMaxPotentialClusterSize",
     "cuParamSetSize",
     "cuParamSetTexRef",

@@ -207,6 +207,7 @@ pub static CALLS: &[Call] = &[
     answered("cuFuncIsLoaded", &[Out(4), Handle(Function)]),
     answered("cuOccupancyMaxActiveBlocksPerMultiprocessor", &[Out(4), Handle(Function), Word, Word]),
     answered("cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", &[Out(4), Handle(Function), Word, Word, Word]),
+    guest("cuOccupancyMaxActiveClusters"),
     answered("cuOccupancyAvailableDynamicSMemPerBlock", &[Out(8), Handle(Function), Word, Word]),
     answered("cuOccupancyMaxPotentialBlockSize", &[Out(4), Out(4), Handle(Function), Null, Word, Word]),
     answered("cuOccupancyMaxPotentialBlockSizeWithFlags", &[Out(4), Out(4), Handle(Function), Null, Word, Word, Word]),

@@ -180,11 +180,9 @@ fn load_library(frame: &Frame) -> i32 {
     let load = || {
         // SAFETY: the arguments are the program's. Stack arguments come sixth and later.
         let jit = unsafe { options(frame.int(4), frame.arg(2), frame.arg(3))? };
-        // SAFETY: as above.
-        let library = unsafe { options(frame.int(7), frame.arg(5), frame.arg(6))? };
-        let ([jits, jit_kinds, jit_values], [count, kinds, values]) = (jit.arguments(), library.arguments());
-        let present = u64::from(image != 0);
-        let args = [frame.arg(0), present, jit_kinds, jit_values, jits, kinds, values, count];
+        // Options of the library name tables of the program, or promise that the image stays where it is: left out.
+        let [jits, jit_kinds, jit_values] = jit.arguments();
+        let args = [frame.arg(0), u64::from(image != 0), jit_kinds, jit_values, jits, 0, 0, 0];
         with_image(image, || invoke(index!("cuLibraryLoadData+"), &args))
     };
     code(load())

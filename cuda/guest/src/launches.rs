@@ -15,6 +15,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuLaunchKernel", launch),
     ("cuLaunchCooperativeKernel", launch_cooperative),
     ("cuLaunchKernelEx", launch_with_config),
+    ("cuOccupancyMaxActiveClusters", max_clusters),
 ];
 
 /// `CUlaunchConfig`.
@@ -99,7 +100,7 @@ fn send(launch: &Launch, per_thread: bool) -> Result<(), i32> {
     let connection = connection::get()?;
     let stream = streams::resolve(launch.stream, per_thread)?;
     let record = record(launch.function)?;
-    let [gx, gy, gz, bx, by, bz] = launch.dimensions.map(u64::from);
+    let [_, _, _, bx, by, bz] = launch.dimensions.map(u64::from);
     // Errors that programs look for at the launch itself. Others come with the thread's next call.
     if launch.dimensions.contains(&0) || bx * by * bz > 1024 || launch.attribute_count > MAX_ATTRIBUTES {
         return Err(INVALID_VALUE);
@@ -110,22 +111,11 @@ fn send(launch: &Launch, per_thread: bool) -> Result<(), i32> {
         }
         let parameters = record.parameters(thread, launch.function)?;
         connection.post(thread, own::LAUNCH, |message| {
-            message.extend([
-                launch.function,
-                gx | gy << 32,
-                gz | bx << 32,
-                by | bz << 32,
-                u64::from(launch.shared) | (launch.attribute_count as u64) << 32,
-                stream,
-                u64::from(launch.cooperative),
-                parameters.bytes.div_ceil(8) as u64,
-            ]);
+            append_head(message, launch, stream, parameters.bytes.div_ceil(8) as u64);
             // SAFETY: the launch is the program's.
             unsafe { append(message, launch, parameters)? };
-            for index in 0..launch.attribute_count {
-                // SAFETY: the program passes that many attributes.
-                message.extend(unsafe { launch.attributes.add(index).read_unaligned() });
-            }
+            // SAFETY: as above.
+            unsafe { append_attributes(message, launch) };
             Ok(())
         })
     })
@@ -153,23 +143,78 @@ fn launch_cooperative(frame: &Frame) -> i32 {
     code(send(&plain(frame, true), frame.per_thread))
 }
 
-fn launch_with_config(frame: &Frame) -> i32 {
-    let config = frame.arg(0) as *const Config;
+/// Reads a configuration.
+fn configured(function: u64, config: u64, parameters: u64, extra: u64) -> Result<Launch, i32> {
+    let config = config as *const Config;
     if config.is_null() {
-        return INVALID_VALUE;
+        return Err(INVALID_VALUE);
     }
     // SAFETY: the program passes a configuration.
     let config = unsafe { config.read() };
-    let launch = Launch {
-        function: frame.arg(1),
+    Ok(Launch {
+        function,
         dimensions: config.dimensions,
         shared: config.shared,
         stream: config.stream,
         cooperative: false,
-        parameters: frame.arg(2) as *const *const u8,
-        extra: frame.arg(3) as *const u64,
+        parameters: parameters as *const *const u8,
+        extra: extra as *const u64,
         attributes: config.attributes,
         attribute_count: if config.attributes.is_null() { 0 } else { config.attribute_count as usize },
+    })
+}
+
+fn launch_with_config(frame: &Frame) -> i32 {
+    let launch = configured(frame.arg(1), frame.arg(0), frame.arg(2), frame.arg(3));
+    code(launch.and_then(|launch| send(&launch, frame.per_thread)))
+}
+
+fn max_clusters(frame: &Frame) -> i32 {
+    let ask = || {
+        let launch = configured(frame.arg(1), frame.arg(2), 0, 0)?;
+        record(launch.function)?;
+        if launch.attribute_count > MAX_ATTRIBUTES {
+            return Err(INVALID_VALUE);
+        }
+        let connection = connection::get()?;
+        let stream = streams::resolve(launch.stream, false)?;
+        thread::with(|thread| {
+            let answer = connection.ask(thread, own::MAX_CLUSTERS, 0, None, |message| {
+                append_head(message, &launch, stream, 0);
+                // SAFETY: the launch is the program's.
+                unsafe { append_attributes(message, &launch) };
+            })?;
+            match answer.code {
+                0 => Ok(answer.inline(connection, 1).first().copied().unwrap_or_default() as i32),
+                code => Err(code),
+            }
+        })
     };
-    code(send(&launch, frame.per_thread))
+    ask().map_or_else(|error| error, |clusters| frame.put(0, clusters))
+}
+
+/// Appends the words before the parameters.
+fn append_head(message: &mut Vec<u64>, launch: &Launch, stream: u64, parameter_words: u64) {
+    let [gx, gy, gz, bx, by, bz] = launch.dimensions.map(u64::from);
+    message.extend([
+        launch.function,
+        gx | gy << 32,
+        gz | bx << 32,
+        by | bz << 32,
+        u64::from(launch.shared) | (launch.attribute_count as u64) << 32,
+        stream,
+        u64::from(launch.cooperative),
+        parameter_words,
+    ]);
+}
+
+/// Appends the attributes.
+///
+/// # Safety
+/// The launch is the program's.
+unsafe fn append_attributes(message: &mut Vec<u64>, launch: &Launch) {
+    for index in 0..launch.attribute_count {
+        // SAFETY: the program passes that many attributes.
+        message.extend(unsafe { launch.attributes.add(index).read_unaligned() });
+    }
 }

@@ -21,6 +21,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemAllocFromPoolAsync", allocate_from_pool),
     ("cuPointerGetAttribute", pointer_attribute),
     ("cuPointerGetAttributes", pointer_attributes),
+    ("cuMemPoolGetAttribute", pool_attribute),
 ];
 
 /// Tries to get memory at addresses that the program does not use itself.
@@ -113,6 +114,16 @@ fn free(frame: &Frame) -> i32 {
         return code(pinned::free(address));
     }
     code(invoke(index!("cuMemFree_v2+"), &[address]).map(|()| addresses::remove(address)))
+}
+
+fn pool_attribute(frame: &Frame) -> i32 {
+    let (attribute, mut value) = (frame.int(1), 0u64);
+    match invoke(frame.index, &[frame.arg(0), u64::from(attribute), to(&mut value)]) {
+        // The first three are flags, the others numbers of bytes.
+        Ok(()) if (1..=3).contains(&attribute) => frame.put(2, value as u32),
+        Ok(()) => frame.put(2, value),
+        Err(error) => error,
+    }
 }
 
 /// Bytes of an attribute's value.

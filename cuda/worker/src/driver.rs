@@ -57,6 +57,7 @@ needed! {
     Launch = "cuLaunchKernel",
     LaunchEx = "cuLaunchKernelEx",
     LaunchCooperative = "cuLaunchCooperativeKernel",
+    MaxClusters = "cuOccupancyMaxActiveClusters",
     FunctionParameter = "cuFuncGetParamInfo",
     KernelParameter = "cuKernelGetParamInfo",
     Register = "cuMemHostRegister_v2",

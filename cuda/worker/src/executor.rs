@@ -68,7 +68,7 @@ const RESERVATIONS: u64 = ADDRESSES.start + (8 << 40);
 
 /// Errors after which a context is unusable.
 fn is_sticky(code: i32) -> bool {
-    matches!(code, 214 | 220 | 700 | 702 | 710 | 713..=719)
+    matches!(code, 214 | 220 | 700 | 702 | 710 | 714..=719)
 }
 
 /// Offsets and sizes of a function's parameters.
@@ -158,7 +158,7 @@ impl Executor {
             op if op < own::FIRST => self.described(usize::from(op), origin, words),
             own::WAIT_STREAM | own::WAIT_EVENT | own::WAIT_CONTEXT => self.wait(origin, words),
             own::FUNCTION_INFO => self.function_info(origin, words),
-            own::LAUNCH => self.launch(origin, words),
+            own::LAUNCH | own::MAX_CLUSTERS => self.launch(origin, words),
             own::COPY_INLINE | own::COPY_IN | own::COPY_OUT => self.copy(origin, words),
             own::IMAGE_PART => self.image_part(words),
             own::PIN | own::UNPIN | own::STAGING => self.pinned(origin, words),

@@ -1,6 +1,6 @@
 //! Launches, and the parameters of functions.
 
-use cuda_calls::own::{ATTRIBUTE_WORDS, LAUNCH_WORDS, MAX_ATTRIBUTES, MAX_PARAMETER_BYTES, MAX_PARAMETERS};
+use cuda_calls::own::{self, ATTRIBUTE_WORDS, LAUNCH_WORDS, MAX_ATTRIBUTES, MAX_PARAMETER_BYTES, MAX_PARAMETERS};
 use cuda_calls::{Fault, Handles as _, Kind};
 
 use crate::driver::{INVALID_VALUE, NOT_SUPPORTED, Needed};
@@ -104,6 +104,22 @@ impl Executor {
                 return Ok(());
             }
         };
+        let dimensions = [grid_x, grid_y, grid_z, block_x, block_y, block_z];
+        let config = LaunchConfig {
+            dimensions: dimensions.map(|dimension| dimension as u32),
+            shared: shared as u32,
+            stream,
+            attributes: attributes.as_ptr().addr() as u64,
+            attribute_count: count as u32,
+        };
+        let config_at = (&raw const config).addr() as u64;
+        if origin.header.op == own::MAX_CLUSTERS {
+            let mut clusters = 0i32;
+            let code =
+                self.driver.invoke(Needed::MaxClusters, &[(&raw mut clusters).addr() as u64, function, config_at]);
+            self.finish(origin, code, &[u64::from(clusters.cast_unsigned())]);
+            return Ok(());
+        }
         // A guest asks for the parameters before the first launch.
         let parameters = self.parameters.get(&handle).ok_or(Broken::Malformed)?;
         let room = bytes.len() as u64 * 8;
@@ -123,17 +139,9 @@ impl Executor {
             more.as_ptr()
         };
         let pointers = pointers.addr() as u64;
-        let dimensions = [grid_x, grid_y, grid_z, block_x, block_y, block_z];
         let [gx, gy, gz, bx, by, bz] = dimensions;
         let code = if count > 0 {
-            let config = LaunchConfig {
-                dimensions: dimensions.map(|dimension| dimension as u32),
-                shared: shared as u32,
-                stream,
-                attributes: attributes.as_ptr().addr() as u64,
-                attribute_count: count as u32,
-            };
-            self.driver.invoke(Needed::LaunchEx, &[(&raw const config).addr() as u64, function, pointers, 0])
+            self.driver.invoke(Needed::LaunchEx, &[config_at, function, pointers, 0])
         } else if cooperative != 0 {
             self.driver.invoke(Needed::LaunchCooperative, &[function, gx, gy, gz, bx, by, bz, shared, stream, pointers])
         } else {
