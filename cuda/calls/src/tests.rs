@@ -181,3 +181,28 @@ fn any_words_decode_or_are_refused() {
         }
     }
 }
+
+/// Strides are one fewer than the dimensions.
+#[test]
+fn tensor_map_crosses_with_its_arrays() {
+    let call = &CALLS[find("cuTensorMapEncodeTiled").expect("described")];
+    let (sizes, strides) = ([8u64, 9, 10], [80u64, 720]);
+    let (block, steps) = ([1u32, 2, 3], [1u32, 1, 1]);
+    let mut map = [0u64; 16];
+    let pointer = |at: *const u64| at.addr() as u64;
+    let (block, steps) = (pointer(block.as_ptr().cast()), pointer(steps.as_ptr().cast()));
+    let map = pointer(map.as_mut_ptr());
+    let args = [map, 6, 3, 3, pointer(sizes.as_ptr()), pointer(strides.as_ptr()), block, steps, 0, 1, 2, 0];
+    let mut words = Vec::new();
+    // SAFETY: the pointers name locals of these lengths.
+    unsafe { encode(call, &args, &mut |kind| handle(kind, 9), &mut words) }.expect("encoded");
+    let (table, mut arena) = (Table::default(), Arena::default());
+    let prepared = decode(call, &words, &table, &mut arena).expect("decoded");
+    // SAFETY: the decoder has written the arrays there.
+    unsafe {
+        assert_eq!((prepared.values[4] as *const [u64; 3]).read(), sizes);
+        assert_eq!((prepared.values[5] as *const [u64; 2]).read(), strides);
+        assert_eq!((prepared.values[6] as *const [u32; 3]).read(), [1, 2, 3]);
+    }
+    assert_eq!((prepared.values[2], prepared.values[3], prepared.values[9]), (3, 3, 1));
+}

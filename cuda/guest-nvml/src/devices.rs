@@ -4,8 +4,7 @@
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_char;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use cuda_calls::{Kind, find, handle, index_of};
 
@@ -13,15 +12,18 @@ use crate::result::{INVALID_ARGUMENT, SUCCESS, UNINITIALIZED, code};
 use crate::{Failure, worker};
 
 /// Most devices of a guest.
-const MAX_DEVICES: usize = 64;
+const MAX_DEVICES: u32 = 64;
 
 /// Calls of `nvmlInit` without an `nvmlShutdown`.
 static STARTS: AtomicU32 = AtomicU32::new(0);
 /// Process that has initialised NVML: its children must do so again.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Devices of which the worker has a handle. It keeps them until the process ends, and refuses a second one.
-static HANDLES: Mutex<[bool; MAX_DEVICES]> = Mutex::new([false; MAX_DEVICES]);
+/// Devices of which the worker has a handle, as bits. It keeps them until the process ends, and refuses a second one.
+/// Not in a lock, which a child could find locked.
+static HANDLES: AtomicU64 = AtomicU64::new(0);
+/// A thread asks for a handle.
+static ASKING: AtomicBool = AtomicBool::new(false);
 
 /// Returns true between `nvmlInit` and `nvmlShutdown`.
 pub fn is_ready() -> bool {
@@ -39,7 +41,10 @@ pub fn start() -> Result<i32, Failure> {
     if result == SUCCESS {
         let own = std::process::id();
         if PROCESS.swap(own, Ordering::AcqRel) != own {
+            // A child has a new worker.
             STARTS.store(0, Ordering::Release);
+            HANDLES.store(0, Ordering::Release);
+            ASKING.store(false, Ordering::Release);
         }
         STARTS.fetch_add(1, Ordering::AcqRel);
     }
@@ -109,19 +114,32 @@ pub fn by_index(index: u32) -> Result<u64, i32> {
         return Err(INVALID_ARGUMENT);
     }
     let device = handle(Kind::Gpu, index + 1);
-    let mut handles = HANDLES.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_known = handles.get_mut(index as usize).ok_or(INVALID_ARGUMENT)?;
-    if !*is_known {
-        let number = find("nvmlDeviceGetHandleByIndex_v2+").ok_or(Failure::Missing);
-        let mut made = 0u64;
-        let arguments = [u64::from(index), address(&raw mut made)];
-        // SAFETY: the arguments are a number and a pointer to a handle.
-        match code(number.and_then(|number| unsafe { worker()?.call(number, &arguments, device) })) {
-            SUCCESS => *is_known = true,
-            error => return Err(error),
+    let bit = 1u64.checked_shl(index).ok_or(INVALID_ARGUMENT)?;
+    while HANDLES.load(Ordering::Acquire) & bit == 0 {
+        if ASKING.swap(true, Ordering::AcqRel) {
+            std::thread::yield_now();
+            continue;
+        }
+        // Another thread may have asked in between.
+        let result = if HANDLES.load(Ordering::Acquire) & bit == 0 { ask(index, device) } else { SUCCESS };
+        if result == SUCCESS {
+            HANDLES.fetch_or(bit, Ordering::AcqRel);
+        }
+        ASKING.store(false, Ordering::Release);
+        if result != SUCCESS {
+            return Err(result);
         }
     }
     Ok(device)
+}
+
+/// Makes the worker's handle of a device.
+fn ask(index: u32, device: u64) -> i32 {
+    let number = find("nvmlDeviceGetHandleByIndex_v2+").ok_or(Failure::Missing);
+    let mut made = 0u64;
+    let arguments = [u64::from(index), address(&raw mut made)];
+    // SAFETY: the arguments are a number and a pointer to a handle.
+    code(number.and_then(|number| unsafe { worker()?.call(number, &arguments, device) }))
 }
 
 /// All devices.
@@ -129,7 +147,7 @@ pub fn by_index(index: u32) -> Result<u64, i32> {
 /// # Errors
 /// NVML's result.
 pub fn all() -> Result<Vec<u64>, i32> {
-    (0..count()?.min(MAX_DEVICES as u32)).map(by_index).collect()
+    (0..count()?.min(MAX_DEVICES)).map(by_index).collect()
 }
 
 /// `nvmlPciInfo_t`.

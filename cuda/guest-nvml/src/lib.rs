@@ -34,7 +34,7 @@ pub enum Failure {
 
 /// The connection of the guest's library to its worker.
 pub trait Worker: Sync {
-    /// Starts the worker of this process, unless it runs. Fails in a child of the process that started it.
+    /// Starts the worker of this process, unless it runs. A child of the process gets one of its own.
     ///
     /// # Errors
     /// If no worker can be started.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use cuda_calls::FIRST_HANDLE;
@@ -51,13 +51,20 @@ fn reserve_range(at: u64, bytes: u64) -> io::Result<()> {
     if found as u64 == at { Ok(()) } else { Err(io::ErrorKind::AddrInUse.into()) }
 }
 
-/// Reserves the shared range and the addresses of handles.
+/// Reserves the shared range and the addresses of handles, once: a child inherits the mappings.
 ///
 /// # Errors
 /// If the program uses them already.
 pub fn reserve() -> io::Result<()> {
+    /// Static: the mappings are the process's.
+    static RESERVED: AtomicBool = AtomicBool::new(false);
+    if RESERVED.load(Ordering::Acquire) {
+        return Ok(());
+    }
     reserve_range(ADDRESSES.start, ADDRESSES.end - ADDRESSES.start)?;
-    reserve_range(FIRST_HANDLE, HANDLE_BYTES)
+    reserve_range(FIRST_HANDLE, HANDLE_BYTES)?;
+    RESERVED.store(true, Ordering::Release);
+    Ok(())
 }
 
 /// Returns the kind of memory at an address.

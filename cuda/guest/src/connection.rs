@@ -1,10 +1,10 @@
 //! The program's worker: its start, messages, answers.
 //!
-//! UNSAFETY: wraps blobs that the transport has mapped.
+//! UNSAFETY: wraps blobs that the transport has mapped, and follows a pointer to a value that is never freed.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cuda_calls::CALLS;
@@ -34,15 +34,37 @@ pub struct Connection {
 /// Environment variable: with `1` each call waits for its answer.
 const SYNCHRONOUS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SYNC";
 
-/// Static: the exported functions have no other state. `Err` has the result of every call.
-static CONNECTION: OnceLock<Result<Connection, i32>> = OnceLock::new();
+/// Static: the exported functions have no other state. `Err` has the result of every call. What it points to is never
+/// freed; in a child of the process it is null again.
+static CONNECTION: AtomicPtr<Result<Connection, i32>> = AtomicPtr::new(std::ptr::null_mut());
+/// A thread starts the worker. Not a lock: in a child, a lock of another thread would stay locked.
+static STARTING: AtomicBool = AtomicBool::new(false);
 
 /// Returns the worker, and starts it at the first call.
 ///
 /// # Errors
 /// If there is none: 100, after a line on standard error.
 pub fn connect() -> Result<&'static Connection, i32> {
-    CONNECTION.get_or_init(start).as_ref().map_err(|code| *code)
+    loop {
+        if let Some(found) = known() {
+            return found.as_ref().map_err(|code| *code);
+        }
+        if STARTING.swap(true, Ordering::AcqRel) {
+            std::thread::yield_now();
+            continue;
+        }
+        // Another thread may have finished in between.
+        if known().is_none() {
+            CONNECTION.store(Box::into_raw(Box::new(start())), Ordering::Release);
+        }
+        STARTING.store(false, Ordering::Release);
+    }
+}
+
+/// The worker, or the failure of its start.
+fn known() -> Option<&'static Result<Connection, i32>> {
+    // SAFETY: the pointer is null, or names a value that is never freed.
+    unsafe { CONNECTION.load(Ordering::Acquire).as_ref() }
 }
 
 /// Returns the worker if it was started.
@@ -50,14 +72,16 @@ pub fn connect() -> Result<&'static Connection, i32> {
 /// # Errors
 /// 3 before `cuInit`.
 pub fn get() -> Result<&'static Connection, i32> {
-    CONNECTION.get().map_or(Err(NOT_INITIALIZED), |found| found.as_ref().map_err(|code| *code))
+    known().map_or(Err(NOT_INITIALIZED), |found| found.as_ref().map_err(|code| *code))
 }
 
-/// Closes the descriptors in a child.
-pub fn close_in_child() {
-    if let Some(Ok(connection)) = CONNECTION.get() {
+/// Closes the descriptors in a child, which gets a worker of its own when it needs one.
+pub fn leave_in_child() {
+    if let Some(Ok(connection)) = known() {
         connection.transport.close_in_child();
     }
+    CONNECTION.store(std::ptr::null_mut(), Ordering::Release);
+    STARTING.store(false, Ordering::Release);
 }
 
 fn start() -> Result<Connection, i32> {

@@ -7,7 +7,7 @@ use cuda_calls::{CALLS, encode, unpack};
 use guest_nvml::{Failure, Worker};
 
 use crate::result::{INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, SUCCESS};
-use crate::{connection, fork, thread};
+use crate::{connection, thread};
 
 /// The connection, as NVML's functions need it.
 struct Connected;
@@ -32,16 +32,10 @@ fn failure(code: i32) -> Failure {
 
 impl Worker for Connected {
     fn start(&self) -> Result<(), Failure> {
-        if fork::is_child() {
-            return Err(Failure::Lost);
-        }
         connection::connect().map(drop).map_err(|_| Failure::Lost)
     }
 
     unsafe fn call(&self, number: usize, arguments: &[u64], handle: u64) -> Result<i32, Failure> {
-        if fork::is_child() {
-            return Err(Failure::Lost);
-        }
         let connection = connection::get().map_err(failure)?;
         let described = CALLS.get(number).ok_or(Failure::Missing)?;
         let op = u16::try_from(number).map_err(|_| Failure::Missing)?;

@@ -54,6 +54,18 @@ pub fn with<T>(work: impl FnOnce(&Thread) -> Result<T, i32>) -> Result<T, i32> {
     THREAD.try_with(work).unwrap_or(Err(crate::result::DEINITIALIZED))
 }
 
+/// Gives up all slots in a child: its worker has no answers yet, and this thread is its only one.
+pub fn leave_in_child() {
+    // A thread that was in the middle of a change is not in the child, so its lock is never released there.
+    if let Ok(mut free) = FREE_SLOTS.try_lock() {
+        *free = (Vec::new(), 0);
+    }
+    let _ = THREAD.try_with(|thread| {
+        thread.slot.0.set(None);
+        thread.slot.1.set(0);
+    });
+}
+
 /// Returns the number of the thread's current context; 0 for none.
 pub fn current() -> u32 {
     THREAD.try_with(|thread| thread.current.get()).unwrap_or(0)

@@ -8,7 +8,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cuda_ring::{BlobKind, Consumer, Geometry, Shared, Words as _, control, sleep, state};
+use cuda_calls::own;
+use cuda_ring::{BlobKind, Consumer, Geometry, Header, Shared, Words as _, control, sleep, state};
 use worker_link::{FromWorker, Link, LinkError, Reason, ToWorker};
 
 use crate::driver::Driver;
@@ -20,6 +21,9 @@ use crate::window::{Window, WindowError};
 const SPIN: Duration = Duration::from_micros(50);
 /// Longest sleep while calls wait for work of the card.
 const LONGEST_PAUSE: Duration = Duration::from_micros(200);
+/// Time in which an announced blob reaches this thread.
+// TIMEOUT: only a guest that names a blob which does not exist waits this long, and only for itself.
+const LONGEST_ANNOUNCEMENT: Duration = Duration::from_secs(2);
 /// Messages in a row without a look at waiting calls.
 const BATCH: usize = 32;
 
@@ -62,6 +66,12 @@ struct Mail(Mutex<Inbox>, Condvar);
 impl Mail {
     fn lock(&self) -> MutexGuard<'_, Inbox> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a message, at most this long.
+    fn wait(&self, limit: Duration) {
+        let inbox = self.lock();
+        drop(self.1.wait_timeout_while(inbox, limit, |inbox| inbox.messages.is_empty()));
     }
 }
 
@@ -177,12 +187,29 @@ impl Service {
             if !ring.next(&mut self.message).map_err(|_| ServeError::Broken(Broken::Malformed))? {
                 return Ok(count > 0);
             }
-            // A blob is announced before the doorbell, but the ring may be read without one.
             self.take_mail()?;
+            self.await_blob()?;
             self.executor.execute(&self.message).map_err(ServeError::Broken)?;
             self.notify_waiters();
         }
         Ok(true)
+    }
+
+    /// Waits for the blob that the message names. The device announces a blob before the guest can name it, but on the
+    /// link, which another thread reads.
+    fn await_blob(&mut self) -> Result<(), ServeError> {
+        let &[header, _, id, ..] = &self.message[..] else { return Ok(()) };
+        let Ok(id) = u32::try_from(id) else { return Ok(()) };
+        if !matches!(Header::from_word(header).op, own::PIN | own::UNPIN | own::STAGING) {
+            return Ok(());
+        }
+        let until = Instant::now() + LONGEST_ANNOUNCEMENT;
+        while self.executor.window().blob(id).is_none() {
+            let Some(rest) = until.checked_duration_since(Instant::now()) else { return Ok(()) };
+            self.mail.wait(rest);
+            self.take_mail()?;
+        }
+        Ok(())
     }
 
     fn take_mail(&mut self) -> Result<(), ServeError> {

@@ -2,14 +2,17 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::symlink;
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use super::{Rig, built};
 
 /// A running `cuda-loopback`, whose workers are programs of a tenant.
 pub struct Loopback {
     child: Child,
-    socket: std::path::PathBuf,
+    /// Open, because it prints a line for each worker.
+    _output: BufReader<ChildStdout>,
+    socket: PathBuf,
 }
 
 impl Loopback {
@@ -39,9 +42,10 @@ impl Loopback {
     fn ready(mut command: Command, socket: std::path::PathBuf) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().expect("starts");
         let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        output.read_line(&mut line).expect("a line");
         assert_eq!(line.trim(), "ready");
-        Self { child, socket }
+        Self { child, _output: output, socket }
     }
 
     /// Starts it through a daemon, for one of its tenants.
