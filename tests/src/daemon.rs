@@ -1,5 +1,6 @@
 //! Runs `mediatord` and `mediatorctl` as an operator runs them.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -85,7 +86,22 @@ impl Daemon {
         Self::start_by(None, scratch, paths)
     }
 
-    /// Same as [`Self::start`], as a service, with sockets that a service manager keeps.
+    /// Same with further variables in the daemon's environment.
+    pub fn start_with(
+        name: &str,
+        variables: &[(&str, &OsStr)],
+        configure: impl FnOnce(&Paths) -> String,
+    ) -> Result<Self> {
+        let (scratch, paths) = prepare(name, configure)?;
+        let program = binary("mediatord")?;
+        let mut command = command(&program, &scratch, None)?;
+        let child = spawn(&scratch, command.envs(variables.iter().copied()))?;
+        let mut daemon = Self { process: Process::Started(child), program, paths, manager: None, scratch };
+        daemon.wait_ready()?;
+        Ok(daemon)
+    }
+
+    /// Same as a service, with sockets that a service manager keeps.
     pub fn start_as_service(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         let (scratch, paths) = prepare(name, configure)?;
         let manager = ServiceManager::new(&scratch.path().join("notify")).context("a service manager")?;

@@ -51,6 +51,7 @@ const BENCHES: [Bench; 26] = [
     ("isolation-disengaged", Needs::Guests, "the same with policy disengaged"),
     ("pictures", Needs::Nothing, "draws the pictures of results that exist"),
     ("cuda", Needs::Gpu, "programs on a CUDA card: docs/guides/cuda.md"),
+    ("vcuda", Needs::Gpu, "a CUDA program of a VM next to a native one: docs/guides/cuda-vms.md"),
     ("neighbours", Needs::Gpu, "a CUDA program next to honest and hostile ones: docs/guides/cuda.md"),
 ];
 

@@ -20,10 +20,58 @@ const WHEELS: [(&str, &str, &str); 4] = [
 /// Environment variable that passes the headers' folder to the tests of `cuda-table`.
 pub const HEADERS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_HEADERS";
 
-/// Returns the folder that contains a folder of headers for each version. Downloads missing headers.
+/// Wheels with NVIDIA's runtime library: the major version and the wheel.
+const RUNTIMES: [(&str, &str); 3] = [
+    ("11", "nvidia-cuda-runtime-cu11==11.8.89"),
+    ("12", "nvidia-cuda-runtime-cu12==12.9.79"),
+    ("13", "nvidia-cuda-runtime==13.5.37"),
+];
+
+/// Passes the folder of the runtime libraries to the tests that load them.
+pub const RUNTIMES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_RUNTIMES";
+
+/// Downloads everything that the tests of the crates of `cuda` need.
+pub fn fetch_all() -> Result<()> {
+    headers()?;
+    runtimes()?;
+    Ok(())
+}
+
+/// The folder that contains `libcudart.so` for each version; downloads missing ones.
+pub fn runtimes() -> Result<PathBuf> {
+    let folder = cache().join("cuda-runtimes");
+    for (version, wheel) in RUNTIMES {
+        let place = folder.join(version).join("libcudart.so");
+        if !place.exists() {
+            fetch_runtime(wheel, &place)
+                .with_context(|| format!("cannot fetch the runtime library of CUDA {version} ({wheel})"))?;
+        }
+    }
+    Ok(folder)
+}
+
+fn fetch_runtime(wheel: &str, place: &Path) -> Result<()> {
+    let work = tempfile::tempdir()?;
+    let all = unpacked(wheel, work.path())?;
+    let is_library = |name: &str| name.starts_with("libcudart.so");
+    let library = find(&all, &is_library)?.context("the wheel has no libcudart.so")?;
+    let folder = place.parent().context("the library has a folder")?;
+    fs::create_dir_all(folder)?;
+    // Another run may look at the same time, so that the library appears whole.
+    let part = tempfile::NamedTempFile::new_in(folder)?;
+    fs::copy(library, part.path())?;
+    part.persist(place)?;
+    Ok(())
+}
+
+/// The folder of everything that is downloaded or made for tests.
+fn cache() -> PathBuf {
+    std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from)
+}
+
+/// The folder that contains a folder of headers for each version; downloads missing ones.
 pub fn headers() -> Result<PathBuf> {
-    let cache = std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
-    let folder = cache.join("cuda-headers");
+    let folder = cache().join("cuda-headers");
     for (version, header, wheel) in WHEELS {
         let place = folder.join(version);
         if !place.join(header).exists() {
@@ -36,11 +84,9 @@ pub fn headers() -> Result<PathBuf> {
 
 fn fetch(wheel: &str, header: &str, place: &Path) -> Result<()> {
     let work = tempfile::tempdir()?;
-    let pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--dest", "wheel", wheel];
-    run(Command::new("python3").args(pip).current_dir(work.path()))?;
-    let file = fs::read_dir(work.path().join("wheel"))?.next().context("no wheel came")??.path();
-    run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&file).arg("all").current_dir(work.path()))?;
-    let include = find(&work.path().join("all"), header)?.with_context(|| format!("the wheel has no {header}"))?;
+    let all = unpacked(wheel, work.path())?;
+    let file = find(&all, &|name| name == header)?.with_context(|| format!("the wheel has no {header}"))?;
+    let include = file.parent().context("a header has a folder")?;
     fs::create_dir_all(place)?;
     for entry in fs::read_dir(include)? {
         let path = entry?.path();
@@ -52,16 +98,28 @@ fn fetch(wheel: &str, header: &str, place: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the folder below `folder` that contains a header.
-fn find(folder: &Path, header: &str) -> Result<Option<PathBuf>> {
-    if folder.join(header).exists() {
-        return Ok(Some(folder.to_owned()));
-    }
+/// Downloads a wheel and unpacks it below `work`. Returns the folder of its files.
+fn unpacked(wheel: &str, work: &Path) -> Result<PathBuf> {
+    let pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--dest", "wheel", wheel];
+    run(Command::new("python3").args(pip).current_dir(work))?;
+    let file = fs::read_dir(work.join("wheel"))?.next().context("no wheel came")??.path();
+    run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&file).arg("all").current_dir(work))?;
+    Ok(work.join("all"))
+}
+
+/// The first file below `folder` with a matching name.
+fn find(folder: &Path, matches: &dyn Fn(&str) -> bool) -> Result<Option<PathBuf>> {
+    let mut folders = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        if path.is_dir()
-            && let Some(found) = find(&path, header)?
-        {
+        if path.is_dir() {
+            folders.push(path);
+        } else if path.file_name().is_some_and(|name| matches(&name.to_string_lossy())) {
+            return Ok(Some(path));
+        }
+    }
+    for folder in folders {
+        if let Some(found) = find(&folder, matches)? {
             return Ok(Some(found));
         }
     }
@@ -107,7 +165,30 @@ pub fn bench_neighbours(options: &BenchOptions) -> Result<bool> {
     shown(&mut command)
 }
 
-/// Returns the commit of the sources; `None` outside a checkout.
+/// Measures programs of virtual machines over the loopback transport, next to native runs, on a real card: a GPU,
+/// NVIDIA's driver, and a `python3` with PyTorch.
+pub fn bench_vcuda(options: &BenchOptions) -> Result<bool> {
+    let built = build()?;
+    let json = options.json.clone().unwrap_or_else(|| built.join("cuda-vcuda.json"));
+    let mut command = Command::new("python3");
+    command.arg(root().join("cuda/rig/gpu/vcuda.py")).arg("--build").arg(built);
+    command.arg("--json").arg(std::path::absolute(json)?);
+    if let Some(commit) = commit() {
+        command.arg("--commit").arg(commit);
+    }
+    if let Some(rounds) = options.rounds {
+        command.arg("--rounds").arg(rounds.to_string());
+    }
+    if let Some(seconds) = options.seconds {
+        command.arg("--seconds").arg(seconds.to_string());
+    }
+    if let Some(only) = &options.only {
+        command.arg("--only").arg(only);
+    }
+    shown(&mut command)
+}
+
+/// Commit of the sources; `None` outside a checkout.
 fn commit() -> Option<String> {
     let output = Command::new("git").args(["rev-parse", "--short=8", "HEAD"]).current_dir(root()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -115,8 +196,8 @@ fn commit() -> Option<String> {
 
 /// Builds the library, the owner and the rig's programs in release mode. Returns their folder.
 fn build() -> Result<PathBuf> {
-    let packages = ["-p", "cuda-shim", "-p", "cuda-owner", "-p", "cuda-rig"];
-    if !shown(cargo(&["build", "--release"]).args(packages))? {
+    let packages = ["cuda-shim", "cuda-owner", "cuda-rig", "cuda-guest", "cuda-worker"].map(|name| ["-p", name]);
+    if !shown(cargo(&["build", "--release"]).args(packages.concat()))? {
         bail!("the programs of the benchmark do not build");
     }
     Ok(target().join("release"))

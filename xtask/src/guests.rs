@@ -66,6 +66,9 @@ pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     if name == Some("cuda") {
         return crate::cuda::bench(json.as_deref());
     }
+    if name == Some("vcuda") {
+        return crate::cuda::bench_vcuda(options);
+    }
     if name == Some("neighbours") {
         return crate::cuda::bench_neighbours(options);
     }

@@ -4,6 +4,8 @@
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_char, c_int, c_void};
+use std::ops::Range;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::symbols::{at, real};
 
@@ -273,4 +275,51 @@ pub fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: as above; this restores the thread's mode.
     unsafe { exchange_capture_mode(&raw mut mode) };
     result
+}
+
+/// Environment variable with the range of addresses that the library requests for memory of the card: two hexadecimal
+/// numbers with a hyphen between them. The workers of virtual machines share these addresses with guests.
+pub const ADDRESSES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_ADDRESSES";
+
+/// The addresses of [`ADDRESSES_VARIABLE`] that have not been requested: next and end.
+/// Static: reservations of all cards share the range.
+static REQUESTED: OnceLock<Mutex<Range<Address>>> = OnceLock::new();
+
+fn parse_range(text: &str) -> Option<Range<Address>> {
+    let (first, end) = text.split_once('-')?;
+    let parse = |text: &str| Address::from_str_radix(text.trim_start_matches("0x"), 16).ok();
+    Some(parse(first)?..parse(end)?)
+}
+
+/// Returns the address to request for a reservation of `bytes`, or 0 without a range or room in it.
+fn address_to_request(bytes: usize, align: usize) -> Address {
+    let range = REQUESTED.get_or_init(|| {
+        Mutex::new(std::env::var(ADDRESSES_VARIABLE).ok().and_then(|text| parse_range(&text)).unwrap_or(0..0))
+    });
+    let mut range = range.lock().unwrap_or_else(PoisonError::into_inner);
+    let at = range.start.checked_next_multiple_of((align as u64).max(GRANULE));
+    let end = at.and_then(|at| at.checked_add(bytes as u64)).filter(|end| *end <= range.end);
+    let (Some(at), Some(end)) = (at, end) else { return 0 };
+    range.start = end;
+    at
+}
+
+/// Smallest alignment of requested addresses.
+const GRANULE: u64 = 2 << 20;
+
+/// Reserves addresses, in the range of [`ADDRESSES_VARIABLE`] if it is set. Returns the driver's result.
+pub fn reserve_addresses(base: &mut Address, bytes: usize, align: usize) -> c_int {
+    // SAFETY: the pointer is valid.
+    unsafe { mem_address_reserve(base, bytes, align, address_to_request(bytes, align), 0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_range;
+
+    #[test]
+    fn range_of_addresses_is_parsed_or_ignored() {
+        assert_eq!(parse_range("0x200000000000-300000000000"), Some(0x2000_0000_0000..0x3000_0000_0000));
+        assert_eq!((parse_range("1000"), parse_range("a-q"), parse_range("")), (None, None, None));
+    }
 }

@@ -5,14 +5,13 @@
 #![allow(non_snake_case, reason = "names of the driver API")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::card::{self, Tier};
 use crate::checkpoint::{self, Order};
 use crate::current::{CONTEXT, CONTEXT_STRIDE, CURRENT, current_device, device_of};
 use crate::further;
-use crate::kernels::KERNELS;
 use crate::memory;
 use crate::result::*;
 use crate::space::GRANULE;
@@ -25,16 +24,16 @@ struct Ipc([u64; 8]);
 /// The process that has initialised the driver; does not apply to its children.
 static READY: AtomicU32 = AtomicU32::new(0);
 
-/// Returns the card of a device that the program names.
-fn named(device: c_int) -> Result<&'static card::Card, i32> {
+/// The card of a device that the program names.
+pub fn named(device: c_int) -> Result<&'static card::Card, i32> {
     card::of_device(device).ok_or(INVALID_DEVICE)
 }
 
-fn current_card() -> &'static card::Card {
+pub fn current_card() -> &'static card::Card {
     named(current_device()).unwrap_or(&card::all()[0])
 }
 
-fn initialised() -> i32 {
+pub fn initialised() -> i32 {
     if READY.load(Ordering::SeqCst) != std::process::id() {
         return NOT_INITIALIZED;
     }
@@ -43,8 +42,8 @@ fn initialised() -> i32 {
     if card::visible().iter().any(is_reset) { ECC_UNCORRECTABLE } else { SUCCESS }
 }
 
-/// Fails if this thread has no current context.
-fn context() -> i32 {
+/// Fails without a context that is current to this thread.
+pub fn context() -> i32 {
     match initialised() {
         SUCCESS if device_of(CURRENT.get()).is_none() => INVALID_CONTEXT,
         result => result,
@@ -63,7 +62,7 @@ fn done(result: Result<(), i32>) -> i32 {
     result.err().unwrap_or(SUCCESS)
 }
 
-unsafe fn put<T>(to: *mut T, value: Result<T, i32>) -> i32 {
+pub unsafe fn put<T>(to: *mut T, value: Result<T, i32>) -> i32 {
     match value {
         _ if to.is_null() => INVALID_VALUE,
         Ok(value) => {
@@ -86,8 +85,9 @@ macro_rules! api {
         }
     )* };
 }
+pub(crate) use api;
 
-fn any() -> i32 {
+pub fn any() -> i32 {
     SUCCESS
 }
 
@@ -101,19 +101,6 @@ api! {
             Err(other) if other != own => NOT_INITIALIZED,
             _ => SUCCESS,
         }
-    }
-    any cuDriverGetVersion(version: *mut c_int) { put(version, Ok(13_000)) }
-    any cuGetProcAddress(name: *const c_char, to: *mut *mut c_void, _version: c_int, flags: u64) {
-        look_up(name, to, flags)
-    }
-    any cuGetProcAddress_v2(
-        name: *const c_char, to: *mut *mut c_void, _version: c_int, flags: u64, status: *mut c_int
-    ) {
-        let result = look_up(name, to, flags);
-        if !status.is_null() {
-            *status = i32::from(result != SUCCESS);
-        }
-        result
     }
 
     initialised cuDeviceGetCount(count: *mut c_int) { put(count, Ok(card::visible().len() as c_int)) }
@@ -140,10 +127,6 @@ api! {
     initialised cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) { put(uuid, named(device).map(card::Card::uuid)) }
     initialised cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
         put(bytes, named(device).map(|card| card.total() as usize))
-    }
-    initialised cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
-        // `CU_DEVICE_ATTRIBUTE_PCI_BUS_ID`.
-        put(value, named(device).map(|card| if attribute == 33 { card.number() as c_int + 1 } else { 0 }))
     }
     initialised cuDevicePrimaryCtxRetain(to: *mut u64, device: c_int) {
         let Ok(card) = named(device) else { return INVALID_DEVICE };
@@ -253,8 +236,8 @@ api! {
         put(property, memory::property(handle))
     }
     initialised cuMemRelease(handle: u64) { done(memory::release(handle)) }
-    initialised cuMemAddressReserve(at: *mut u64, bytes: usize, align: usize, _wish: u64, _flags: u64) {
-        put(at, memory::reserve(bytes as u64, align as u64))
+    initialised cuMemAddressReserve(at: *mut u64, bytes: usize, align: usize, wish: u64, _flags: u64) {
+        put(at, memory::reserve(bytes as u64, align as u64, wish))
     }
     initialised cuMemAddressFree(at: u64, bytes: usize) { done(memory::unreserve(at, bytes as u64)) }
     initialised cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, _flags: u64) {
@@ -384,13 +367,6 @@ api! {
         put(state, if result == SUCCESS { Ok(found) } else { Err(result) })
     }
 
-    context cuModuleLoadData(module: *mut u64, image: *const c_char) {
-        if image.is_null() {
-            return put(module, Ok(1));
-        }
-        put(module, further::load(current_card(), &CStr::from_ptr(image).to_string_lossy()))
-    }
-    context cuModuleUnload(module: u64) { if module == 1 { SUCCESS } else { further::unload(module) } }
     context cuMemPoolCreate(pool: *mut u64, property: *const c_int) {
         if property.is_null() {
             return INVALID_VALUE;
@@ -407,24 +383,6 @@ api! {
             Ok(_) => NOT_SUPPORTED_IN_CAPTURE,
             Err(error) => Err(error),
         })
-    }
-    context cuModuleGetFunction(function: *mut u64, _module: u64, name: *const c_char) {
-        let name = CStr::from_ptr(name).to_bytes();
-        let found = KERNELS.iter().position(|kernel| kernel.name.as_bytes() == name);
-        put(function, found.map(|at| at as u64 + 1).ok_or(NOT_FOUND))
-    }
-    context cuLaunchKernel(
-        function: u64, _gx: u32, _gy: u32, _gz: u32, _bx: u32, _by: u32, _bz: u32, _shared: u32, stream: u64,
-        parameters: *const *const u64, _extra: *const c_void
-    ) {
-        let Some(kernel) = function.checked_sub(1).and_then(|at| KERNELS.get(at as usize)) else {
-            return INVALID_HANDLE;
-        };
-        if parameters.is_null() {
-            return INVALID_VALUE;
-        }
-        let arguments = (0..kernel.arguments).map(|n| **parameters.add(n)).collect();
-        work::submit(stream, Op::Kernel(*kernel, arguments))
     }
     context cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: u64) {
         work::submit(stream, Op::Copy(to, from, bytes as u64))
@@ -475,25 +433,4 @@ unsafe fn attribute(to: *mut c_void, kind: c_int, at: u64, found: &memory::Found
         }
     }
     SUCCESS
-}
-
-/// Finds an exported function by its name without suffixes. This is the newest variant, because versions do not differ
-/// here.
-unsafe fn look_up(name: *const c_char, to: *mut *mut c_void, _flags: u64) -> c_int {
-    let plain = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    let own = look_up as *const c_void;
-    if unsafe { libc::dladdr(own, &raw mut info) } == 0 {
-        return NOT_FOUND;
-    }
-    let library = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-    for suffix in ["_v2", ""] {
-        let Ok(symbol) = CString::new(format!("{plain}{suffix}")) else { return INVALID_VALUE };
-        let found = unsafe { libc::dlsym(library, symbol.as_ptr()) };
-        if !found.is_null() {
-            unsafe { *to = found };
-            return SUCCESS;
-        }
-    }
-    NOT_FOUND
 }

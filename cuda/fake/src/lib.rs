@@ -5,26 +5,35 @@
 //!   the number of cards, and `CUDA_VISIBLE_DEVICES` selects the cards that a process sees.
 //! - Addresses ([`space`]): every rule of virtual memory management is checked. An access to an address that is not
 //!   mapped, or to which access was not granted, kills the program.
-//! - Work ([`work`]): each stream has a thread; kernels of all processes share the card's only [`engine`]. Captures are
-//!   invalidated as easily as on a real card. Memory for a graph's allocations is reserved when the graph is uploaded
-//!   or launched.
-//! - Kernels ([`kernels`]) are identified by name.
+//! - Work ([`work`]): each stream has a thread; kernels of all processes share the card's only [`engine`]. Captures
+//!   are as easily invalidated as real ones. Memory for a graph's allocations is reserved when the graph is uploaded or
+//!   launched.
+//! - Kernels ([`kernels`]) are identified by name; modules and libraries ([`code`]) have all of them.
+//! - Functions are found by name and version, and in export tables ([`lookup`]); [`facts`] has the attributes of
+//!   devices, contexts and streams.
 //! - Resets ([`card`]): a card loses all memory, and each process permanently loses its context.
 //! - Checkpoints ([`checkpoint`]): one process suspends another and takes it off the card.
 //! - Uses of memory besides allocations ([`further`]): contexts, limits, variables of modules.
-//! - NVML ([`nvml`]): the processes that have a context, with their bytes, and the card's memory.
+//! - Pinned memory ([`pinned`]): registered memory of the host, and functions of the program in streams.
+//! - NVML ([`nvml`]): the processes that have a context, with their bytes, the card's memory, and its other facts
+//!   ([`nvml_facts`]).
 //!
 //! The clock is the host's clock. Modules contain no code, and textures are not supported.
 
 mod api;
 mod card;
 mod checkpoint;
+mod code;
 mod current;
 mod engine;
+mod facts;
 mod further;
 mod kernels;
+mod lookup;
 mod memory;
 mod nvml;
+mod nvml_facts;
+mod pinned;
 mod space;
 mod work;
 

@@ -180,13 +180,23 @@ fn cover(at: u64, bytes: u64) -> bool {
     found as u64 == at
 }
 
-/// Reserves addresses.
-pub fn reserve(bytes: u64, align: u64) -> Result<u64, i32> {
+/// Reserves addresses: at `wish` if it is not 0 and nothing is mapped there, otherwise anywhere.
+pub fn reserve(bytes: u64, align: u64, wish: u64) -> Result<u64, i32> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE) || (align != 0 && !align.is_power_of_two()) {
         return Err(INVALID_VALUE);
     }
     let align = align.max(GRANULE);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    if wish != 0 && wish.is_multiple_of(align) {
+        let at = wish as *mut libc::c_void;
+        // SAFETY: the mapping is new; the kernel refuses the address if anything is mapped there.
+        let found =
+            unsafe { libc::mmap(at, bytes as usize, libc::PROT_NONE, flags | libc::MAP_FIXED_NOREPLACE, -1, 0) };
+        if found == at {
+            lock().get().space.reserve(wish, bytes);
+            return Ok(wish);
+        }
+    }
     let length = (bytes + align) as usize;
     // SAFETY: only the aligned part of the new mapping is kept; the rest is never used.
     let found = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
@@ -377,7 +387,7 @@ pub fn allocate_managed(bytes: u64) -> Result<u64, i32> {
 
 fn allocate_counted(bytes: u64, counted: bool) -> Result<u64, i32> {
     let rounded = bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(OUT_OF_MEMORY)?;
-    let at = reserve(rounded, 0)?;
+    let at = reserve(rounded, 0, 0)?;
     if let Err(error) = back_counted(at, rounded, counted) {
         let _ = unreserve(at, rounded);
         return Err(error);

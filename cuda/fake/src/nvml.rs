@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::card::{self, Card};
 
-const SUCCESS: c_int = 0;
+pub const SUCCESS: c_int = 0;
 const UNINITIALIZED: c_int = 1;
-const INVALID_ARGUMENT: c_int = 2;
+pub const INVALID_ARGUMENT: c_int = 2;
 const NOT_FOUND: c_int = 6;
-const INSUFFICIENT_SIZE: c_int = 7;
+pub const INSUFFICIENT_SIZE: c_int = 7;
 const UNKNOWN: c_int = 999;
 
 /// The first device's handle; the other devices have the following numbers.
@@ -60,12 +60,13 @@ struct Process {
     compute_instance: u32,
 }
 
-fn ready() -> c_int {
+/// Fails before the start.
+pub fn ready() -> c_int {
     if is_ready() { SUCCESS } else { UNINITIALIZED }
 }
 
 /// Returns the card of a device. NVML sees all cards, regardless of `CUDA_VISIBLE_DEVICES`.
-fn card(device: *mut c_void) -> Result<&'static Card, c_int> {
+pub fn card(device: *mut c_void) -> Result<&'static Card, c_int> {
     match ready() {
         SUCCESS => (device as usize).checked_sub(DEVICE).and_then(|at| card::all().get(at)).ok_or(INVALID_ARGUMENT),
         error => Err(error),

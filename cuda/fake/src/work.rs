@@ -15,7 +15,10 @@ use crate::result::{
     NOT_READY, SUCCESS,
 };
 use crate::space::GRANULE;
-use crate::{card, current, memory};
+use crate::{card, current, memory, pinned};
+
+/// `CUhostFn`.
+pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
 
 /// A piece of work.
 #[derive(Clone)]
@@ -24,6 +27,8 @@ pub enum Op {
     Kernel(Kernel, Vec<u64>),
     /// A copy: to, from, bytes.
     Copy(u64, u64, u64),
+    /// A copy of bytes: to, bytes.
+    Write(u64, Arc<[u8]>),
     /// A fill: address, bytes, value.
     Set(u64, u64, u8),
     /// Records an event.
@@ -36,6 +41,8 @@ pub enum Op {
     Free,
     /// A graph as one operation.
     Graph(Vec<Op>),
+    /// A function of the program, with its argument.
+    Host(HostFunction, u64),
 }
 
 /// Number of operations that a stream queues before further submissions block, as in a card's queues.
@@ -46,8 +53,9 @@ impl Op {
     fn kind(&self) -> i32 {
         match self {
             Self::Kernel(..) => 0,
-            Self::Copy(..) => 1,
+            Self::Copy(..) | Self::Write(..) => 1,
             Self::Set(..) => 2,
+            Self::Host(..) => 3,
             Self::Wait(..) => 6,
             Self::Record(..) => 7,
             Self::Alloc(..) => 10,
@@ -93,6 +101,10 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 struct Stream {
     queue: SyncSender<Op>,
+    /// Operations for the queue so far.
+    queued: AtomicU64,
+    /// Operations that are done.
+    done: Arc<AtomicU64>,
     last: Arc<Event>,
     capture: Option<Capture>,
     /// Set if the stream and the default stream wait for each other, so that neither may disturb the other's capture.
@@ -148,10 +160,14 @@ fn run(op: Op, device: i32) {
             std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize);
         },
         // SAFETY: see UNSAFETY.
+        Op::Write(to, bytes) => unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) },
+        // SAFETY: see UNSAFETY.
         Op::Set(at, bytes, value) => unsafe { std::ptr::write_bytes(at as *mut u8, value, bytes as usize) },
         Op::Record(event, record) => event.finish(record),
         Op::Wait(event, record) => event.wait(record),
         Op::Alloc(..) | Op::Free => {}
+        // SAFETY: see UNSAFETY; the program passed both.
+        Op::Host(function, data) => unsafe { function(data as *mut std::ffi::c_void) },
         Op::Graph(ops) => ops.into_iter().for_each(|op| run(op, device)),
     }
 }
@@ -160,8 +176,14 @@ fn run(op: Op, device: i32) {
 fn stream() -> Stream {
     let device = current::current_device();
     let (queue, ops) = sync_channel::<Op>(QUEUE);
-    crate::spawn("fake-stream", move || ops.into_iter().for_each(|op| run(op, device)));
-    Stream { queue, last: Arc::default(), capture: None, blocking: false }
+    let done = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&done);
+    let work = move |op| {
+        run(op, device);
+        counter.fetch_add(1, Ordering::SeqCst);
+    };
+    crate::spawn("fake-stream", move || ops.into_iter().for_each(work));
+    Stream { queue, queued: AtomicU64::new(0), done, last: Arc::default(), capture: None, blocking: false }
 }
 
 impl Work {
@@ -209,7 +231,10 @@ impl Stream {
         match (&mut self.capture, op) {
             (Some(capture), Op::Graph(ops)) => capture.ops.extend(ops),
             (Some(capture), op) => capture.ops.push(op),
-            (None, op) => return Some(Sent(self.queue.clone(), op)),
+            (None, op) => {
+                self.queued.fetch_add(1, Ordering::SeqCst);
+                return Some(Sent(self.queue.clone(), op));
+            }
         }
         None
     }
@@ -217,6 +242,7 @@ impl Stream {
     /// Returns the record of an event after the stream's current work, which the caller must send.
     fn end(&self) -> (Sent, Arc<Event>, u64) {
         let record = self.last.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+        self.queued.fetch_add(1, Ordering::SeqCst);
         (Sent(self.queue.clone(), Op::Record(self.last.clone(), record)), self.last.clone(), record)
     }
 }
@@ -255,8 +281,17 @@ pub fn destroy(handle: u64) -> i32 {
     with(|work| if work.streams.remove(&handle).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
 
-/// Submits work.
+/// Submits work. Bytes of pageable memory are read now, as NVIDIA's driver does.
 pub fn submit(handle: u64, op: Op) -> i32 {
+    let op = match op {
+        Op::Copy(to, from, bytes)
+            if capturing(handle) == Ok(0) && memory::find(from).is_none() && !pinned::is_registered(from) =>
+        {
+            // SAFETY: see UNSAFETY.
+            Op::Write(to, unsafe { std::slice::from_raw_parts(from as *const u8, bytes as usize) }.into())
+        }
+        op => op,
+    };
     match with(|work| Ok(work.stream_to_use(handle)?.push(op))) {
         Ok(sent) => {
             sent.into_iter().for_each(Sent::send);
@@ -294,7 +329,15 @@ pub fn finish(handle: u64) -> i32 {
     }
 }
 
-/// Waits for all streams. Invalidates a capture in any thread mode.
+/// Returns true if all work of a stream is done.
+pub fn is_done(handle: u64) -> Result<bool, i32> {
+    with(|work| match work.stream(handle)? {
+        stream if stream.capture.is_some() => Err(CAPTURE_UNSUPPORTED),
+        stream => Ok(stream.done.load(Ordering::SeqCst) >= stream.queued.load(Ordering::SeqCst)),
+    })
+}
+
+/// Waits for all streams. It invalidates a capture in any thread mode.
 pub fn finish_all() -> i32 {
     let ends = with(|work| {
         let mut broken = false;
@@ -404,7 +447,7 @@ pub fn trim() -> i32 {
 /// Makes an allocation part of a stream's capture; returns its address.
 pub fn capture_alloc(stream: u64, bytes: u64) -> Result<u64, i32> {
     let bytes = bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(INVALID_VALUE)?;
-    let at = memory::reserve(bytes, 0)?;
+    let at = memory::reserve(bytes, 0, 0)?;
     match submit(stream, Op::Alloc(at, bytes)) {
         SUCCESS => Ok(at),
         error => Err(error),

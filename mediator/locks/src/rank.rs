@@ -97,7 +97,11 @@ ranks! {
     StatusCell, false, None;
     /// Owner: true if the thread that moves memory was woken.
     Wakeup, false, None;
-    /// Handles of threads, which are taken out to join the threads.
+    /// One VM: registers and control queue of its CUDA function. Held for one access or one command.
+    CudaFunction, false, None;
+    /// One VM: programs that use its CUDA function.
+    CudaPrograms, false, None;
+    /// Handles of threads, taken out to join them.
     Threads, false, None;
     /// Daemon: path of a VM's socket, which is removed with the VM.
     SocketPath, false, None;

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod daemon;
+pub mod guest;
 pub mod hostile;
 
 use std::io::{BufRead as _, BufReader, Write as _};

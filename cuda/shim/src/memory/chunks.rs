@@ -508,8 +508,7 @@ impl ChunkMemory {
         let mut base = 0;
         let align = usize::try_from(chunk_bytes).map_err(|_| OUT_OF_MEMORY)?;
         let length = usize::try_from(bytes).map_err(|_| OUT_OF_MEMORY)?;
-        // SAFETY: the pointer is valid.
-        match unsafe { driver::mem_address_reserve(&raw mut base, length, align, 0, 0) } {
+        match driver::reserve_addresses(&mut base, length, align) {
             SUCCESS => {}
             error => return Err(error),
         }

@@ -140,9 +140,7 @@ impl Opened {
         let ids: Vec<_> = granted.iter().map(|part| part.0.id).collect();
         let length = u64::from(token.chunks) * chunk_bytes;
         let mut base = 0;
-        // SAFETY: the pointer is valid.
-        if unsafe { driver::mem_address_reserve(&raw mut base, length as usize, chunk_bytes as usize, 0, 0) } != SUCCESS
-        {
+        if driver::reserve_addresses(&mut base, length as usize, chunk_bytes as usize) != SUCCESS {
             return Err(ids);
         }
         let mut pieces = Vec::new();

@@ -19,9 +19,9 @@ use super::{ANSWER, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, incidents};
 
 /// Name of the owner's program.
 const PROGRAM: &str = "cuda-owner";
-/// Folder where the package installs the program.
-const INSTALLED: &str = "/usr/lib/gpu-mediator";
-/// Interval at which the process is checked and describes the card. The check also finds a process that hangs.
+/// Folder of the program where it is installed by the package.
+pub(super) const INSTALLED: &str = "/usr/lib/gpu-mediator";
+/// Interval at which the process is checked and describes the card. This also finds a process that hangs.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Delay before an owner that ended is restarted, doubled each time that it ends at once, up to [`DELAY_MOST`].
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);

@@ -1,0 +1,275 @@
+//! The worker's side: words to arguments, with all checks, and results to words.
+//!
+//! The words are a private copy. Each length and count is checked against the words that there are, and against the
+//! room of the [`Arena`]; handles are looked up; addresses of the card are left to the driver.
+
+use crate::describe::{Arg, Call, Kind, MAX_ARGUMENTS};
+use crate::encode::MAX_RESULT_WORDS;
+
+/// Words for the data of one call: the longest message, and the longest results.
+const ARENA_WORDS: usize = cuda_ring::MAX_WORDS + MAX_RESULT_WORDS + 64;
+
+/// Room for the data that pointers name, at a fixed address.
+#[derive(Debug)]
+pub struct Arena {
+    words: Box<[u64]>,
+    used: usize,
+}
+
+impl Default for Arena {
+    fn default() -> Self {
+        Self { words: vec![0; ARENA_WORDS].into_boxed_slice(), used: 0 }
+    }
+}
+
+impl Arena {
+    /// Takes zeroed room for bytes and a zero byte behind them. Returns its first word.
+    fn take(&mut self, bytes: usize) -> Result<usize, Fault> {
+        let first = self.used;
+        let end = first + bytes / 8 + 1;
+        self.words.get_mut(first..end).ok_or(Fault::Malformed)?.fill(0);
+        self.used = end;
+        Ok(first)
+    }
+
+    fn fill(&mut self, words: &[u64], bytes: usize) -> Result<usize, Fault> {
+        let first = self.take(bytes)?;
+        let room = self.words.get_mut(first..first + words.len()).ok_or(Fault::Malformed)?;
+        room.copy_from_slice(words);
+        Ok(first)
+    }
+
+    fn address(&self, first: usize) -> u64 {
+        self.words.as_ptr().addr() as u64 + 8 * first as u64
+    }
+
+    /// Returns words from an index on.
+    fn words(&self, first: usize, count: usize) -> &[u64] {
+        self.words.get(first..first + count).unwrap_or_default()
+    }
+}
+
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID_VALUE: i32 = 1;
+
+/// A message that cannot be executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The message breaks the rules: its program loses its context.
+    Malformed,
+    /// The result of the call: the object does not exist, or its creation failed with this.
+    Refused(i32),
+}
+
+/// The objects behind handles.
+pub trait Handles {
+    /// Returns the driver's handle.
+    ///
+    /// # Errors
+    /// If there is no such object.
+    fn find(&self, kind: Kind, handle: u64) -> Result<u64, Fault>;
+
+    /// Returns true if the handle is one of the kind and not in use.
+    fn is_free(&self, kind: Kind, handle: u64) -> bool;
+
+    /// Returns true if memory of the card or of the guest has these bytes, and not memory of the worker.
+    fn has_range(&self, address: u64, bytes: u64) -> bool;
+
+    /// The address of the last image, which a message consumes.
+    fn image(&self) -> u64;
+}
+
+/// A call that can be executed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Prepared {
+    /// Arguments for the driver.
+    pub values: [u64; MAX_ARGUMENTS],
+    /// Handle for a new object, and the word that the driver fills.
+    pub new: Option<(Kind, u64, usize)>,
+    /// Handle of an object that the call destroys.
+    pub dropped: Option<(Kind, u64)>,
+    /// First words and bytes of results.
+    results: [Option<(usize, u16)>; 4],
+    result_count: usize,
+}
+
+impl Prepared {
+    /// Returns the driver's handle of the new object.
+    pub fn made(&self, arena: &Arena) -> u64 {
+        self.new.map_or(0, |(_, _, word)| arena.words(word, 1).first().copied().unwrap_or_default())
+    }
+
+    /// Returns the words of all results, in order.
+    pub fn results<'a>(&'a self, arena: &'a Arena) -> impl Iterator<Item = u64> + 'a {
+        let all = self.results.iter().take(self.result_count).flatten();
+        all.flat_map(|(first, bytes)| arena.words(*first, usize::from(*bytes).div_ceil(8)).iter().copied())
+    }
+
+    fn result(&mut self, first: usize, bytes: usize) -> Result<(), Fault> {
+        let bytes = u16::try_from(bytes).map_err(|_| Fault::Malformed)?;
+        *self.results.get_mut(self.result_count).ok_or(Fault::Malformed)? = Some((first, bytes));
+        self.result_count += 1;
+        Ok(())
+    }
+}
+
+struct Reader<'a>(&'a [u64]);
+
+impl<'a> Reader<'a> {
+    fn word(&mut self) -> Result<u64, Fault> {
+        Ok(self.take(1)?.first().copied().unwrap_or_default())
+    }
+
+    fn take(&mut self, count: usize) -> Result<&'a [u64], Fault> {
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(Fault::Malformed)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn bytes(&mut self, bytes: usize) -> Result<&'a [u64], Fault> {
+        self.take(bytes.div_ceil(8))
+    }
+}
+
+/// Reads the number of elements of an array, and remembers which argument must repeat it.
+fn count_of(reader: &mut Reader<'_>, index: u8, counts: &mut [Option<(u8, u64)>]) -> Result<usize, Fault> {
+    let count = reader.word()?;
+    *counts.iter_mut().find(|place| place.is_none()).ok_or(Fault::Malformed)? = Some((index, count));
+    if count > cuda_ring::MAX_WORDS as u64 * 8 { Err(Fault::Malformed) } else { Ok(count as usize) }
+}
+
+/// Decodes the arguments of a call from the words of its message.
+///
+/// # Errors
+/// If the message breaks a rule, or names an object that does not exist.
+pub fn decode(call: &Call, words: &[u64], handles: &dyn Handles, arena: &mut Arena) -> Result<Prepared, Fault> {
+    arena.used = 0;
+    let mut reader = Reader(words);
+    let mut prepared = Prepared::default();
+    let mut refused = None;
+    let mut counts = [None; 4];
+    for (index, arg) in call.args.iter().enumerate() {
+        let mut find = |kind, handle| match handles.find(kind, handle) {
+            Err(Fault::Refused(code)) => {
+                refused.get_or_insert(code);
+                Ok(0)
+            }
+            other => other,
+        };
+        let value = match *arg {
+            Arg::Word | Arg::Range(_) => reader.word()?,
+            Arg::Address => {
+                let address = reader.word()?;
+                if !handles.has_range(address, 0) {
+                    refused.get_or_insert(INVALID_VALUE);
+                }
+                address
+            }
+            Arg::Image => {
+                if reader.word()? == 0 {
+                    0
+                } else {
+                    handles.image()
+                }
+            }
+            Arg::Handle(kind) => find(kind, reader.word()?)?,
+            Arg::Optional(kind) => match reader.word()? {
+                0 => 0,
+                handle => find(kind, handle)?,
+            },
+            Arg::Drop(kind) => {
+                let handle = reader.word()?;
+                prepared.dropped = Some((kind, handle));
+                find(kind, handle)?
+            }
+            Arg::New(kind) => {
+                let handle = reader.word()?;
+                if !handles.is_free(kind, handle) {
+                    return Err(Fault::Malformed);
+                }
+                let first = arena.take(8)?;
+                prepared.new = Some((kind, handle, first));
+                arena.address(first)
+            }
+            Arg::Null => 0,
+            Arg::Out(bytes) => room(&mut prepared, arena, usize::from(bytes), usize::from(bytes))?,
+            Arg::OutPart(all, bytes) => room(&mut prepared, arena, usize::from(all), usize::from(bytes))?,
+            Arg::OutOptional(bytes) => match reader.word()? {
+                0 => 0,
+                _ => room(&mut prepared, arena, usize::from(bytes), usize::from(bytes))?,
+            },
+            Arg::OutBytes(of) => {
+                let bytes = count_of(&mut reader, of, &mut counts)?;
+                if bytes > MAX_RESULT_WORDS * 8 - 8 {
+                    return Err(Fault::Malformed);
+                }
+                room(&mut prepared, arena, bytes, bytes)?
+            }
+            Arg::In(bytes) => copy(arena, &mut reader, usize::from(bytes))?,
+            Arg::InOptional(bytes) => match reader.word()? {
+                0 => 0,
+                _ => copy(arena, &mut reader, usize::from(bytes))?,
+            },
+            Arg::InOut(bytes) => {
+                let first = arena.fill(reader.bytes(usize::from(bytes))?, usize::from(bytes))?;
+                prepared.result(first, usize::from(bytes))?;
+                arena.address(first)
+            }
+            Arg::Text => {
+                let length = usize::try_from(reader.word()?).map_err(|_| Fault::Malformed)?;
+                if length > words.len() * 8 {
+                    return Err(Fault::Malformed);
+                }
+                copy(arena, &mut reader, length)?
+            }
+            Arg::Array(bytes, of) => {
+                let bytes = count_of(&mut reader, of, &mut counts)? * usize::from(bytes);
+                copy(arena, &mut reader, bytes)?
+            }
+            Arg::ArrayButOne(bytes, of) => {
+                let elements = count_of(&mut reader, of, &mut counts)?.saturating_sub(1);
+                copy(arena, &mut reader, elements * usize::from(bytes))?
+            }
+            Arg::Handles(kind, of) => {
+                let count = count_of(&mut reader, of, &mut counts)?;
+                let first = arena.take(count.checked_mul(8).ok_or(Fault::Malformed)?)?;
+                for (at, handle) in reader.take(count)?.iter().enumerate() {
+                    let found = find(kind, *handle)?;
+                    *arena.words.get_mut(first + at).ok_or(Fault::Malformed)? = found;
+                }
+                arena.address(first)
+            }
+        };
+        *prepared.values.get_mut(index).ok_or(Fault::Malformed)? = value;
+    }
+    if !reader.0.is_empty() {
+        return Err(Fault::Malformed);
+    }
+    for (index, arg) in call.args.iter().enumerate() {
+        let value = |at: usize| prepared.values.get(at).copied().unwrap_or_default();
+        if let Arg::Range(of) = *arg
+            && !handles.has_range(value(index), value(usize::from(of)))
+        {
+            refused.get_or_insert(INVALID_VALUE);
+        }
+    }
+    // The driver uses the count in its own argument.
+    let repeats = |(of, count): &(u8, u64)| {
+        prepared.values.get(usize::from(*of)).is_some_and(|value| value & 0xffff_ffff == *count)
+    };
+    if !counts.iter().flatten().all(repeats) {
+        return Err(Fault::Malformed);
+    }
+    refused.map_or(Ok(prepared), |code| Err(Fault::Refused(code)))
+}
+
+fn room(prepared: &mut Prepared, arena: &mut Arena, bytes: usize, returned: usize) -> Result<u64, Fault> {
+    let first = arena.take(bytes)?;
+    prepared.result(first, returned)?;
+    Ok(arena.address(first))
+}
+
+fn copy(arena: &mut Arena, reader: &mut Reader<'_>, bytes: usize) -> Result<u64, Fault> {
+    let first = arena.fill(reader.bytes(bytes)?, bytes)?;
+    Ok(arena.address(first))
+}

@@ -1,0 +1,167 @@
+//! The words of a description.
+
+/// Maximum number of arguments of a described function.
+pub const MAX_ARGUMENTS: usize = 12;
+
+/// Kind of an object that a handle names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// `CUcontext`.
+    Context = 1,
+    /// `CUstream`.
+    Stream,
+    /// `CUevent`.
+    Event,
+    /// `CUmodule`.
+    Module,
+    /// `CUfunction` or `CUkernel`: most functions accept both.
+    Function,
+    /// `CUlibrary`.
+    Library,
+    /// `CUgraph`.
+    Graph,
+    /// `CUgraphExec`.
+    Exec,
+    /// `CUgraphNode`.
+    Node,
+    /// `CUmemoryPool`.
+    Pool,
+    /// `CUmemGenericAllocationHandle`.
+    Memory,
+    /// `CUlinkState`.
+    Link,
+    /// `CUarray`.
+    Array,
+    /// `CUtexObject` or `CUsurfObject`.
+    Texture,
+    /// `nvmlDevice_t`. The last kind that handles have room for.
+    Gpu,
+}
+
+/// All kinds, in the order of their numbers.
+const KINDS: [Kind; 15] = [
+    Kind::Context,
+    Kind::Stream,
+    Kind::Event,
+    Kind::Module,
+    Kind::Function,
+    Kind::Library,
+    Kind::Graph,
+    Kind::Exec,
+    Kind::Node,
+    Kind::Pool,
+    Kind::Memory,
+    Kind::Link,
+    Kind::Array,
+    Kind::Texture,
+    Kind::Gpu,
+];
+
+/// Handles are above this address, in pages that the guest library keeps inaccessible.
+pub const FIRST_HANDLE: u64 = 0x1f00_0000_0000;
+
+/// Bits of a handle for the number of the object; the kind is above.
+const NUMBER_BITS: u32 = 36;
+
+/// Returns the handle of an object. Objects of a kind have numbers from 1 on.
+pub const fn handle(kind: Kind, index: u32) -> u64 {
+    FIRST_HANDLE | (kind as u64) << NUMBER_BITS | (index as u64) << 4
+}
+
+/// Returns the kind that a handle claims.
+pub fn kind_of(handle: u64) -> Option<Kind> {
+    let kind = handle.checked_sub(FIRST_HANDLE)? >> NUMBER_BITS;
+    let number = handle & ((1 << NUMBER_BITS) - 1);
+    if number.trailing_zeros() < 4 || number == 0 {
+        return None;
+    }
+    KINDS.get(usize::try_from(kind).ok()?.checked_sub(1)?).copied()
+}
+
+/// Returns the number of the object in a handle of a kind.
+pub fn index_of(kind: Kind, handle: u64) -> Option<u32> {
+    (kind_of(handle)? == kind).then_some((handle >> 4) as u32)
+}
+
+/// Treatment of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Treatment {
+    /// The guest library answers without the worker, or with messages of [`own`](crate::own).
+    Guest,
+    /// A message without an answer. Its error is the result of the thread's next call.
+    Posted,
+    /// A message with an answer.
+    Answered,
+}
+
+/// An argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arg {
+    /// A number or an address of the card, by value.
+    Word,
+    /// An address of the card, or of pinned memory of the guest.
+    Address,
+    /// The same, for a range of as many bytes as the argument with that index says.
+    Range(u8),
+    /// A handle. Streams may also be 0, 1 and 2: the default streams.
+    Handle(Kind),
+    /// A handle or 0.
+    Optional(Kind),
+    /// A handle of an object that the function destroys.
+    Drop(Kind),
+    /// A pointer to the handle of a new object.
+    New(Kind),
+    /// A pointer to a result of this many bytes.
+    Out(u16),
+    /// A pointer to a result, or null.
+    OutOptional(u16),
+    /// A pointer to a result of the first number of bytes, of which the second number reaches the guest. The rest would
+    /// contain the worker's addresses; the guest reads zeros there.
+    OutPart(u16, u16),
+    /// A pointer to this many bytes that the function reads.
+    In(u16),
+    /// The same, or null.
+    InOptional(u16),
+    /// A pointer to this many bytes that the function reads and writes.
+    InOut(u16),
+    /// A pointer to text that ends with a zero byte.
+    Text,
+    /// A pointer to elements of this many bytes, as many as the argument with that index says.
+    Array(u8, u8),
+    /// The same, with one element less.
+    ArrayButOne(u8, u8),
+    /// A pointer to handles, as many as the argument with that index says.
+    Handles(Kind, u8),
+    /// A pointer to room for results of one byte, as many as the argument with that index says.
+    OutBytes(u8),
+    /// The image that was sent before in parts, or null.
+    Image,
+    /// A pointer that must be null.
+    Null,
+}
+
+/// Description of a function.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// Its symbol without the ending of per-thread variants.
+    pub name: &'static str,
+    /// Its treatment.
+    pub treatment: Treatment,
+    /// Its arguments; empty if the guest library treats them.
+    pub args: &'static [Arg],
+}
+
+/// A function that the guest library treats.
+pub(crate) const fn guest(name: &'static str) -> Call {
+    Call { name, treatment: Treatment::Guest, args: &[] }
+}
+
+/// A function that is posted.
+pub(crate) const fn posted(name: &'static str, args: &'static [Arg]) -> Call {
+    Call { name, treatment: Treatment::Posted, args }
+}
+
+/// A function that is answered.
+pub(crate) const fn answered(name: &'static str, args: &'static [Arg]) -> Call {
+    Call { name, treatment: Treatment::Answered, args }
+}

@@ -1,0 +1,208 @@
+//! Every function is described, and what one side encodes the other side decodes.
+
+#![allow(unsafe_code, reason = "the encoder reads through pointers")]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::describe::{Arg, Call, Kind, Treatment, handle, index_of, kind_of};
+use crate::{Arena, CALLS, Fault, Handles, REFUSED, decode, encode, find, unpack};
+
+/// Objects by handle.
+#[derive(Default)]
+struct Table(BTreeMap<u64, u64>);
+
+impl Handles for Table {
+    fn find(&self, kind: Kind, handle: u64) -> Result<u64, Fault> {
+        if kind == Kind::Stream && handle <= 2 {
+            return Ok(handle);
+        }
+        index_of(kind, handle).ok_or(Fault::Malformed)?;
+        self.0.get(&handle).copied().ok_or(Fault::Refused(400))
+    }
+
+    fn is_free(&self, kind: Kind, handle: u64) -> bool {
+        index_of(kind, handle).is_some() && !self.0.contains_key(&handle)
+    }
+
+    fn has_range(&self, address: u64, bytes: u64) -> bool {
+        address == 3 && bytes <= 3
+    }
+
+    fn image(&self) -> u64 {
+        0x77
+    }
+}
+
+fn plain(symbol: &str) -> &str {
+    symbol.trim_end_matches("_ptsz").trim_end_matches("_ptds")
+}
+
+#[test]
+fn each_symbol_of_the_table_is_described_once() {
+    let all: BTreeSet<String> = cuda_table::symbols().map(|(name, ..)| plain(&name).to_owned()).collect();
+    let described: BTreeSet<&str> = CALLS.iter().map(|call| call.name).collect();
+    assert_eq!(described.len(), CALLS.len(), "a function is described twice");
+    let refused: BTreeSet<&str> = REFUSED.iter().copied().collect();
+    assert_eq!(refused.len(), REFUSED.len(), "a function is refused twice");
+    let missing: Vec<_> =
+        all.iter().filter(|name| !described.contains(name.as_str()) && !refused.contains(name.as_str())).collect();
+    assert!(missing.is_empty(), "not described: {missing:?}");
+    let both: Vec<_> = described.intersection(&refused).collect();
+    assert!(both.is_empty(), "described and refused: {both:?}");
+    let is_known = |name: &str| all.contains(name) || cuda_table::NVML.contains(&name);
+    let unknown: Vec<_> =
+        described.iter().chain(&refused).filter(|name| !is_known(name.trim_end_matches(['+', '-']))).collect();
+    assert!(unknown.is_empty(), "not in the table: {unknown:?}");
+}
+
+#[test]
+fn handle_names_its_kind_and_number() {
+    for kind in [Kind::Context, Kind::Stream, Kind::Function, Kind::Gpu] {
+        let made = handle(kind, 77);
+        assert_eq!((kind_of(made), index_of(kind, made)), (Some(kind), Some(77)));
+    }
+    for wrong in [0, 1, 2, handle(Kind::Stream, 7) + 1, handle(Kind::Stream, 0), 0x7fff_0000_1000, u64::MAX] {
+        assert_eq!(kind_of(wrong), None, "{wrong:#x}");
+    }
+    assert_eq!(index_of(Kind::Event, handle(Kind::Stream, 1)), None);
+}
+
+/// Arguments for any call: pointers to a buffer, and handles of the described kinds.
+fn arguments(call: &Call, buffer: &mut [u64], table: &mut Table) -> Vec<u64> {
+    let at = buffer.as_mut_ptr().addr() as u64;
+    let mut value = |arg: &Arg| match *arg {
+        Arg::Word | Arg::Address | Arg::Range(_) => 3,
+        Arg::Handle(kind) | Arg::Optional(kind) | Arg::Drop(kind) => {
+            let made = handle(kind, 5);
+            table.0.insert(made, 0x9000 + kind as u64);
+            made
+        }
+        Arg::Null => 0,
+        Arg::Image => 1,
+        Arg::Handles(kind, _) => {
+            table.0.insert(handle(kind, 5), 0x9000 + kind as u64);
+            buffer.fill(handle(kind, 5));
+            at
+        }
+        _ => at,
+    };
+    call.args.iter().map(&mut value).collect()
+}
+
+#[test]
+fn each_described_call_crosses_with_its_results() {
+    for call in CALLS.iter().filter(|call| call.treatment != Treatment::Guest) {
+        let mut buffer = vec![0x4142_4344_4546_u64; 256];
+        let mut table = Table::default();
+        let args = arguments(call, &mut buffer, &mut table);
+        let mut words = Vec::new();
+        // SAFETY: all pointers name the buffer, which is larger than any argument.
+        let encoded = unsafe { encode(call, &args, &mut |kind| handle(kind, 9), &mut words) };
+        let encoded = encoded.unwrap_or_else(|code| panic!("{}: {code}", call.name));
+        let mut arena = Arena::default();
+        let prepared =
+            decode(call, &words, &table, &mut arena).unwrap_or_else(|fault| panic!("{}: {fault:?}", call.name));
+        assert_eq!(prepared.results(&arena).count(), encoded.result_words, "{}", call.name);
+        for ((arg, given), passed) in call.args.iter().zip(&args).zip(prepared.values) {
+            match arg {
+                Arg::Word | Arg::Address | Arg::Range(_) => assert_eq!(passed, *given),
+                Arg::Handle(kind) | Arg::Optional(kind) | Arg::Drop(kind) => assert_eq!(passed, 0x9000 + *kind as u64),
+                Arg::Null => assert_eq!(passed, 0),
+                Arg::Image => assert_eq!(passed, 0x77),
+                _ => assert_ne!(passed, 0, "{}", call.name),
+            }
+        }
+        assert_eq!(prepared.new.map(|(kind, made, _)| (kind, made)), encoded.new);
+        let results: Vec<u64> = (0..encoded.result_words as u64).map(|n| 0x1111_1111 * (n + 1)).collect();
+        // SAFETY: as above.
+        unsafe { unpack(call, &args, &results) };
+    }
+}
+
+#[test]
+fn results_reach_the_program_and_no_other_memory() {
+    let call = &CALLS[find("cuDeviceComputeCapability").expect("described")];
+    let (mut major, mut minor) = ([0u32, 7], [0u32, 8]);
+    let args = [major.as_mut_ptr().addr() as u64, minor.as_mut_ptr().addr() as u64, 0];
+    // SAFETY: the pointers name the locals.
+    unsafe { unpack(call, &args, &[9, 1]) };
+    assert_eq!((major, minor), ([9, 7], [1, 8]));
+}
+
+#[test]
+fn wrong_arguments_fail_in_the_guest() {
+    let mut words = Vec::new();
+    let mut fresh = |kind| handle(kind, 1);
+    let mut code = |name: &str, args: &[u64]| {
+        let call = &CALLS[find(name).expect("described")];
+        // SAFETY: no pointer is followed: each is null, or the call fails before.
+        unsafe { encode(call, args, &mut fresh, &mut words) }.err()
+    };
+    assert_eq!(code("cuStreamCreate", &[0, 0]), Some(1));
+    assert_eq!(code("cuEventDestroy_v2", &[handle(Kind::Stream, 1)]), Some(400));
+    assert_eq!(code("cuEventDestroy_v2", &[0x7fff_1234_5678]), Some(400));
+    assert_eq!(code("cuEventElapsedTime", &[0, handle(Kind::Event, 1), handle(Kind::Event, 2)]), Some(1));
+    assert_eq!(code("cuGraphLaunch", &[handle(Kind::Exec, 1), 2]), None);
+}
+
+#[test]
+fn address_of_the_worker_is_refused() {
+    let (mut arena, table) = (Arena::default(), Table::default());
+    let set = &CALLS[find("cuMemsetD8_v2").expect("described")];
+    let copy = &CALLS[find("cuMemcpyDtoD_v2").expect("described")];
+    assert!(decode(set, &[3, 0, 1], &table, &mut arena).is_ok());
+    assert!(decode(copy, &[3, 3, 3], &table, &mut arena).is_ok());
+    assert_eq!(decode(set, &[0x7fff_0000, 0, 1], &table, &mut arena).err(), Some(Fault::Refused(1)));
+    assert_eq!(decode(copy, &[3, 3, 4], &table, &mut arena).err(), Some(Fault::Refused(1)));
+    assert_eq!(decode(copy, &[3, 0x7fff_0000, 1], &table, &mut arena).err(), Some(Fault::Refused(1)));
+}
+
+#[test]
+fn any_words_decode_or_are_refused() {
+    let mut random = fastrand::Rng::with_seed(7);
+    let (mut table, mut arena) = (Table::default(), Arena::default());
+    let mut buffer = vec![0; 64];
+    for call in CALLS {
+        arguments(call, &mut buffer, &mut table);
+        for _ in 0..200 {
+            let length = random.usize(..40);
+            let known: Vec<u64> = table.0.keys().copied().collect();
+            let words: Vec<u64> = (0..length)
+                .map(|_| match random.u8(..6) {
+                    0 => random.u64(..),
+                    1 if !known.is_empty() => known[random.usize(..known.len())],
+                    2 => u64::MAX - random.u64(..9),
+                    _ => random.u64(..40),
+                })
+                .collect();
+            if let Ok(prepared) = decode(call, &words, &table, &mut arena) {
+                assert!(prepared.results(&arena).count() <= 9000);
+            }
+        }
+    }
+}
+
+/// Strides are one fewer than the dimensions.
+#[test]
+fn tensor_map_crosses_with_its_arrays() {
+    let call = &CALLS[find("cuTensorMapEncodeTiled").expect("described")];
+    let (sizes, strides) = ([8u64, 9, 10], [80u64, 720]);
+    let (block, steps) = ([1u32, 2, 3], [1u32, 1, 1]);
+    let mut map = [0u64; 16];
+    let pointer = |at: *const u64| at.addr() as u64;
+    let (block, steps) = (pointer(block.as_ptr().cast()), pointer(steps.as_ptr().cast()));
+    let map = pointer(map.as_mut_ptr());
+    let args = [map, 6, 3, 3, pointer(sizes.as_ptr()), pointer(strides.as_ptr()), block, steps, 0, 1, 2, 0];
+    let mut words = Vec::new();
+    // SAFETY: the pointers name locals of these lengths.
+    unsafe { encode(call, &args, &mut |kind| handle(kind, 9), &mut words) }.expect("encoded");
+    let (table, mut arena) = (Table::default(), Arena::default());
+    let prepared = decode(call, &words, &table, &mut arena).expect("decoded");
+    // SAFETY: the decoder has written the arrays there.
+    unsafe {
+        assert_eq!((prepared.values[4] as *const [u64; 3]).read(), sizes);
+        assert_eq!((prepared.values[5] as *const [u64; 2]).read(), strides);
+        assert_eq!((prepared.values[6] as *const [u32; 3]).read(), [1, 2, 3]);
+    }
+    assert_eq!((prepared.values[2], prepared.values[3], prepared.values[9]), (3, 3, 1));
+}

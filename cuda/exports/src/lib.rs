@@ -1,0 +1,108 @@
+//! The export tables of the CUDA library of guests: tables of functions that `cuGetExportTable` returns for a UUID.
+//!
+//! NVIDIA's runtime and the libraries above it call the driver through these tables in addition to the driver API.
+//! The library of a guest answers them in the guest's process: most answers are about that process. The UUIDs, the
+//! slots and their behaviour are facts that were measured with NVIDIA's runtimes 11.8, 12.9 and 13.5, and on a card
+//! with driver 580.
+//!
+//! - [`table`] is the entry: the table of a UUID, or `None` for UUIDs that this crate does not know.
+//! - [`runtime`] has the functions for the runtime's start: primary contexts, modules, buffers for tools.
+//! - [`store`] keeps values of libraries for each context. Nearly every call of the runtime reads one.
+//! - [`integrity`] answers the runtime's question about the driver
+//!   ([decision 143](../../../docs/decisions/143-integrity-answer.md)).
+//! - [`refusal`] is in the slots without a known meaning: it fails with "not supported", and reports the first call.
+//!
+//! The crate asks the guest library through the trait [`Driver`]. It neither makes contexts nor sends messages.
+
+mod integrity;
+mod refusal;
+mod runtime;
+mod store;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod uuids;
+
+pub use store::forget as forget_context;
+pub use tables::table;
+
+use std::ffi::c_void;
+use std::sync::OnceLock;
+
+/// Results of calls, numbered as in NVIDIA's headers.
+pub mod result {
+    /// The call succeeded.
+    pub const SUCCESS: i32 = 0;
+    /// An argument is not valid.
+    pub const INVALID_VALUE: i32 = 1;
+    /// A limit is reached.
+    pub const OUT_OF_MEMORY: i32 = 2;
+    /// `cuInit` has not been called in this process.
+    pub const NOT_INITIALIZED: i32 = 3;
+    /// The object does not exist.
+    pub const INVALID_HANDLE: i32 = 400;
+    /// The function is not available.
+    pub const NOT_SUPPORTED: i32 = 801;
+}
+
+/// Identity of a device, as the integrity answer contains it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Device {
+    /// The answer of `cuDeviceGetUuid`.
+    pub uuid: [u8; 16],
+    /// PCI domain: attribute 50.
+    pub domain: i32,
+    /// PCI bus: attribute 33.
+    pub bus: i32,
+    /// PCI device: attribute 34.
+    pub device: i32,
+}
+
+/// The guest library, as the tables need it. Errors are results of the driver API.
+pub trait Driver: Sync {
+    /// Fails with 3 before `cuInit`, and in a child of the process that called it.
+    fn ready(&self) -> Result<(), i32>;
+
+    /// The answer of `cuDriverGetVersion`.
+    fn version(&self) -> u32;
+
+    /// All devices of the process, in the order of their numbers.
+    fn devices(&self) -> Vec<Device>;
+
+    /// Returns the handle of the device's primary context, whether it is active or not.
+    fn primary_context(&self, device: i32) -> Result<u64, i32>;
+
+    /// Returns the calling thread's current context. This is called by nearly every runtime call.
+    fn current_context(&self) -> Result<u64, i32>;
+
+    /// The answer of `cuCtxGetId` for a context that is not null. cuBLASLt asks before each product.
+    fn context_id(&self, context: u64) -> Result<u64, i32>;
+
+    /// Loads an image into the current context, like `cuModuleLoadData`. `image` points to a fatbin or its wrapper.
+    fn load_module(&self, image: *const c_void) -> Result<u64, i32>;
+
+    /// Receives the first call of each slot that is refused: the table's UUID and the number of the slot.
+    fn refused(&self, table: &str, slot: usize);
+}
+
+/// The guest library. Its tables are static, so their functions find it here.
+static DRIVER: OnceLock<&'static dyn Driver> = OnceLock::new();
+
+/// Names the library for the tables. Later calls have no effect.
+pub fn install(driver: &'static dyn Driver) {
+    let _ = DRIVER.set(driver);
+}
+
+/// The library.
+///
+/// # Errors
+///
+/// Fails with 3 before [`install`].
+fn driver() -> Result<&'static dyn Driver, i32> {
+    DRIVER.get().copied().ok_or(result::NOT_INITIALIZED)
+}
+
+/// The result of a call as a number.
+fn code(outcome: Result<(), i32>) -> i32 {
+    outcome.err().unwrap_or(result::SUCCESS)
+}

@@ -1,0 +1,21 @@
+//! Slots without a known meaning.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::result::NOT_SUPPORTED;
+use crate::{driver, uuids};
+
+/// Slots of each table whose first call has been reported, as bits.
+static REPORTED: [AtomicU64; uuids::COUNT] = [const { AtomicU64::new(0) }; uuids::COUNT];
+
+/// Fails with "not supported", whatever the arguments are, and reports the first call of the slot.
+///
+/// The calling convention leaves arguments that a function does not declare to the caller.
+pub extern "C" fn refuse<const TABLE: usize, const SLOT: usize>() -> i32 {
+    let bit = 1 << (SLOT % 64);
+    let is_first = REPORTED.get(TABLE).is_some_and(|all| all.fetch_or(bit, Ordering::Relaxed) & bit == 0);
+    if is_first && let Ok(driver) = driver() {
+        driver.refused(uuids::name(TABLE), SLOT);
+    }
+    NOT_SUPPORTED
+}

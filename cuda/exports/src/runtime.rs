@@ -1,0 +1,167 @@
+//! Functions that the runtime calls while it starts.
+//!
+//! UNSAFETY: writes to the pointers that the runtime passes.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+
+use crate::driver;
+use crate::result::{INVALID_VALUE, SUCCESS};
+
+/// Zeros that tools would fill. The runtime reads an entry before each call, and calls tools if it is not zero.
+struct Zeros<const WORDS: usize>(UnsafeCell<[u64; WORDS]>);
+
+// SAFETY: this crate never reads or writes the words; it only passes their address, as NVIDIA's driver does.
+unsafe impl<const WORDS: usize> Sync for Zeros<WORDS> {}
+
+/// Size of the first buffer of the hooks, as the runtime learns it. Runtimes read beyond this number of bytes, so it is
+/// a number of entries, for which 8 bytes each are enough.
+const HOOKS_SIZE: usize = 1024;
+/// Size of the second buffer.
+const FURTHER_HOOKS_SIZE: usize = 14;
+
+static HOOKS: Zeros<HOOKS_SIZE> = Zeros(UnsafeCell::new([0; HOOKS_SIZE]));
+static FURTHER_HOOKS: Zeros<FURTHER_HOOKS_SIZE> = Zeros(UnsafeCell::new([0; FURTHER_HOOKS_SIZE]));
+
+/// Slot 2 of the hooks: the buffer for callbacks of tools before and after calls, which stays zero.
+///
+/// # Safety
+///
+/// Both pointers are null or can be written.
+pub unsafe extern "C" fn hooks(to: *mut *mut c_void, bytes: *mut usize) {
+    // SAFETY: the caller's promise.
+    unsafe { buffer(to, bytes, HOOKS.0.get().cast(), HOOKS_SIZE) }
+}
+
+/// Slot 6 of the hooks: a further such buffer.
+///
+/// # Safety
+///
+/// As for [`hooks`].
+pub unsafe extern "C" fn further_hooks(to: *mut *mut c_void, bytes: *mut usize) {
+    // SAFETY: the caller's promise.
+    unsafe { buffer(to, bytes, FURTHER_HOOKS.0.get().cast(), FURTHER_HOOKS_SIZE) }
+}
+
+/// Passes a buffer with its size.
+///
+/// # Safety
+///
+/// As for [`hooks`].
+unsafe fn buffer(to: *mut *mut c_void, bytes: *mut usize, buffer: *mut c_void, size: usize) {
+    if to.is_null() || bytes.is_null() {
+        return;
+    }
+    // SAFETY: neither is null, and the caller can write both.
+    unsafe {
+        *to = buffer;
+        *bytes = size;
+    }
+}
+
+/// Slot 2 of the runtime's table: the handle of a device's primary context.
+///
+/// # Safety
+///
+/// `to` is null or can be written.
+pub unsafe extern "C" fn primary_context(to: *mut u64, device: i32) -> i32 {
+    // SAFETY: the caller's promise.
+    unsafe { put(to, driver().and_then(|driver| driver.primary_context(device))) }
+}
+
+/// Slot 6 of the runtime's table: loads a module, as `cuModuleLoadData` does. The runtime of CUDA 11 passes zeros for
+/// the other arguments; their meaning is not known, so that other values are refused.
+///
+/// # Safety
+///
+/// `to` is null or can be written. `image` is null, or a fatbin or its wrapper.
+pub unsafe extern "C" fn load_module(to: *mut u64, image: *const c_void, a: u64, b: u64, c: u32) -> i32 {
+    if (a, b, c) != (0, 0, 0) || image.is_null() {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { put(to, driver().and_then(|driver| driver.load_module(image))) }
+}
+
+/// Slot 1 of the runtime's table: the same for older runtimes, without a result: null if the image does not load.
+///
+/// # Safety
+///
+/// As for [`load_module`].
+pub unsafe extern "C" fn load_module_silently(to: *mut u64, image: *const c_void) {
+    if to.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        *to = 0;
+        load_module(to, image, 0, 0, 0);
+    }
+}
+
+/// Slot 7 of the runtime's table: the runtime is about to end.
+pub extern "C" fn end(_: usize) -> i32 {
+    SUCCESS
+}
+
+/// Slot 12 of the runtime's table: loads the compilers. The worker's driver has its own, and loads them when it needs
+/// them.
+pub extern "C" fn load_compilers() -> i32 {
+    SUCCESS
+}
+
+/// Slot 2 of the table for tools: the calling thread's current context, 0 without one.
+///
+/// # Safety
+///
+/// `to` is null or can be written.
+pub unsafe extern "C" fn current_context(to: *mut u64) -> i32 {
+    let context = driver().and_then(|driver| driver.ready().map(|()| driver.current_context().unwrap_or(0)));
+    // SAFETY: the caller's promise.
+    unsafe { put(to, context) }
+}
+
+/// Slot 4 of the table of identities: the answer of `cuCtxGetId`, but 0 for a null context. cuBLASLt asks before each
+/// product.
+///
+/// # Safety
+///
+/// `to` is null or can be written.
+pub unsafe extern "C" fn context_id(context: u64, to: *mut u64) -> i32 {
+    let id = driver().and_then(|driver| if context == 0 { Ok(0) } else { driver.context_id(context) });
+    // SAFETY: the caller's promise.
+    unsafe { put(to, id) }
+}
+
+/// Slot 2 of the checks: reports that no check of a launch is active.
+///
+/// # Safety
+///
+/// `to` is null or can be written.
+pub unsafe extern "C" fn active_checks(_context: u64, to: *mut u32, _: *mut *mut c_void) -> i32 {
+    // SAFETY: the caller's promise.
+    unsafe { put(to, Ok(0)) }
+}
+
+/// Slot 3 of the checks: the driver needs no check.
+pub extern "C" fn needed_checks() -> i32 {
+    SUCCESS
+}
+
+/// Writes a value, or returns its error.
+///
+/// # Safety
+///
+/// `to` is null or can be written.
+pub unsafe fn put<T>(to: *mut T, value: Result<T, i32>) -> i32 {
+    match value {
+        _ if to.is_null() => INVALID_VALUE,
+        Ok(value) => {
+            // SAFETY: `to` is not null, and the caller can write it.
+            unsafe { to.write(value) };
+            SUCCESS
+        }
+        Err(error) => error,
+    }
+}

@@ -1,0 +1,164 @@
+//! The context store: values that libraries keep for each context.
+//!
+//! Nearly every call of the runtime reads its value of the current context, so a read of a value that the thread has
+//! read before takes neither a lock nor memory. Each thread has a small cache, which a change of any value empties:
+//! values change when a library first uses a context, and when a context ends.
+//!
+//! UNSAFETY: writes to the pointers that libraries pass, and calls their destructors.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::result::{INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use crate::{code, driver};
+
+/// A library's function that ends a value: the context, the key, the value.
+type Destructor = unsafe extern "C" fn(u64, u64, u64);
+
+/// A value of a context.
+#[derive(Clone, Copy)]
+struct Entry {
+    context: u64,
+    /// An address in the library, which makes it unique.
+    key: u64,
+    value: u64,
+    destructor: Option<Destructor>,
+}
+
+/// Most values of a process: libraries times contexts.
+const MAX_VALUES: usize = 4096;
+
+/// All values. Reads that miss the cache search it; processes have about ten.
+static VALUES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+/// Number of changes so far. Caches of an earlier number are empty.
+static CHANGES: AtomicU64 = AtomicU64::new(1);
+
+/// A value that a thread has read.
+#[derive(Clone, Copy)]
+struct Cached {
+    /// [`CHANGES`] when it was read.
+    changes: u64,
+    context: u64,
+    key: u64,
+    value: u64,
+}
+
+/// Entries of a thread's cache; a power of two.
+const CACHED: usize = 16;
+
+thread_local! {
+    static CACHE: [Cell<Cached>; CACHED] =
+        const { [const { Cell::new(Cached { changes: 0, context: 0, key: 0, value: 0 }) }; CACHED] };
+}
+
+/// The place of a value in a cache. Keys are addresses of data, so their low bits are equal.
+fn place(context: u64, key: u64) -> usize {
+    let mixed = (context ^ key.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> 32) as usize % CACHED
+}
+
+fn values() -> MutexGuard<'static, Vec<Entry>> {
+    VALUES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The named context, or the current one for 0.
+fn named(context: u64) -> Result<u64, i32> {
+    if context == 0 { driver()?.current_context() } else { Ok(context) }
+}
+
+/// Slot 0: sets a context's value. The destructor runs when the context ends.
+///
+/// # Safety
+///
+/// `destructor` is null or a function that accepts the context, the key and the value.
+pub unsafe extern "C" fn put(context: u64, key: u64, value: u64, destructor: Option<Destructor>) -> i32 {
+    code(insert(context, key, value, destructor))
+}
+
+fn insert(context: u64, key: u64, value: u64, destructor: Option<Destructor>) -> Result<(), i32> {
+    driver()?.ready()?;
+    let entry = Entry { context: named(context)?, key, value, destructor };
+    let mut values = values();
+    if let Some(known) = values.iter_mut().find(|e| e.context == entry.context && e.key == key) {
+        *known = entry;
+    } else if values.len() < MAX_VALUES {
+        values.push(entry);
+    } else {
+        return Err(OUT_OF_MEMORY);
+    }
+    CHANGES.fetch_add(1, Ordering::Release);
+    Ok(())
+}
+
+/// Slot 1: removes a context's value, without a call of its destructor.
+pub extern "C" fn delete(context: u64, key: u64) -> i32 {
+    code(remove(context, key))
+}
+
+fn remove(context: u64, key: u64) -> Result<(), i32> {
+    driver()?.ready()?;
+    let context = named(context)?;
+    let mut values = values();
+    let place = values.iter().position(|e| e.context == context && e.key == key).ok_or(INVALID_HANDLE)?;
+    values.swap_remove(place);
+    CHANGES.fetch_add(1, Ordering::Release);
+    Ok(())
+}
+
+/// Slot 2: reads a context's value; 400 without one.
+///
+/// # Safety
+///
+/// `to` is null or can be written.
+pub unsafe extern "C" fn get(to: *mut *mut c_void, context: u64, key: u64) -> i32 {
+    if to.is_null() {
+        return INVALID_VALUE;
+    }
+    match find(context, key) {
+        Ok(value) => {
+            // SAFETY: `to` is not null, and the caller can write it.
+            unsafe { to.write(value as *mut c_void) };
+            SUCCESS
+        }
+        Err(error) => error,
+    }
+}
+
+fn find(context: u64, key: u64) -> Result<u64, i32> {
+    let context = named(context)?;
+    let changes = CHANGES.load(Ordering::Acquire);
+    // A thread that ends can still call: the cache has no destructor.
+    CACHE.with(|cache| {
+        let cached = &cache[place(context, key)];
+        let known = cached.get();
+        if known.changes == changes && known.context == context && known.key == key {
+            return Ok(known.value);
+        }
+        driver()?.ready()?;
+        // The number was read before the value, so that a change in between empties the cache again.
+        let values = values();
+        let entry = values.iter().find(|e| e.context == context && e.key == key).ok_or(INVALID_HANDLE)?;
+        cached.set(Cached { changes, context, key, value: entry.value });
+        Ok(entry.value)
+    })
+}
+
+/// Ends all values of a context, and calls their destructors. For the guest library, before the context's handle
+/// becomes invalid. Destructors may call the store.
+pub fn forget(context: u64) {
+    let ended: Vec<Entry> = {
+        let mut values = values();
+        let ended = values.extract_if(.., |e| e.context == context).collect();
+        CHANGES.fetch_add(1, Ordering::Release);
+        ended
+    };
+    for Entry { key, value, destructor, .. } in ended {
+        if let Some(destructor) = destructor {
+            // SAFETY: the library promised in `put` that its function accepts these arguments.
+            unsafe { destructor(context, key, value) };
+        }
+    }
+}

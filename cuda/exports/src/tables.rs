@@ -1,0 +1,95 @@
+//! The tables: a word with the table's size in bytes, then functions.
+//!
+//! UNSAFETY: statics with pointers to functions, which nothing writes.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::c_void;
+
+use crate::integrity::{self, Addresses};
+use crate::refusal::refuse;
+use crate::uuids::{CHECKS, HOOKS, IDENTITIES, INTEGRITY, NAMES, RUNTIME, STORE, TOOLS};
+use crate::{runtime, store};
+
+/// A word of a table.
+#[derive(Clone, Copy)]
+#[repr(C)]
+union Word {
+    bytes: usize,
+    function: *const c_void,
+}
+
+/// A table.
+struct Table<const WORDS: usize>([Word; WORDS]);
+
+// SAFETY: a table contains numbers and addresses of functions, and is never written.
+unsafe impl<const WORDS: usize> Sync for Table<WORDS> {}
+
+/// A word with a function, or with the refusal of its slot.
+macro_rules! word {
+    ($table:ident, $slot:literal) => {
+        Word { function: refuse::<$table, $slot> as *const c_void }
+    };
+    ($table:ident, $slot:literal, $function:path) => {
+        Word { function: $function as *const c_void }
+    };
+}
+
+/// A table with its size, of the slots from 1.
+macro_rules! sized {
+    ($table:ident: $($slot:literal $(= $function:path)?),*) => {
+        Table([
+            Word { bytes: size_of::<Word>() * [0, $($slot),*].len() },
+            $(word!($table, $slot $(, $function)?)),*
+        ])
+    };
+}
+
+static RUNTIME_TABLE: Table<13> = sized!(RUNTIME:
+    1 = runtime::load_module_silently, 2 = runtime::primary_context, 3, 4, 5, 6 = runtime::load_module,
+    7 = runtime::end, 8, 9, 10, 11, 12 = runtime::load_compilers);
+static HOOKS_TABLE: Table<7> = sized!(HOOKS: 1, 2 = runtime::hooks, 3, 4, 5, 6 = runtime::further_hooks);
+static TOOLS_TABLE: Table<3> = sized!(TOOLS: 1, 2 = runtime::current_context);
+/// This table has no size, and starts with a function.
+static STORE_TABLE: Table<4> =
+    Table([word!(STORE, 0, store::put), word!(STORE, 1, store::delete), word!(STORE, 2, store::get), word!(STORE, 3)]);
+static INTEGRITY_TABLE: Table<3> = sized!(INTEGRITY: 1 = answer, 2);
+static CHECKS_TABLE: Table<4> = sized!(CHECKS: 1, 2 = runtime::active_checks, 3 = runtime::needed_checks);
+static IDENTITIES_TABLE: Table<16> =
+    sized!(IDENTITIES: 1, 2, 3, 4 = runtime::context_id, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+
+/// Returns the table of a UUID, as `cuGetExportTable` does; `None` for unknown ones, for which it fails with 500.
+///
+/// One UUID must stay unknown: with the table F8CFF951-2146-8B4E-B9E2-FB469E7C0DD9 the runtime would skip its start.
+pub fn table(uuid: &[u8; 16]) -> Option<*const c_void> {
+    let number = u128::from_be_bytes(*uuid);
+    let index = NAMES.iter().position(|(_, known)| *known == number)?;
+    Some(pointer(index))
+}
+
+/// Slot 1 of the integrity table: writes the answer for `version` and the time in seconds.
+///
+/// # Safety
+///
+/// `to` is null or 16 bytes that can be written.
+unsafe extern "C" fn answer(version: u32, seconds: u64, to: *mut [u8; 16]) -> i32 {
+    let addresses = Addresses {
+        runtime_table: pointer(RUNTIME) as u64,
+        own_table: pointer(INTEGRITY) as u64,
+        function: answer as *const () as u64,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { runtime::put(to, integrity::answer(version, seconds, addresses)) }
+}
+
+fn pointer(table: usize) -> *const c_void {
+    match table {
+        RUNTIME => RUNTIME_TABLE.0.as_ptr().cast(),
+        HOOKS => HOOKS_TABLE.0.as_ptr().cast(),
+        TOOLS => TOOLS_TABLE.0.as_ptr().cast(),
+        STORE => STORE_TABLE.0.as_ptr().cast(),
+        INTEGRITY => INTEGRITY_TABLE.0.as_ptr().cast(),
+        CHECKS => CHECKS_TABLE.0.as_ptr().cast(),
+        IDENTITIES => IDENTITIES_TABLE.0.as_ptr().cast(),
+        _ => std::ptr::null(),
+    }
+}

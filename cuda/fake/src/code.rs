@@ -1,0 +1,228 @@
+//! Libraries, kernels and functions, and launches.
+//!
+//! An image has all [`KERNELS`], whatever it contains.
+//!
+//! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+#![allow(non_snake_case, reason = "names of the driver API")]
+#![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use crate::api::{any, api, context, current_card, initialised, put};
+use crate::further;
+use crate::kernels::{KERNELS, Kernel};
+use crate::result::{INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, SUCCESS};
+use crate::work::{self, Op};
+
+/// The first function of modules; those of the other kernels follow.
+const FUNCTION: u64 = 1;
+/// The first kernel of libraries.
+const KERNEL: u64 = 0x1000;
+
+/// Most threads of a block of each kernel.
+const MAX_THREADS: c_int = 1024;
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+struct LaunchConfig {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    stream: u64,
+    attributes: *const c_void,
+    attribute_count: u32,
+}
+
+/// The kernel of a handle that counts from `first`.
+fn kernel(handle: u64, first: u64) -> Option<&'static Kernel> {
+    KERNELS.get(usize::try_from(handle.checked_sub(first)?).ok()?)
+}
+
+/// The kernel of a handle of either sort, both of which can be launched.
+fn either(handle: u64) -> Option<&'static Kernel> {
+    kernel(handle, FUNCTION).or_else(|| kernel(handle, KERNEL))
+}
+
+/// The handle of a named kernel.
+unsafe fn named(name: *const c_char, first: u64) -> Result<u64, i32> {
+    if name.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+    let found = KERNELS.iter().position(|kernel| kernel.name.as_bytes() == name);
+    found.map(|at| at as u64 + first).ok_or(NOT_FOUND)
+}
+
+/// Launches a kernel with parameters that are 64-bit numbers.
+unsafe fn launch(function: u64, stream: u64, parameters: *const *const u64) -> i32 {
+    let Some(kernel) = either(function) else { return INVALID_HANDLE };
+    if parameters.is_null() {
+        return INVALID_VALUE;
+    }
+    let arguments = (0..kernel.arguments).map(|n| unsafe { **parameters.add(n) }).collect();
+    work::submit(stream, Op::Kernel(*kernel, arguments))
+}
+
+/// `CUfunction_attribute` of a kernel.
+fn attribute(attribute: c_int, kernel: Option<&Kernel>) -> Result<c_int, i32> {
+    if kernel.is_none() {
+        return Err(INVALID_HANDLE);
+    }
+    match attribute {
+        0 => Ok(MAX_THREADS),
+        // Registers.
+        4 => Ok(32),
+        // Versions of PTX and of the binary.
+        5 | 6 => Ok(90),
+        1..=15 => Ok(0),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+/// Offset and size of a parameter.
+unsafe fn parameter(kernel: Option<&Kernel>, index: usize, offset: *mut usize, bytes: *mut usize) -> i32 {
+    let Some(kernel) = kernel else { return INVALID_HANDLE };
+    if index >= kernel.arguments {
+        return INVALID_VALUE;
+    }
+    if !bytes.is_null() {
+        unsafe { *bytes = 8 };
+    }
+    unsafe { put(offset, Ok(8 * index)) }
+}
+
+/// The blocks that fit on a multiprocessor of 2048 threads.
+fn blocks(function: u64, threads: c_int) -> Result<c_int, i32> {
+    match either(function) {
+        None => Err(INVALID_HANDLE),
+        Some(_) if !(1..=MAX_THREADS).contains(&threads) => Err(INVALID_VALUE),
+        Some(_) => Ok(2048 / threads),
+    }
+}
+
+/// Clusters that are active at the same time, by the attribute with their size (4).
+unsafe fn clusters(function: u64, config: *const LaunchConfig) -> Result<c_int, i32> {
+    let config = unsafe { config.as_ref() }.ok_or(INVALID_VALUE)?;
+    either(function).ok_or(INVALID_HANDLE)?;
+    let count = if config.attributes.is_null() { 0 } else { config.attribute_count as usize };
+    // Each attribute has 72 bytes: its number, and from byte 8 on its value, here three sizes.
+    let attributes = (0..count).map(|n| unsafe { config.attributes.cast::<[u32; 18]>().add(n).as_ref() });
+    let sizes = attributes.flatten().find(|words| words[0] == 4).ok_or(INVALID_VALUE)?;
+    let blocks = sizes[2..5].iter().product::<u32>();
+    if (1..=8).contains(&blocks) { Ok((132 / blocks) as c_int) } else { Err(INVALID_VALUE) }
+}
+
+api! {
+    any cuModuleGetLoadingMode(mode: *mut c_int) { put(mode, Ok(2)) }
+    context cuModuleLoadData(module: *mut u64, image: *const c_char) { load(module, image) }
+    context cuModuleLoadDataEx(
+        module: *mut u64, image: *const c_char, _count: u32, _options: *const c_int, _values: *mut *mut c_void
+    ) { load(module, image) }
+    context cuModuleLoadFatBinary(module: *mut u64, image: *const c_char) { load(module, image) }
+    context cuModuleUnload(module: u64) { if module == 1 { SUCCESS } else { further::unload(module) } }
+    context cuModuleGetFunction(function: *mut u64, _module: u64, name: *const c_char) {
+        put(function, named(name, FUNCTION))
+    }
+    context cuModuleGetGlobal_v2(_at: *mut u64, _bytes: *mut usize, _module: u64, _name: *const c_char) { NOT_FOUND }
+
+    initialised cuLibraryLoadData(
+        library: *mut u64, image: *const c_char, _options: *const c_int, _values: *const *mut c_void, _count: u32,
+        _library_options: *const c_int, _library_values: *const *mut c_void, _library_count: u32
+    ) {
+        if image.is_null() {
+            return INVALID_VALUE;
+        }
+        put(library, further::load(current_card(), ""))
+    }
+    initialised cuLibraryUnload(library: u64) { further::unload(library) }
+    initialised cuLibraryGetModule(module: *mut u64, library: u64) { put(module, Ok(library)) }
+    initialised cuLibraryGetKernelCount(count: *mut u32, _library: u64) { put(count, Ok(KERNELS.len() as u32)) }
+    initialised cuLibraryGetKernel(to: *mut u64, _library: u64, name: *const c_char) { put(to, named(name, KERNEL)) }
+    initialised cuLibraryGetGlobal(_at: *mut u64, _bytes: *mut usize, _library: u64, _name: *const c_char) {
+        NOT_FOUND
+    }
+    context cuKernelGetFunction(function: *mut u64, of: u64) {
+        put(function, kernel(of, KERNEL).map(|_| of - KERNEL + FUNCTION).ok_or(INVALID_HANDLE))
+    }
+    initialised cuKernelGetAttribute(value: *mut c_int, which: c_int, of: u64, _device: c_int) {
+        put(value, attribute(which, kernel(of, KERNEL)))
+    }
+    initialised cuKernelSetAttribute(which: c_int, _value: c_int, of: u64, _device: c_int) {
+        attribute(which, kernel(of, KERNEL)).err().unwrap_or(SUCCESS)
+    }
+    initialised cuKernelGetParamInfo(of: u64, index: usize, offset: *mut usize, bytes: *mut usize) {
+        parameter(kernel(of, KERNEL), index, offset, bytes)
+    }
+    context cuFuncGetAttribute(value: *mut c_int, which: c_int, function: u64) {
+        put(value, attribute(which, either(function)))
+    }
+    context cuFuncSetAttribute(function: u64, which: c_int, _value: c_int) {
+        attribute(which, either(function)).err().unwrap_or(SUCCESS)
+    }
+    // The driver answers for functions of modules here, and for kernels of libraries above, and never for both.
+    context cuFuncGetParamInfo(function: u64, index: usize, offset: *mut usize, bytes: *mut usize) {
+        parameter(kernel(function, FUNCTION), index, offset, bytes)
+    }
+    context cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        count: *mut c_int, function: u64, threads: c_int, _shared_bytes: usize
+    ) { put(count, blocks(function, threads)) }
+    context cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        count: *mut c_int, function: u64, threads: c_int, _shared_bytes: usize, _flags: u32
+    ) { put(count, blocks(function, threads)) }
+
+    context cuOccupancyMaxActiveClusters(count: *mut c_int, function: u64, config: *const LaunchConfig) {
+        put(count, clusters(function, config))
+    }
+    context cuOccupancyMaxPotentialClusterSize(size: *mut c_int, function: u64, config: *const LaunchConfig) {
+        put(size, clusters(function, config).map(|_| 8))
+    }
+    // A map is a record of its arguments here.
+    any cuTensorMapEncodeTiled(
+        map: *mut [u64; 16], kind: c_int, rank: u32, at: u64, sizes: *const u64, strides: *const u64,
+        block: *const u32, steps: *const u32, interleave: c_int, swizzle: c_int, promotion: c_int, fill: c_int
+    ) {
+        let dimensions = rank as usize;
+        if !(1..=5).contains(&dimensions) || sizes.is_null() || block.is_null() || steps.is_null() {
+            return INVALID_VALUE;
+        }
+        let mut words = [0; 16];
+        words[0] = at;
+        words[1] = kind as u64 | u64::from(rank) << 32;
+        words[2] = [interleave, swizzle, promotion, fill].iter().fold(0, |all, part| all << 16 | *part as u64);
+        for n in 0..dimensions {
+            words[3 + n] = *sizes.add(n);
+            words[12] = words[12] << 8 | u64::from(*block.add(n));
+            words[13] = words[13] << 8 | u64::from(*steps.add(n));
+        }
+        for n in 0..dimensions - 1 {
+            words[8 + n] = *strides.add(n);
+        }
+        put(map, Ok(words))
+    }
+    any cuTensorMapReplaceAddress(map: *mut [u64; 16], at: u64) {
+        let Some(map) = map.as_mut() else { return INVALID_VALUE };
+        map[0] = at;
+        SUCCESS
+    }
+
+    context cuLaunchKernel(
+        function: u64, _gx: u32, _gy: u32, _gz: u32, _bx: u32, _by: u32, _bz: u32, _shared: u32, stream: u64,
+        parameters: *const *const u64, _extra: *const c_void
+    ) { launch(function, stream, parameters) }
+    context cuLaunchKernelEx(
+        config: *const LaunchConfig, function: u64, parameters: *const *const u64, _extra: *const c_void
+    ) {
+        let Some(config) = config.as_ref() else { return INVALID_VALUE };
+        launch(function, config.stream, parameters)
+    }
+}
+
+/// Loads an image. A null image is the module of all programs that need no variables.
+unsafe fn load(module: *mut u64, image: *const c_char) -> i32 {
+    if image.is_null() {
+        return unsafe { put(module, Ok(1)) };
+    }
+    let text = unsafe { CStr::from_ptr(image) }.to_string_lossy();
+    unsafe { put(module, further::load(current_card(), &text)) }
+}

@@ -1,0 +1,66 @@
+//! Registered host memory, functions of the program in streams, and the state of streams: calls of workers.
+//!
+//! UNSAFETY: exports functions, and calls those that the program passes.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+#![allow(non_snake_case, reason = "names of the driver API")]
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+use crate::api::context;
+use crate::result::{INVALID_VALUE, NOT_READY, SUCCESS};
+use crate::work::{self, Op};
+
+/// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
+const ALREADY_REGISTERED: c_int = 712;
+/// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.
+const NOT_REGISTERED: c_int = 713;
+
+/// Registered ranges of this process, by their first address. Static: the exported functions share it.
+static REGISTERED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+
+/// Returns true if an address is in registered memory.
+pub fn is_registered(at: u64) -> bool {
+    let registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    registered.range(..=at).next_back().is_some_and(|(start, length)| at - start < *length)
+}
+
+/// Registers host memory; kernels reach all memory of the process anyway.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemHostRegister_v2(at: *mut c_void, bytes: usize, _flags: u32) -> c_int {
+    let at = at as u64;
+    if context() != SUCCESS || bytes == 0 {
+        return INVALID_VALUE;
+    }
+    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    let end = at.saturating_add(bytes as u64);
+    if registered.range(..end).next_back().is_some_and(|(start, length)| start + length > at) {
+        return ALREADY_REGISTERED;
+    }
+    registered.insert(at, bytes as u64);
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemHostUnregister(at: *mut c_void) -> c_int {
+    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    if registered.remove(&(at as u64)).is_some() { SUCCESS } else { NOT_REGISTERED }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamQuery(stream: u64) -> c_int {
+    match context() {
+        SUCCESS => work::is_done(stream).map_or_else(|error| error, |done| if done { SUCCESS } else { NOT_READY }),
+        error => error,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuLaunchHostFunc(stream: u64, function: Option<work::HostFunction>, data: *mut c_void) -> c_int {
+    match (context(), function) {
+        (SUCCESS, Some(function)) => work::submit(stream, Op::Host(function, data as u64)),
+        (SUCCESS, None) => INVALID_VALUE,
+        (error, _) => error,
+    }
+}

@@ -1,0 +1,195 @@
+//! The state of NVML in this process: its start, and the devices.
+//!
+//! UNSAFETY: calls functions of the worker with pointers to locals.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::c_char;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use cuda_calls::{Kind, find, handle, index_of};
+
+use crate::result::{INVALID_ARGUMENT, SUCCESS, UNINITIALIZED, code};
+use crate::{Failure, worker};
+
+/// Most devices of a guest.
+const MAX_DEVICES: u32 = 64;
+
+/// Calls of `nvmlInit` without an `nvmlShutdown`.
+static STARTS: AtomicU32 = AtomicU32::new(0);
+/// Process that has initialised NVML: its children must do so again.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// Devices of which the worker has a handle, as bits. It keeps them until the process ends, and refuses a second one.
+/// Not in a lock, which a child could find locked.
+static HANDLES: AtomicU64 = AtomicU64::new(0);
+/// A thread asks for a handle.
+static ASKING: AtomicBool = AtomicBool::new(false);
+
+/// Returns true between `nvmlInit` and `nvmlShutdown`.
+pub fn is_ready() -> bool {
+    PROCESS.load(Ordering::Acquire) == std::process::id() && STARTS.load(Ordering::Acquire) > 0
+}
+
+/// Starts NVML in the worker.
+///
+/// # Errors
+/// If there is no worker.
+pub fn start() -> Result<i32, Failure> {
+    worker()?.start()?;
+    // SAFETY: the function has no arguments.
+    let result = unsafe { call("nvmlInit_v2+", &[]) }?;
+    if result == SUCCESS {
+        let own = std::process::id();
+        if PROCESS.swap(own, Ordering::AcqRel) != own {
+            // A child has a new worker.
+            STARTS.store(0, Ordering::Release);
+            HANDLES.store(0, Ordering::Release);
+            ASKING.store(false, Ordering::Release);
+        }
+        STARTS.fetch_add(1, Ordering::AcqRel);
+    }
+    Ok(result)
+}
+
+/// Undoes one start.
+pub fn end() -> i32 {
+    let decrement = |starts: u32| starts.checked_sub(1);
+    let is_undone = is_ready() && STARTS.fetch_update(Ordering::AcqRel, Ordering::Acquire, decrement).is_ok();
+    if is_undone { SUCCESS } else { UNINITIALIZED }
+}
+
+/// Calls a described function of the worker.
+///
+/// # Safety
+/// The arguments are those of the function.
+unsafe fn call(name: &str, arguments: &[u64]) -> Result<i32, Failure> {
+    let number = find(name).ok_or(Failure::Missing)?;
+    // SAFETY: the caller's promise.
+    unsafe { worker()?.call(number, arguments, 0) }
+}
+
+/// Calls a described function of the worker for the program. Returns its result.
+///
+/// # Safety
+/// The arguments are those of the function.
+pub unsafe fn forward(name: &str, arguments: &[u64]) -> i32 {
+    if !is_ready() {
+        return UNINITIALIZED;
+    }
+    // SAFETY: the caller's promise.
+    code(unsafe { call(name, arguments) })
+}
+
+/// The same for a function with a device as first argument.
+///
+/// # Safety
+/// As for [`forward`].
+pub unsafe fn forward_of_device(name: &str, arguments: &[u64]) -> i32 {
+    let device = arguments.first().copied().unwrap_or_default();
+    match index_of(Kind::Gpu, device) {
+        _ if !is_ready() => UNINITIALIZED,
+        None => INVALID_ARGUMENT,
+        // SAFETY: the caller's promise.
+        Some(_) => unsafe { forward(name, arguments) },
+    }
+}
+
+/// Number of devices.
+///
+/// # Errors
+/// NVML's result.
+pub fn count() -> Result<u32, i32> {
+    let mut count = 0u32;
+    // SAFETY: the argument is a pointer to a number.
+    let result = unsafe { forward("nvmlDeviceGetCount_v2+", &[address(&raw mut count)]) };
+    if result == SUCCESS { Ok(count) } else { Err(result) }
+}
+
+/// The handle of a device.
+///
+/// # Errors
+/// NVML's result.
+pub fn by_index(index: u32) -> Result<u64, i32> {
+    if index >= count()? {
+        return Err(INVALID_ARGUMENT);
+    }
+    let device = handle(Kind::Gpu, index + 1);
+    let bit = 1u64.checked_shl(index).ok_or(INVALID_ARGUMENT)?;
+    while HANDLES.load(Ordering::Acquire) & bit == 0 {
+        if ASKING.swap(true, Ordering::AcqRel) {
+            std::thread::yield_now();
+            continue;
+        }
+        // Another thread may have asked in between.
+        let result = if HANDLES.load(Ordering::Acquire) & bit == 0 { ask(index, device) } else { SUCCESS };
+        if result == SUCCESS {
+            HANDLES.fetch_or(bit, Ordering::AcqRel);
+        }
+        ASKING.store(false, Ordering::Release);
+        if result != SUCCESS {
+            return Err(result);
+        }
+    }
+    Ok(device)
+}
+
+/// Makes the worker's handle of a device.
+fn ask(index: u32, device: u64) -> i32 {
+    let number = find("nvmlDeviceGetHandleByIndex_v2+").ok_or(Failure::Missing);
+    let mut made = 0u64;
+    let arguments = [u64::from(index), address(&raw mut made)];
+    // SAFETY: the arguments are a number and a pointer to a handle.
+    code(number.and_then(|number| unsafe { worker()?.call(number, &arguments, device) }))
+}
+
+/// All devices.
+///
+/// # Errors
+/// NVML's result.
+pub fn all() -> Result<Vec<u64>, i32> {
+    (0..count()?.min(MAX_DEVICES)).map(by_index).collect()
+}
+
+/// `nvmlPciInfo_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PciInfo {
+    /// The address with a short domain.
+    pub legacy: [c_char; 16],
+    /// Domain, bus and device.
+    pub place: [u32; 3],
+    /// Identifiers of the device and of its subsystem.
+    pub identifiers: [u32; 2],
+    /// The address.
+    pub address: [c_char; 32],
+}
+
+/// The device's place on the PCI bus.
+///
+/// # Errors
+/// NVML's result.
+pub fn pci(device: u64) -> Result<PciInfo, i32> {
+    let mut info = PciInfo::default();
+    // SAFETY: the second argument is a pointer to the structure that the function fills.
+    let result = unsafe { forward_of_device("nvmlDeviceGetPciInfo_v3+", &[device, address(&raw mut info)]) };
+    if result == SUCCESS { Ok(info) } else { Err(result) }
+}
+
+/// The device's UUID as text.
+///
+/// # Errors
+/// NVML's result.
+pub fn uuid(device: u64) -> Result<String, i32> {
+    let mut text = [0u8; 96];
+    let arguments = [device, address(text.as_mut_ptr()), text.len() as u64];
+    // SAFETY: the second argument is a pointer to as many bytes as the third one says.
+    match unsafe { forward_of_device("nvmlDeviceGetUUID+", &arguments) } {
+        SUCCESS => Ok(text.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect()),
+        result => Err(result),
+    }
+}
+
+/// A pointer as an argument.
+fn address<T>(pointer: *mut T) -> u64 {
+    pointer.expose_provenance() as u64
+}

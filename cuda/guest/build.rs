@@ -1,0 +1,59 @@
+//! Generates one exported function for each symbol of the driver API, and the tables behind them.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::{env, fs};
+
+use cuda_table::{families, symbols};
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    // A program may close the library, whose threads run on.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    let out = env::var("OUT_DIR").expect("cargo names a folder");
+    fs::write(Path::new(&out).join("stubs.rs"), stubs()).expect("the folder can be written");
+}
+
+fn stubs() -> String {
+    let all: Vec<_> = symbols().collect();
+    let mut text = String::new();
+    let _ = writeln!(text, "/// Exported functions in the order of symbols.");
+    let _ = writeln!(text, "pub static ENTRIES: [unsafe extern \"C\" fn(); {}] = [", all.len());
+    for index in 0..all.len() {
+        let _ = writeln!(text, "    entry_{index},");
+    }
+    let _ = writeln!(text, "];\n/// Name, index of the call or -1, and whether it is a per-thread variant.");
+    let _ = writeln!(text, "pub static SYMBOLS: [(&str, i32, bool); {}] = [", all.len());
+    for (name, _, form) in &all {
+        let call = cuda_calls::find(name).map_or(-1, |index| index as i32);
+        let _ = writeln!(text, "    (\"{name}\", {call}, {}),", form.per_thread());
+    }
+    let _ = writeln!(
+        text,
+        "];\n/// Families in the order of their names: name, and version, kind and symbol of each form."
+    );
+    let mut sorted: Vec<_> = families().map(|(_, family)| family).collect();
+    sorted.sort_by_key(|family| family.name);
+    let _ = writeln!(text, "pub static FAMILIES: &[(&str, &[(u32, bool, usize)])] = &[");
+    for family in sorted {
+        let _ = write!(text, "    (\"{}\", &[", family.name);
+        for form in family.forms() {
+            let symbol = format!("{}{}", family.name, form.suffix);
+            let index = all.iter().position(|(name, ..)| *name == symbol).expect("a symbol of the table");
+            let _ = write!(text, "({}, {}, {index}), ", form.version, form.per_thread());
+        }
+        let _ = writeln!(text, "]),");
+    }
+    let _ = writeln!(text, "];");
+    for (index, (name, ..)) in all.iter().enumerate() {
+        for (visibility, name) in [("#[unsafe(no_mangle)] pub", name.clone()), ("", format!("entry_{index}"))] {
+            let _ = writeln!(
+                text,
+                "#[unsafe(naked)] {visibility} unsafe extern \"C\" fn {name}() {{ core::arch::naked_asm!(\"mov eax, \
+                 {index}\", \"jmp {{common}}\", common = sym common) }}"
+            );
+        }
+    }
+    text
+}

@@ -1,0 +1,144 @@
+//! Addresses: the shared range, and memory of the card that the driver placed outside of it.
+//!
+//! UNSAFETY: reserves addresses with inaccessible mappings.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+use cuda_calls::FIRST_HANDLE;
+use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
+
+/// Size of a page in bytes.
+const PAGE: u64 = 4096;
+/// Bytes of addresses for handles.
+const HANDLE_BYTES: u64 = 1 << 40;
+
+/// Memory of the card outside the shared range.
+#[derive(Debug, Default)]
+struct Outside {
+    /// Bytes of each allocation.
+    ranges: BTreeMap<u64, u64>,
+    /// Pages that this library keeps inaccessible: ends by starts.
+    reserved: BTreeMap<u64, u64>,
+}
+
+/// Static: the exported functions have no other state.
+static OUTSIDE: RwLock<Outside> = RwLock::new(Outside { ranges: BTreeMap::new(), reserved: BTreeMap::new() });
+/// Allocations in [`OUTSIDE`], so that most calls need no lock.
+static OUTSIDE_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Memory that an address names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Memory of the card.
+    Card,
+    /// Pinned memory of the program, which the card reaches at the same address.
+    Pinned,
+    /// Other memory of the program.
+    Pageable,
+}
+
+fn reserve_range(at: u64, bytes: u64) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: the mapping is new; the kernel refuses the address if anything is mapped there.
+    let found = unsafe { libc::mmap(at as *mut libc::c_void, bytes as usize, libc::PROT_NONE, flags, -1, 0) };
+    if found == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    if found as u64 == at { Ok(()) } else { Err(io::ErrorKind::AddrInUse.into()) }
+}
+
+/// Reserves the shared range and the addresses of handles, once: a child inherits the mappings.
+///
+/// # Errors
+/// If the program uses them already.
+pub fn reserve() -> io::Result<()> {
+    /// Static: the mappings are the process's.
+    static RESERVED: AtomicBool = AtomicBool::new(false);
+    if RESERVED.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    reserve_range(ADDRESSES.start, ADDRESSES.end - ADDRESSES.start)?;
+    reserve_range(FIRST_HANDLE, HANDLE_BYTES)?;
+    RESERVED.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// Returns the kind of memory at an address.
+pub fn place(address: u64) -> Place {
+    if (ADDRESSES.start..PINNED_ADDRESSES).contains(&address) {
+        return Place::Card;
+    }
+    if ADDRESSES.contains(&address) {
+        return Place::Pinned;
+    }
+    if OUTSIDE_COUNT.load(Ordering::Acquire) > 0 {
+        let outside = OUTSIDE.read().unwrap_or_else(PoisonError::into_inner);
+        if outside.ranges.range(..=address).next_back().is_some_and(|(start, bytes)| address - start < *bytes) {
+            return Place::Card;
+        }
+    }
+    Place::Pageable
+}
+
+/// Records memory of the card that was allocated. Returns false if the program uses the addresses for other memory.
+pub fn add(address: u64, bytes: u64) -> bool {
+    if ADDRESSES.contains(&address) || bytes == 0 {
+        return true;
+    }
+    let mut outside = OUTSIDE.write().unwrap_or_else(PoisonError::into_inner);
+    let (mut at, end) = (address / PAGE * PAGE, (address + bytes).next_multiple_of(PAGE));
+    while at < end {
+        // Pages that an earlier allocation shares are reserved already.
+        let before = outside.reserved.range(..=at).next_back().map(|(_, end)| *end).filter(|end| *end > at);
+        if let Some(reserved) = before {
+            at = reserved;
+            continue;
+        }
+        let next = outside.reserved.range(at..end).next().map_or(end, |(start, _)| *start);
+        if reserve_range(at, next - at).is_err() {
+            return false;
+        }
+        outside.reserved.insert(at, next);
+        at = next;
+    }
+    outside.ranges.insert(address, bytes);
+    OUTSIDE_COUNT.store(outside.ranges.len(), Ordering::Release);
+    true
+}
+
+/// Forgets memory of the card that was freed. Its addresses stay reserved, because the driver uses them again.
+pub fn remove(address: u64) {
+    if ADDRESSES.contains(&address) || OUTSIDE_COUNT.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    let mut outside = OUTSIDE.write().unwrap_or_else(PoisonError::into_inner);
+    outside.ranges.remove(&address);
+    OUTSIDE_COUNT.store(outside.ranges.len(), Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn card_memory_outside_the_range_is_told_from_the_programs() {
+        reserve().expect("the range is free");
+        let own = Box::new([0u8; 64]);
+        let own = own.as_ptr().addr() as u64;
+        assert_eq!(place(own), Place::Pageable);
+        assert!(!add(own, 64), "the program's own pages are refused");
+        let free = 0x1234_5678_0000;
+        assert!(add(free + 100, 5000));
+        assert!(add(free + 6000, 5000), "pages that two allocations share");
+        let places = [free + 99, free + 100, free + 5099, free + 5100, free + 6000, ADDRESSES.start, PINNED_ADDRESSES];
+        let expected =
+            [Place::Pageable, Place::Card, Place::Card, Place::Pageable, Place::Card, Place::Card, Place::Pinned];
+        assert_eq!(places.map(place), expected);
+        remove(free + 100);
+        assert_eq!(place(free + 100), Place::Pageable);
+    }
+}

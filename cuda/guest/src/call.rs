@@ -1,0 +1,155 @@
+//! Described calls.
+//!
+//! UNSAFETY: encodes arguments and stores results through the pointers that the program passes.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cuda_calls::{Arg, CALLS, Call, Kind, MAX_ARGUMENTS, Treatment, encode, handle, unpack};
+use cuda_ring::slots;
+
+use crate::entry::Frame;
+use crate::result::NOT_SUPPORTED;
+use crate::{connection, report, streams, thread};
+
+/// Objects so far, by kind. Static: handles are unique in the process.
+static COUNTS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
+
+/// Returns the handle for a new object.
+pub fn fresh(kind: Kind) -> u64 {
+    let count = COUNTS.get(kind as usize).map_or(0, |count| count.fetch_add(1, Ordering::Relaxed));
+    // The first numbers of contexts are the devices' primary contexts.
+    handle(kind, count + if kind == Kind::Context { 256 } else { 1 })
+}
+
+/// Returns a call's description by its name, with the mark of messages that other modules complete.
+macro_rules! index {
+    ($name:literal) => {{
+        /// Static: looked up once.
+        static INDEX: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+        *INDEX.get_or_init(|| cuda_calls::find($name).unwrap_or(usize::MAX))
+    }};
+}
+pub(crate) use index;
+
+/// Calls that were refused. Static: one line for each.
+static REFUSED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+
+/// Prints a line at the first call of a function that guests cannot use.
+pub fn report_refused(name: &'static str) {
+    let Ok(mut refused) = REFUSED.lock() else { return };
+    if !refused.contains(&name) {
+        refused.push(name);
+        report!("{name} is not supported in a virtual machine");
+    }
+}
+
+/// Sends a call as its description says, and completes it.
+pub fn described(frame: &Frame) -> i32 {
+    let Some(call) = CALLS.get(frame.index) else { return NOT_SUPPORTED };
+    let mut args = [0; MAX_ARGUMENTS];
+    for (index, (arg, _)) in args.iter_mut().zip(call.args).enumerate() {
+        *arg = frame.arg(index);
+    }
+    code(perform(frame.index, &mut args, frame.per_thread))
+}
+
+/// Returns the result of a call as a number.
+pub fn code(outcome: Result<(), i32>) -> i32 {
+    outcome.err().unwrap_or(0)
+}
+
+fn fixed_words(call: &Call) -> usize {
+    let words = |arg: &Arg| match *arg {
+        Arg::Out(bytes) | Arg::OutOptional(bytes) | Arg::InOut(bytes) | Arg::OutPart(_, bytes) => {
+            usize::from(bytes).div_ceil(8)
+        }
+        Arg::OutBytes(_) => slots::INLINE_WORDS + 1,
+        _ => 0,
+    };
+    call.args.iter().map(words).sum()
+}
+
+/// Sends a call with these arguments. Stores its results and the handle of a new object through pointers in them.
+///
+/// # Errors
+/// The call's error.
+pub fn perform(index: usize, args: &mut [u64; MAX_ARGUMENTS], per_thread: bool) -> Result<(), i32> {
+    let call = CALLS.get(index).ok_or(NOT_SUPPORTED)?;
+    let connection = connection::get()?;
+    let op = u16::try_from(index).map_err(|_| NOT_SUPPORTED)?;
+    for (arg, value) in call.args.iter().zip(args.iter_mut()) {
+        if *arg == Arg::Handle(Kind::Stream) {
+            *value = streams::resolve(*value, per_thread)?;
+        }
+    }
+    let mut encoded = cuda_calls::Encoded::default();
+    thread::with(|thread| {
+        let write = |message: &mut Vec<u64>| {
+            // SAFETY: the arguments are the program's, or those of a function here that completes the call.
+            encoded = unsafe { encode(call, args, &mut fresh, message)? };
+            Ok(())
+        };
+        if call.treatment == Treatment::Posted {
+            return connection.post(thread, op, write);
+        }
+        let area = (fixed_words(call) > slots::INLINE_WORDS).then(|| connection.area());
+        let expected = connection.begin(thread, op, area.as_ref(), write)?;
+        let answer = connection.end(expected, area.as_ref())?;
+        if answer.code != 0 {
+            return Err(answer.code);
+        }
+        // The driver has returned an object that has a handle already: the last word of the answer.
+        if let Some((_, made)) = &mut encoded.new
+            && answer.words(connection) > encoded.result_words
+        {
+            let mut words = vec![0; encoded.result_words + 1];
+            answer.read(connection, &mut words);
+            *made = words.last().copied().unwrap_or(*made);
+        }
+        if encoded.result_words > 0 {
+            let mut inline = [0; slots::INLINE_WORDS];
+            let mut long = Vec::new();
+            let results = match inline.get_mut(..encoded.result_words) {
+                Some(results) => results,
+                None => {
+                    long.resize(encoded.result_words, 0);
+                    &mut long[..]
+                }
+            };
+            answer.read(connection, results);
+            // SAFETY: as above.
+            unsafe { unpack(call, args, results) };
+        }
+        Ok(())
+    })?;
+    if let Some((kind, made)) = encoded.new {
+        let place = call.args.iter().zip(&*args).find(|(arg, _)| matches!(arg, Arg::New(_))).map(|(_, value)| *value);
+        if let Some(place) = place {
+            // SAFETY: the encoder refuses null.
+            unsafe { (place as *mut u64).write_unaligned(made) };
+        }
+        if kind == Kind::Stream {
+            streams::remember(made, thread::current());
+        }
+    }
+    Ok(())
+}
+
+/// Sends a call with up to 12 arguments.
+///
+/// # Errors
+/// The call's error.
+pub fn invoke(index: usize, arguments: &[u64]) -> Result<(), i32> {
+    let mut args = [0; MAX_ARGUMENTS];
+    for (arg, value) in args.iter_mut().zip(arguments) {
+        *arg = *value;
+    }
+    perform(index, &mut args, false)
+}
+
+/// Returns the address of a local for a result, as an argument.
+pub fn to<T>(place: &mut T) -> u64 {
+    (&raw mut *place).addr() as u64
+}

@@ -1,0 +1,232 @@
+//! Code: images of modules and libraries, and their variables.
+//!
+//! UNSAFETY: reads images through the pointers that the program passes.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::{CStr, OsStr, c_char};
+use std::os::unix::ffi::OsStrExt as _;
+use std::sync::{Mutex, PoisonError};
+
+use cuda_calls::own;
+
+use crate::addresses;
+use crate::call::{code, index, invoke, to};
+use crate::connection::{self, Connection};
+use crate::entry::{Frame, Handler};
+use crate::result::{INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY};
+use crate::thread;
+
+pub const HANDLERS: &[(&str, Handler)] = &[
+    ("cuModuleLoad", load_file),
+    ("cuModuleLoadData", load_data),
+    ("cuModuleLoadDataEx", load_data_with_options),
+    ("cuModuleLoadFatBinary", load_data),
+    ("cuModuleGetGlobal_v2", module_global),
+    ("cuLibraryLoadData", load_library),
+    ("cuLibraryGetGlobal", library_global),
+    ("cuLibraryGetManaged", library_managed),
+];
+
+/// `CUDA_ERROR_INVALID_IMAGE`.
+const INVALID_IMAGE: i32 = 200;
+/// Magic number of a wrapper around a fat binary.
+const WRAPPER: u32 = 0x4662_43b1;
+/// Magic number of a fat binary.
+const FAT_BINARY: u32 = 0xba55_ed50;
+/// Magic number of an ELF file.
+const ELF: u32 = 0x464c_457f;
+/// Options of the just-in-time compiler with a buffer of the program: logs and their sizes. They are left out.
+const LOG_OPTIONS: [u32; 4] = [3, 4, 5, 6];
+/// Options at most.
+const MAX_OPTIONS: usize = 64;
+
+/// An image is in the worker's hands from its first part to the call that uses it. Static: as the calls.
+static LOADING: Mutex<()> = Mutex::new(());
+
+/// Reads a number at a distance.
+///
+/// # Safety
+/// The image has these bytes.
+unsafe fn at<T: Copy>(image: u64, offset: u64) -> T {
+    // SAFETY: the caller's promise.
+    unsafe { ((image + offset) as *const T).read_unaligned() }
+}
+
+/// Returns the address and the bytes of an image.
+///
+/// # Safety
+/// `image` is an image that `cuModuleLoadData` accepts.
+unsafe fn extent(image: u64) -> Result<(u64, usize), i32> {
+    // SAFETY: as promised, each kind of image has the fields that are read.
+    unsafe {
+        match at::<u32>(image, 0) {
+            WRAPPER => extent(at(image, 8)),
+            FAT_BINARY => {
+                let bytes = u64::from(at::<u16>(image, 6)).checked_add(at::<u64>(image, 8)).ok_or(INVALID_IMAGE)?;
+                Ok((image, usize::try_from(bytes).map_err(|_| INVALID_IMAGE)?))
+            }
+            ELF => {
+                let table = |offset: u64, size: u64, count: u64| {
+                    let entries = u64::from(at::<u16>(image, size)) * u64::from(at::<u16>(image, count));
+                    at::<u64>(image, offset).checked_add(entries)
+                };
+                // The header tables of segments and of sections; the latter is behind all contents.
+                let end = table(32, 54, 56).zip(table(40, 58, 60)).map(|(a, b)| a.max(b)).ok_or(INVALID_IMAGE)?;
+                Ok((image, usize::try_from(end).map_err(|_| INVALID_IMAGE)?))
+            }
+            _ => Ok((image, CStr::from_ptr(image as *const c_char).to_bytes_with_nul().len())),
+        }
+    }
+}
+
+/// Sends an image in parts.
+///
+/// # Safety
+/// The program's memory has these bytes.
+unsafe fn send(connection: &Connection, image: u64, bytes: usize) -> Result<(), i32> {
+    if bytes > own::MAX_IMAGE_BYTES {
+        return Err(OUT_OF_MEMORY);
+    }
+    let mut done = 0;
+    while done < bytes {
+        let part = (bytes - done).min(own::IMAGE_PART_BYTES);
+        thread::with(|thread| {
+            connection.post(thread, own::IMAGE_PART, |message| {
+                message.extend([u64::from(done == 0), part as u64]);
+                let first = message.len();
+                message.resize(first + part.div_ceil(8), 0);
+                let room = message.get_mut(first..).ok_or(INVALID_VALUE)?;
+                let from = (image + done as u64) as *const u8;
+                // SAFETY: the room has that many bytes; the caller promises the source.
+                unsafe { std::ptr::copy_nonoverlapping(from, room.as_mut_ptr().cast(), part) };
+                Ok(())
+            })
+        })?;
+        done += part;
+    }
+    Ok(())
+}
+
+/// Sends an image, and then the call that uses it. A null image is the call's business.
+fn with_image(image: u64, call: impl FnOnce() -> Result<(), i32>) -> Result<(), i32> {
+    let connection = connection::get()?;
+    let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+    if image != 0 {
+        // SAFETY: the program passes an image.
+        unsafe {
+            let (address, bytes) = extent(image)?;
+            send(connection, address, bytes)?;
+        }
+    }
+    call()
+}
+
+/// Loads a module from memory of the program.
+pub fn load(place: u64, image: u64) -> Result<(), i32> {
+    with_image(image, || invoke(index!("cuModuleLoadData+"), &[place, u64::from(image != 0)]))
+}
+
+fn load_data(frame: &Frame) -> i32 {
+    code(load(frame.arg(0), frame.arg(1)))
+}
+
+/// Options without those that name buffers of the program.
+struct Options {
+    kinds: Vec<u32>,
+    values: Vec<u64>,
+}
+
+/// Reads options.
+///
+/// # Safety
+/// The program passes that many of both.
+unsafe fn options(count: u32, kinds: u64, values: u64) -> Result<Options, i32> {
+    let count = count as usize;
+    if count > MAX_OPTIONS || (count > 0 && (kinds == 0 || values == 0)) {
+        return Err(INVALID_VALUE);
+    }
+    let mut read = Options { kinds: Vec::new(), values: Vec::new() };
+    for index in 0..count as u64 {
+        // SAFETY: the caller's promise.
+        let (kind, value) = unsafe { (at::<u32>(kinds, 4 * index), at::<u64>(values, 8 * index)) };
+        if !LOG_OPTIONS.contains(&kind) {
+            read.kinds.push(kind);
+            read.values.push(value);
+        }
+    }
+    Ok(read)
+}
+
+impl Options {
+    fn arguments(&self) -> [u64; 3] {
+        let (kinds, values) = (self.kinds.as_ptr().addr() as u64, self.values.as_ptr().addr() as u64);
+        [self.kinds.len() as u64, kinds, values]
+    }
+}
+
+fn load_data_with_options(frame: &Frame) -> i32 {
+    // SAFETY: the arguments are the program's.
+    let options = unsafe { options(frame.int(2), frame.arg(3), frame.arg(4)) };
+    let image = frame.arg(1);
+    code(options.and_then(|options| {
+        let [count, kinds, values] = options.arguments();
+        let args = [frame.arg(0), u64::from(image != 0), count, kinds, values];
+        with_image(image, || invoke(index!("cuModuleLoadDataEx+"), &args))
+    }))
+}
+
+fn load_library(frame: &Frame) -> i32 {
+    let image = frame.arg(1);
+    let load = || {
+        // SAFETY: the arguments are the program's. Stack arguments come sixth and later.
+        let jit = unsafe { options(frame.int(4), frame.arg(2), frame.arg(3))? };
+        // Options of the library name tables of the program, or promise that the image stays where it is: left out.
+        let [jits, jit_kinds, jit_values] = jit.arguments();
+        let args = [frame.arg(0), u64::from(image != 0), jit_kinds, jit_values, jits, 0, 0, 0];
+        with_image(image, || invoke(index!("cuLibraryLoadData+"), &args))
+    };
+    code(load())
+}
+
+fn load_file(frame: &Frame) -> i32 {
+    if frame.arg(1) == 0 {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the program passes a path.
+    let path = unsafe { CStr::from_ptr(frame.arg(1) as *const c_char) };
+    // Text needs a zero byte at its end.
+    match std::fs::read(OsStr::from_bytes(path.to_bytes())) {
+        Ok(mut image) => {
+            image.push(0);
+            image.resize(image.len().max(64), 0);
+            code(load(frame.arg(0), image.as_ptr().addr() as u64))
+        }
+        // `CUDA_ERROR_FILE_NOT_FOUND`.
+        Err(_) => 301,
+    }
+}
+
+fn global(frame: &Frame, call: usize) -> i32 {
+    let (mut address, mut bytes) = (0u64, 0u64);
+    match invoke(call, &[to(&mut address), to(&mut bytes), frame.arg(2), frame.arg(3)]) {
+        Ok(()) if addresses::add(address, bytes) => {
+            frame.put_optional(0, address);
+            frame.put_optional(1, bytes);
+            0
+        }
+        Ok(()) => NOT_FOUND,
+        Err(error) => error,
+    }
+}
+
+fn module_global(frame: &Frame) -> i32 {
+    global(frame, index!("cuModuleGetGlobal_v2+"))
+}
+
+fn library_global(frame: &Frame) -> i32 {
+    global(frame, index!("cuLibraryGetGlobal+"))
+}
+
+fn library_managed(frame: &Frame) -> i32 {
+    global(frame, index!("cuLibraryGetManaged+"))
+}

@@ -1,0 +1,153 @@
+//! The exported functions: each loads the number of its symbol and calls [`dispatch`] with its arguments.
+//!
+//! UNSAFETY: functions of unknown signatures, whose arguments are read from registers and stack as the calls need them.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+#![allow(non_snake_case, non_upper_case_globals, missing_docs, dead_code, reason = "names of the driver API")]
+#![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks, reason = "generated")]
+
+use std::sync::LazyLock;
+
+use cuda_calls::{CALLS, Treatment};
+
+use crate::result::{NOT_INITIALIZED, NOT_SUPPORTED};
+use crate::{call, fork, report};
+
+include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
+
+/// Arguments of a call, and which one it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame {
+    registers: *const u64,
+    stack: *const u64,
+    /// Index of its description.
+    pub index: usize,
+    /// The per-thread variant: the default stream is the thread's own.
+    pub per_thread: bool,
+}
+
+impl Frame {
+    /// Returns an argument. The function has at least that many.
+    pub fn arg(&self, index: usize) -> u64 {
+        // SAFETY: the stub stored six registers; the caller pushed the others in front of the return address.
+        unsafe { if index < 6 { *self.registers.add(index) } else { *self.stack.add(index - 6) } }
+    }
+
+    /// Returns an argument as a 32-bit number.
+    pub fn int(&self, index: usize) -> u32 {
+        self.arg(index) as u32
+    }
+
+    /// Writes a result of the call through a pointer argument.
+    pub fn put<T>(&self, index: usize, value: T) -> i32 {
+        let pointer = self.arg(index) as *mut T;
+        if pointer.is_null() {
+            return crate::result::INVALID_VALUE;
+        }
+        // SAFETY: the program passes room for the result, as the driver API demands.
+        unsafe { pointer.write_unaligned(value) };
+        0
+    }
+
+    /// Like [`Self::put`], for results that may be null.
+    pub fn put_optional<T>(&self, index: usize, value: T) {
+        if self.arg(index) != 0 {
+            self.put(index, value);
+        }
+    }
+}
+
+/// A function that completes a call in the guest.
+pub type Handler = fn(&Frame) -> i32;
+
+/// Handlers by index of the call.
+static HANDLERS: LazyLock<Vec<Handler>> = LazyLock::new(|| {
+    let own = handlers();
+    let of = |(name, treatment): (&str, Treatment)| {
+        let found = own.iter().find(|(of, _)| *of == name).map(|(_, handler)| *handler);
+        match treatment {
+            Treatment::Guest => found.unwrap_or(refuse),
+            Treatment::Posted | Treatment::Answered => found.unwrap_or(call::described),
+        }
+    };
+    CALLS.iter().map(|call| of((call.name, call.treatment))).collect()
+});
+
+/// All functions that the guest completes.
+fn handlers() -> Vec<(&'static str, Handler)> {
+    let parts = [
+        crate::devices::HANDLERS,
+        crate::contexts::HANDLERS,
+        crate::memory::HANDLERS,
+        crate::copies::HANDLERS,
+        crate::pinned::HANDLERS,
+        crate::streams::HANDLERS,
+        crate::code::HANDLERS,
+        crate::functions::HANDLERS,
+        crate::launches::HANDLERS,
+        crate::host_functions::HANDLERS,
+        crate::lookup::HANDLERS,
+        crate::errors::HANDLERS,
+    ];
+    parts.concat()
+}
+
+fn refuse(_: &Frame) -> i32 {
+    NOT_SUPPORTED
+}
+
+/// Completes a call: its number, its six registers, and its arguments on the stack.
+extern "C" fn dispatch(symbol: usize, registers: *const u64, stack: *const u64) -> i32 {
+    if fork::is_child() {
+        return NOT_INITIALIZED;
+    }
+    let Some((name, index, per_thread)) = SYMBOLS.get(symbol).copied() else { return NOT_SUPPORTED };
+    let Ok(index) = usize::try_from(index) else {
+        call::report_refused(name);
+        return NOT_SUPPORTED;
+    };
+    let Some(handler) = HANDLERS.get(index) else { return NOT_SUPPORTED };
+    let frame = Frame { registers, stack, index, per_thread };
+    // A panic must not cross into the program.
+    std::panic::catch_unwind(|| handler(&frame)).unwrap_or_else(|_| {
+        report!("{name} failed unexpectedly");
+        crate::result::LAUNCH_FAILED
+    })
+}
+
+/// Stores the registers with arguments, and calls [`dispatch`].
+#[unsafe(naked)]
+unsafe extern "C" fn common() {
+    // Input: eax number of the symbol, [rsp] return address.
+    core::arch::naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "sub rsp, 48",
+        "mov [rsp], rdi", "mov [rsp + 8], rsi", "mov [rsp + 16], rdx",
+        "mov [rsp + 24], rcx", "mov [rsp + 32], r8", "mov [rsp + 40], r9",
+        "mov edi, eax",
+        "mov rsi, rsp",
+        "lea rdx, [rbp + 16]",
+        "call {dispatch}",
+        "leave",
+        "ret",
+        dispatch = sym dispatch,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_call_of_the_guest_has_a_handler() {
+        let own = handlers();
+        let missing: Vec<_> = CALLS
+            .iter()
+            .filter(|call| call.treatment == Treatment::Guest && !own.iter().any(|(name, _)| *name == call.name))
+            .map(|call| call.name)
+            .collect();
+        assert!(missing.is_empty(), "no handler for {missing:?}");
+        let unknown: Vec<_> = own.iter().filter(|(name, _)| cuda_calls::find(name).is_none()).map(|(n, _)| n).collect();
+        assert!(unknown.is_empty(), "not described: {unknown:?}");
+    }
+}

@@ -1,0 +1,98 @@
+//! Functions of the program in the order of a stream. The worker posts their numbers; one thread here runs them.
+//!
+//! UNSAFETY: calls functions that the program passes, and blocks the thread's signals.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Mutex, Once, PoisonError};
+
+use cuda_calls::own;
+use cuda_ring::{Words as _, control};
+
+use crate::call::code;
+use crate::connection;
+use crate::entry::{Frame, Handler};
+use crate::result::{INVALID_VALUE, OUT_OF_MEMORY};
+use crate::{streams, thread};
+
+pub const HANDLERS: &[(&str, Handler)] = &[("cuLaunchHostFunc", launch)];
+
+/// `CUhostFn`.
+type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+/// A function and its argument.
+#[derive(Clone, Copy)]
+struct Pending {
+    function: HostFunction,
+    data: u64,
+}
+
+/// Functions that were enqueued, by number; those in graphs stay. Static: two threads share them.
+static PENDING: Mutex<Option<(HashMap<u64, Pending>, u64)>> = Mutex::new(None);
+/// Functions at most; one in a graph may run again at any time, so none is removed before this many.
+const MAX_PENDING: u64 = 1 << 16;
+
+fn launch(frame: &Frame) -> i32 {
+    let function = frame.arg(1);
+    if function == 0 {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the program passes a function of this type.
+    let function = unsafe { std::mem::transmute::<*const (), HostFunction>(function as *const ()) };
+    let number = {
+        let mut pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
+        let (all, next) = pending.get_or_insert_default();
+        *next += 1;
+        // The oldest one ran long ago, unless it is part of a graph.
+        if let Some(old) = next.checked_sub(MAX_PENDING) {
+            all.remove(&old);
+        }
+        all.insert(*next, Pending { function, data: frame.arg(2) });
+        *next
+    };
+    if start().is_err() {
+        return OUT_OF_MEMORY;
+    }
+    let send = || {
+        let connection = connection::get()?;
+        let stream = streams::resolve(frame.arg(0), frame.per_thread)?;
+        thread::with(|thread| {
+            connection.post(thread, own::HOST_FUNCTION, |message| {
+                message.extend([stream, number]);
+                Ok(())
+            })
+        })
+    };
+    code(send())
+}
+
+/// Starts the thread that runs the functions, once.
+fn start() -> Result<(), i32> {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| {
+        let _ = crate::transport::spawn(|| {
+            let _ = run();
+        });
+    });
+    Ok(())
+}
+
+fn run() -> Result<(), i32> {
+    let connection = connection::get()?;
+    let control = &connection.control;
+    for done in 0.. {
+        connection.wait(control::CALLBACKS_POSTED, done + 1)?;
+        let number = control.load(control::CALLBACKS + 8 * (done % control::CALLBACK_COUNT));
+        let pending = {
+            let pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
+            pending.as_ref().and_then(|(all, _)| all.get(&number).copied())
+        };
+        if let Some(Pending { function, data }) = pending {
+            // SAFETY: the program passed both for this purpose.
+            unsafe { function(data as *mut c_void) };
+        }
+        control.store(control::CALLBACKS_DONE, done + 1);
+    }
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! `libcuda.so.1` of a guest: answers calls itself or sends them to the program's worker.
+//!
+//! - [`entry`] has the exported functions, and finds the handler of a call.
+//! - [`connection`] starts the worker's side through a [`cuda_ring::Transport`] ([`transport`]), publishes messages and
+//!   waits for answers. [`thread`] has the state of each thread: slot, current context, capture mode.
+//! - [`call`] sends described calls. The other modules have the functions that the guest completes, by noun.
+//!
+//! Handles are the guest's own. Addresses of the card and of pinned memory are the same here and in the worker; the
+//! library reserves their range. The description of the calls is `cuda-calls`.
+
+mod addresses;
+mod call;
+mod code;
+mod connection;
+mod contexts;
+mod copies;
+mod devices;
+mod entry;
+mod errors;
+mod fork;
+mod functions;
+mod host_functions;
+mod launches;
+mod lookup;
+mod memory;
+mod nvml;
+mod pinned;
+mod streams;
+mod tables;
+mod thread;
+mod transport;
+
+/// Results of calls, numbered as in NVIDIA's headers.
+mod result {
+    pub const SUCCESS: i32 = 0;
+    pub const INVALID_VALUE: i32 = 1;
+    pub const OUT_OF_MEMORY: i32 = 2;
+    pub const NOT_INITIALIZED: i32 = 3;
+    pub const DEINITIALIZED: i32 = 4;
+    pub const NO_DEVICE: i32 = 100;
+    pub const INVALID_DEVICE: i32 = 101;
+    pub const INVALID_CONTEXT: i32 = 201;
+    pub const INVALID_HANDLE: i32 = 400;
+    pub const NOT_FOUND: i32 = 500;
+    pub const LAUNCH_FAILED: i32 = 719;
+    pub const NOT_SUPPORTED: i32 = 801;
+}
+
+/// Prints a line to standard error.
+macro_rules! report {
+    ($($arg:tt)*) => {
+        // A program without standard error gets the result of its call alone.
+        { let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("libcuda (guest): {}\n", format_args!($($arg)*))); }
+    };
+}
+use report;

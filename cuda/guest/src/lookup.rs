@@ -1,0 +1,77 @@
+//! Functions by name, and tables by UUID.
+//!
+//! UNSAFETY: reads and writes through the pointers that the program passes.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::{CStr, c_char, c_void};
+
+use crate::devices::driver_version;
+use crate::entry::{ENTRIES, FAMILIES, Frame, Handler, SYMBOLS};
+use crate::result::{INVALID_VALUE, NOT_FOUND, SUCCESS};
+
+pub const HANDLERS: &[(&str, Handler)] =
+    &[("cuGetProcAddress", get_first), ("cuGetProcAddress_v2", get_second), ("cuGetExportTable", export_table)];
+
+/// Flag of the call: functions work on the per-thread default stream.
+const PER_THREAD: u64 = 1 << 1;
+
+/// Returns the symbol for a call with this name, version and flags.
+fn symbol(name: &str, version: u32, per_thread: bool) -> Result<usize, u32> {
+    /// `CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND` and `.._VERSION_NOT_SUFFICIENT`.
+    const MISSING: u32 = 1;
+    const TOO_NEW: u32 = 2;
+    let at = FAMILIES.binary_search_by(|(family, _)| (*family).cmp(name)).map_err(|_| MISSING)?;
+    let forms = FAMILIES.get(at).map(|(_, forms)| *forms).unwrap_or_default();
+    let newest = |kind: bool| forms.iter().rfind(|form| form.1 == kind && form.0 <= version).map(|form| form.2);
+    let found = per_thread.then(|| newest(true)).flatten().or_else(|| newest(false)).ok_or(TOO_NEW)?;
+    // A function that guests do not have is not found, so that runtimes do without it.
+    match SYMBOLS.get(found) {
+        Some((_, index, _)) if *index >= 0 => Ok(found),
+        _ => Err(MISSING),
+    }
+}
+
+fn get(frame: &Frame, per_thread: bool, status: Option<usize>) -> i32 {
+    let (name, place) = (frame.arg(0) as *const c_char, frame.arg(1) as *mut *mut c_void);
+    if name.is_null() || place.is_null() {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the program passes a name.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    // The host's driver may be older than the program.
+    let version = frame.int(2).min(driver_version().unwrap_or(i32::MAX).cast_unsigned());
+    let found = symbol(&name, version, per_thread);
+    if let Some(index) = status {
+        frame.put_optional(index, found.err().unwrap_or(0));
+    }
+    match found.ok().and_then(|found| ENTRIES.get(found)) {
+        Some(entry) => frame.put(1, *entry as *mut c_void),
+        None => {
+            frame.put(1, std::ptr::null_mut::<c_void>());
+            NOT_FOUND
+        }
+    }
+}
+
+fn get_first(frame: &Frame) -> i32 {
+    get(frame, frame.per_thread || frame.arg(3) & PER_THREAD != 0, None)
+}
+
+fn get_second(frame: &Frame) -> i32 {
+    get(frame, frame.per_thread || frame.arg(3) & PER_THREAD != 0, Some(4))
+}
+
+fn export_table(frame: &Frame) -> i32 {
+    if frame.arg(0) == 0 || frame.arg(1) == 0 {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the program passes a UUID.
+    let uuid = unsafe { (frame.arg(1) as *const [u8; 16]).read_unaligned() };
+    match crate::tables::find(&uuid) {
+        Some(table) => {
+            frame.put(0, table);
+            SUCCESS
+        }
+        None => NOT_FOUND,
+    }
+}

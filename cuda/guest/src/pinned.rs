@@ -1,0 +1,219 @@
+//! Pinned memory: parts of the window, at the same address in guest and worker.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda_calls::own;
+use cuda_ring::{ADDRESSES, BLOB_GRANULE, Blob, BlobKind, PINNED_ADDRESSES};
+
+use crate::call::code;
+use crate::entry::{Frame, Handler};
+use crate::result::{INVALID_CONTEXT, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use crate::{connection, thread};
+
+pub const HANDLERS: &[(&str, Handler)] = &[
+    ("cuMemHostAlloc", host_alloc),
+    ("cuMemAllocHost_v2", alloc_host),
+    ("cuMemFreeHost", free_host),
+    ("cuMemHostGetDevicePointer_v2", device_pointer),
+    ("cuMemHostGetFlags", flags),
+    ("cuMemAllocManaged", managed),
+];
+
+/// Smaller allocations share a blob of this size.
+const SLAB_BYTES: u64 = 16 << 20;
+/// Allocations of at least this size have a blob of their own.
+const OWN_BYTES: u64 = 4 << 20;
+/// Alignment of allocations that share a blob.
+const ALIGN: u64 = 512;
+
+/// An allocation.
+#[derive(Clone, Copy, Debug)]
+pub struct Allocation {
+    /// First address.
+    pub address: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Allocated as managed memory.
+    pub managed: bool,
+    flags: u32,
+    /// Address of its blob.
+    slab: u64,
+}
+
+/// A blob with its free parts.
+#[derive(Debug)]
+struct Slab {
+    blob: Blob,
+    free: BTreeMap<u64, u64>,
+}
+
+#[derive(Debug)]
+struct Pinned {
+    next: u64,
+    /// Ranges of addresses that blobs have left: bytes by their first address.
+    left: BTreeMap<u64, u64>,
+    slabs: BTreeMap<u64, Slab>,
+    allocations: BTreeMap<u64, Allocation>,
+}
+
+/// Static: the exported functions have no other state.
+static PINNED: Mutex<Pinned> = Mutex::new(Pinned {
+    next: PINNED_ADDRESSES,
+    left: BTreeMap::new(),
+    slabs: BTreeMap::new(),
+    allocations: BTreeMap::new(),
+});
+
+fn lock() -> MutexGuard<'static, Pinned> {
+    PINNED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the allocation that contains an address.
+pub fn find(address: u64) -> Option<Allocation> {
+    let pinned = lock();
+    let (_, found) = pinned.allocations.range(..=address).next_back()?;
+    (address - found.address < found.bytes).then_some(*found)
+}
+
+impl Slab {
+    /// Takes the first free part with room.
+    fn take(&mut self, bytes: u64) -> Option<u64> {
+        let (at, length) = self.free.iter().find(|(_, length)| **length >= bytes).map(|(at, length)| (*at, *length))?;
+        self.free.remove(&at);
+        if length > bytes {
+            self.free.insert(at + bytes, length - bytes);
+        }
+        Some(at)
+    }
+
+    /// Gives a part back, and unites it with its neighbours.
+    fn give(&mut self, mut at: u64, mut bytes: u64) {
+        if let Some((before, length)) = self.free.range(..at).next_back().map(|(at, length)| (*at, *length))
+            && before + length == at
+        {
+            self.free.remove(&before);
+            (at, bytes) = (before, bytes + length);
+        }
+        if let Some(length) = self.free.remove(&(at + bytes)) {
+            bytes += length;
+        }
+        self.free.insert(at, bytes);
+    }
+}
+
+impl Pinned {
+    fn allocate(&mut self, bytes: u64, flags: u32, managed: bool) -> Result<u64, i32> {
+        let rounded = bytes.checked_next_multiple_of(ALIGN).ok_or(OUT_OF_MEMORY)?;
+        let shared = rounded < OWN_BYTES;
+        let found = if shared {
+            self.slabs.iter_mut().find_map(|(slab, of)| of.take(rounded).map(|address| (*slab, address)))
+        } else {
+            None
+        };
+        let (slab, address) = match found {
+            Some(found) => found,
+            None => {
+                let whole = if shared { SLAB_BYTES } else { rounded.next_multiple_of(BLOB_GRANULE) };
+                let slab = self.add_slab(whole)?;
+                let address = self.slabs.get_mut(&slab).and_then(|of| of.take(rounded)).ok_or(OUT_OF_MEMORY)?;
+                (slab, address)
+            }
+        };
+        self.allocations.insert(address, Allocation { address, bytes, managed, flags, slab });
+        Ok(address)
+    }
+
+    fn add_slab(&mut self, bytes: u64) -> Result<u64, i32> {
+        let connection = connection::get()?;
+        let left = self.left.iter().find(|(_, length)| **length == bytes).map(|(at, _)| *at);
+        let address = left.unwrap_or(self.next);
+        if address.checked_add(bytes).is_none_or(|end| end > ADDRESSES.end) {
+            return Err(OUT_OF_MEMORY);
+        }
+        let blob = connection.transport.create(BlobKind::Pinned, bytes, Some(address)).map_err(|_| OUT_OF_MEMORY)?;
+        let answer = thread::with(|thread| {
+            connection.ask(thread, own::PIN, 0, None, |message| message.extend([u64::from(blob.id), address]))
+        });
+        if let Err(code) = answer.and_then(|answer| if answer.code == 0 { Ok(()) } else { Err(answer.code) }) {
+            let _ = connection.transport.remove(blob, true);
+            return Err(code);
+        }
+        match left {
+            Some(left) => drop(self.left.remove(&left)),
+            None => self.next += bytes,
+        }
+        self.slabs.insert(address, Slab { blob, free: BTreeMap::from([(address, bytes)]) });
+        Ok(address)
+    }
+
+    fn free(&mut self, address: u64) -> Result<(), i32> {
+        let found = self.allocations.remove(&address).ok_or(INVALID_VALUE)?;
+        let slab = self.slabs.get_mut(&found.slab).ok_or(INVALID_VALUE)?;
+        slab.give(address, found.bytes.next_multiple_of(ALIGN));
+        let blob = slab.blob;
+        let is_empty = slab.free.first_key_value() == Some((&blob.address, &blob.bytes));
+        // One empty slab stays for the next small allocation.
+        let is_spare =
+            blob.bytes == SLAB_BYTES && self.slabs.values().filter(|s| s.blob.bytes == SLAB_BYTES).count() == 1;
+        if !is_empty || is_spare {
+            return Ok(());
+        }
+        self.slabs.remove(&found.slab);
+        let connection = connection::get()?;
+        let answer = thread::with(|thread| connection.ask(thread, own::UNPIN, 0, None, |m| m.push(u64::from(blob.id))));
+        let _ = connection.transport.remove(blob, true);
+        self.left.insert(blob.address, blob.bytes);
+        answer.and_then(|answer| if answer.code == 0 { Ok(()) } else { Err(answer.code) })
+    }
+}
+
+fn allocate(frame: &Frame, flags: u32, managed: bool) -> i32 {
+    let bytes = frame.arg(1);
+    if thread::current() == 0 {
+        return INVALID_CONTEXT;
+    }
+    if bytes == 0 || frame.arg(0) == 0 {
+        return INVALID_VALUE;
+    }
+    let result = lock().allocate(bytes, flags, managed);
+    result.map_or_else(|error| error, |address| frame.put(0, address))
+}
+
+fn host_alloc(frame: &Frame) -> i32 {
+    allocate(frame, frame.int(2), false)
+}
+
+fn alloc_host(frame: &Frame) -> i32 {
+    allocate(frame, 0, false)
+}
+
+/// Managed memory is pinned memory: coherent and correct, and slow for the card.
+fn managed(frame: &Frame) -> i32 {
+    allocate(frame, 0, true)
+}
+
+/// Frees pinned memory. Work that uses it is done first, as natively.
+pub fn free(address: u64) -> Result<(), i32> {
+    crate::contexts::synchronize_current()?;
+    lock().free(address)
+}
+
+fn free_host(frame: &Frame) -> i32 {
+    if frame.arg(0) == 0 {
+        return SUCCESS;
+    }
+    code(free(frame.arg(0)))
+}
+
+fn device_pointer(frame: &Frame) -> i32 {
+    if find(frame.arg(1)).is_none() || frame.int(2) != 0 {
+        return INVALID_VALUE;
+    }
+    frame.put(0, frame.arg(1))
+}
+
+fn flags(frame: &Frame) -> i32 {
+    // Mapped for the card always.
+    find(frame.arg(1)).map_or(INVALID_VALUE, |found| frame.put(0, found.flags | 2))
+}

@@ -1,0 +1,121 @@
+//! Streams: the default streams, waits, and facts that the guest knows.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use cuda_calls::{Kind, handle, own};
+
+use crate::call::{code, described, index, invoke, to};
+use crate::contexts::current_handle;
+use crate::devices::ready;
+use crate::entry::{Frame, Handler};
+use crate::result::{INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
+use crate::{connection, thread};
+
+pub const HANDLERS: &[(&str, Handler)] = &[
+    ("cuStreamSynchronize", synchronize),
+    ("cuStreamGetCtx", get_context),
+    ("cuStreamDestroy_v2", destroy),
+    ("cuEventSynchronize", synchronize_event),
+    ("cuStreamGetCaptureInfo_v2", capture_info),
+    ("cuStreamGetCaptureInfo_v3", capture_info),
+    ("cuGraphGetNodes", graph_nodes),
+];
+
+/// The default stream of the calling thread.
+const PER_THREAD: u64 = 2;
+
+/// Context of each stream. Static: the exported functions have no other state.
+static CONTEXTS: LazyLock<Mutex<HashMap<u64, u32>>> = LazyLock::new(Mutex::default);
+
+/// Records the context of a new stream.
+pub fn remember(stream: u64, context: u32) {
+    CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, context);
+}
+
+/// Returns the stream for a message. A thread's own default stream is an ordinary blocking stream for the worker, which
+/// has one thread for all.
+pub fn resolve(stream: u64, per_thread: bool) -> Result<u64, i32> {
+    if stream != PER_THREAD && !(per_thread && stream == 0) {
+        return Ok(stream);
+    }
+    let context = thread::current();
+    let known = thread::with(|thread| {
+        Ok(thread.streams.borrow().iter().find(|(of, _)| *of == context).map(|(_, stream)| *stream))
+    })?;
+    if let Some(stream) = known {
+        return Ok(stream);
+    }
+    let mut made = 0u64;
+    invoke(index!("cuStreamCreate"), &[to(&mut made), 0])?;
+    thread::with(|thread| {
+        thread.streams.borrow_mut().push((context, made));
+        Ok(made)
+    })
+}
+
+/// Sends a message of a wait, and waits for its answer.
+pub fn wait(op: u16, object: u64) -> Result<(), i32> {
+    let connection = connection::get()?;
+    thread::with(|thread| match connection.ask(thread, op, 0, None, |message| message.push(object))?.code {
+        0 => Ok(()),
+        code => Err(code),
+    })
+}
+
+fn checked(kind: Kind, object: u64) -> Result<u64, i32> {
+    let is_default = kind == Kind::Stream && object <= PER_THREAD;
+    if is_default || cuda_calls::index_of(kind, object).is_some() { Ok(object) } else { Err(INVALID_HANDLE) }
+}
+
+fn synchronize(frame: &Frame) -> i32 {
+    let stream = ready().and_then(|()| resolve(frame.arg(0), frame.per_thread));
+    code(stream.and_then(|stream| checked(Kind::Stream, stream)).and_then(|stream| wait(own::WAIT_STREAM, stream)))
+}
+
+fn synchronize_event(frame: &Frame) -> i32 {
+    code(checked(Kind::Event, frame.arg(0)).and_then(|event| wait(own::WAIT_EVENT, event)))
+}
+
+fn get_context(frame: &Frame) -> i32 {
+    let known = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).get(&frame.arg(0)).copied();
+    frame.put(1, known.map_or_else(current_handle, |number| handle(Kind::Context, number)))
+}
+
+fn destroy(frame: &Frame) -> i32 {
+    let result = described(frame);
+    if result == 0 {
+        CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).remove(&frame.arg(0));
+    }
+    result
+}
+
+/// The state and the number of a capture; its graph and nodes stay the worker's.
+fn capture_info(frame: &Frame) -> i32 {
+    if frame.arg(1) == 0 {
+        return INVALID_VALUE;
+    }
+    let (mut status, mut id) = (0i32, 0u64);
+    let asked = resolve(frame.arg(0), frame.per_thread)
+        .and_then(|stream| invoke(index!("cuStreamGetCaptureInfo_v2+"), &[stream, to(&mut status), to(&mut id)]));
+    if let Err(error) = asked {
+        return error;
+    }
+    let wants_graph = (3..=5).any(|at| frame.arg(at) != 0);
+    if status == 1 && wants_graph {
+        return NOT_SUPPORTED;
+    }
+    frame.put_optional(2, id);
+    frame.put(1, status)
+}
+
+fn graph_nodes(frame: &Frame) -> i32 {
+    if frame.arg(1) != 0 {
+        return NOT_SUPPORTED;
+    }
+    let mut count = 0u64;
+    match invoke(index!("cuGraphGetNodes+"), &[frame.arg(0), 0, to(&mut count)]) {
+        Ok(()) => frame.put(2, count),
+        Err(error) => error,
+    }
+}

@@ -1,0 +1,102 @@
+//! State of each thread of the program.
+
+use std::cell::{Cell, RefCell};
+use std::sync::{Mutex, PoisonError};
+
+use cuda_ring::control;
+
+/// Slots that no thread has, with their answers so far. Static: threads end at any time.
+static FREE_SLOTS: Mutex<(Vec<(u16, u64)>, u16)> = Mutex::new((Vec::new(), 0));
+
+/// A thread's slot.
+#[derive(Debug)]
+struct Slot(Cell<Option<u16>>, Cell<u64>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(slot) = self.0.get() {
+            FREE_SLOTS.lock().unwrap_or_else(PoisonError::into_inner).0.push((slot, self.1.get()));
+        }
+    }
+}
+
+/// State of a thread.
+#[derive(Debug)]
+pub struct Thread {
+    slot: Slot,
+    /// Number of the current context; 0 for none.
+    pub current: Cell<u32>,
+    /// Contexts below the current one, which `cuCtxPopCurrent` returns to.
+    pub stack: RefCell<Vec<u32>>,
+    /// The thread's capture mode.
+    pub capture_mode: Cell<u16>,
+    /// The message that is being written.
+    pub message: RefCell<Vec<u64>>,
+    /// The thread's own default streams by context.
+    pub streams: RefCell<Vec<(u32, u64)>>,
+}
+
+thread_local! {
+    static THREAD: Thread = const {
+        Thread {
+            slot: Slot(Cell::new(None), Cell::new(0)),
+            current: Cell::new(0),
+            stack: RefCell::new(Vec::new()),
+            capture_mode: Cell::new(0),
+            message: RefCell::new(Vec::new()),
+            streams: RefCell::new(Vec::new()),
+        }
+    };
+}
+
+/// Runs `work` with the thread's state. Returns 4 in a thread that has ended.
+pub fn with<T>(work: impl FnOnce(&Thread) -> Result<T, i32>) -> Result<T, i32> {
+    THREAD.try_with(work).unwrap_or(Err(crate::result::DEINITIALIZED))
+}
+
+/// Gives up all slots in a child: its worker has no answers yet, and this thread is its only one.
+pub fn leave_in_child() {
+    // A thread that was in the middle of a change is not in the child, so its lock is never released there.
+    if let Ok(mut free) = FREE_SLOTS.try_lock() {
+        *free = (Vec::new(), 0);
+    }
+    let _ = THREAD.try_with(|thread| {
+        thread.slot.0.set(None);
+        thread.slot.1.set(0);
+    });
+}
+
+/// Returns the number of the thread's current context; 0 for none.
+pub fn current() -> u32 {
+    THREAD.try_with(|thread| thread.current.get()).unwrap_or(0)
+}
+
+impl Thread {
+    /// Returns the thread's slot, and takes one at its first call.
+    ///
+    /// # Errors
+    /// If more threads than slots use CUDA.
+    pub fn slot(&self) -> Result<u16, i32> {
+        if let Some(slot) = self.slot.0.get() {
+            return Ok(slot);
+        }
+        let mut free = FREE_SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let (slot, count) = match free.0.pop() {
+            Some(found) => found,
+            None if u64::from(free.1) < control::SLOT_COUNT => {
+                free.1 += 1;
+                (free.1 - 1, 0)
+            }
+            None => return Err(crate::result::OUT_OF_MEMORY),
+        };
+        self.slot.0.set(Some(slot));
+        self.slot.1.set(count);
+        Ok(slot)
+    }
+
+    /// Counts a call that will be answered. Returns the slot's sequence after the answer.
+    pub fn expect_answer(&self) -> u64 {
+        self.slot.1.set(self.slot.1.get() + 1);
+        self.slot.1.get()
+    }
+}

@@ -1,0 +1,38 @@
+//! Ways to a worker.
+//!
+//! UNSAFETY: blocks the signals of a thread while it starts another.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+mod loopback;
+
+use std::io;
+
+use cuda_ring::Transport;
+use render_node::RenderTransport;
+
+/// Environment variable with the path of the socket of `cuda-loopback`.
+const LOOPBACK_VARIABLE: &str = "GPU_MEDIATOR_CUDA_LOOPBACK";
+
+/// Opens the render node of the VM's CUDA function, or the loopback that the environment names.
+///
+/// # Errors
+/// If there is none, with the remedy.
+pub fn open() -> io::Result<Box<dyn Transport>> {
+    match std::env::var_os(LOOPBACK_VARIABLE) {
+        Some(path) => Ok(Box::new(loopback::Loopback::connect(path.as_ref())?)),
+        None => Ok(Box::new(RenderTransport::open().map_err(io::Error::other)?)),
+    }
+}
+
+/// Starts a thread that takes none of the program's signals.
+pub fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    // SAFETY: both sets are locals, filled before they are read.
+    unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        let started = std::thread::Builder::new().name("cuda-guest".into()).spawn(work);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        started.map(drop)
+    }
+}

@@ -1,0 +1,107 @@
+//! A CUDA program for tests that uses pinned memory, functions of the host in a stream, large copies of pageable memory,
+//! the thread's own default stream and events. It checks each result, and prints a checksum.
+//!
+//! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::{CString, c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Result, ensure};
+use cuda_rig::Cuda;
+
+/// Words of the buffers: more than one piece of any staging memory.
+const WORDS: usize = 700_000;
+const BYTES: usize = WORDS * 8;
+
+/// Sum that the host functions add to. Static: they have one argument.
+static SEEN: AtomicU64 = AtomicU64::new(0);
+
+unsafe extern "C" fn count(data: *mut c_void) {
+    SEEN.fetch_add(data as u64, Ordering::SeqCst);
+}
+
+/// Returns a function of the library.
+fn function<T: Copy>(library: *mut c_void, name: &str) -> Result<T> {
+    let name = CString::new(name)?;
+    // SAFETY: the library is loaded.
+    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+    ensure!(!found.is_null() && size_of::<T>() == size_of::<usize>(), "no function {name:?}");
+    // SAFETY: the caller names the type of the function, which is as large as a pointer.
+    Ok(unsafe { std::mem::transmute_copy(&found) })
+}
+
+fn good(call: &str, code: c_int) -> Result<()> {
+    ensure!(code == 0, "{call} failed with {code}");
+    Ok(())
+}
+
+type Launch = unsafe extern "C" fn(u64, unsafe extern "C" fn(*mut c_void), *mut c_void) -> c_int;
+
+fn main() -> Result<()> {
+    let cuda = Cuda::open("libcuda.so.1")?;
+    // SAFETY: the library is loaded already; this is another reference.
+    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
+    let alloc: unsafe extern "C" fn(*mut *mut u64, usize, u32) -> c_int = function(library, "cuMemHostAlloc")?;
+    let free: unsafe extern "C" fn(*mut u64) -> c_int = function(library, "cuMemFreeHost")?;
+    let launch: Launch = function(library, "cuLaunchHostFunc")?;
+    let stream = cuda.stream()?;
+    let (fill, add, sum) = (cuda.kernel("fill")?, cuda.kernel("add")?, cuda.kernel("checksum")?);
+    let (at, result) = (cuda.alloc(BYTES as u64)?, cuda.alloc(4096)?);
+
+    // Pageable memory in many pieces, both ways.
+    let data: Vec<u64> = (0..WORDS as u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+    cuda.write(at, &data)?;
+    ensure!(cuda.read(at, WORDS)? == data, "pageable bytes changed");
+
+    // Pinned memory: the card and the program see the same bytes at the same address.
+    let mut pinned = std::ptr::null_mut::<u64>();
+    // SAFETY: the place is a local.
+    good("cuMemHostAlloc", unsafe { alloc(&raw mut pinned, BYTES, 0) })?;
+    // SAFETY: the memory has that many words, and nothing else uses it now.
+    unsafe { std::slice::from_raw_parts_mut(pinned, WORDS) }.copy_from_slice(&data);
+    cuda.copy(at, pinned as u64, BYTES as u64, stream)?;
+    cuda.launch(add, &[at, WORDS as u64, 5], stream)?;
+    cuda.copy(pinned as u64, at, BYTES as u64, stream)?;
+    // A host function runs after the copy and sees its bytes, and work behind it waits.
+    // SAFETY: the function takes any argument.
+    good("cuLaunchHostFunc", unsafe { launch(stream, count, 3 as *mut c_void) })?;
+    // SAFETY: as above.
+    good("cuLaunchHostFunc", unsafe { launch(stream, count, 4 as *mut c_void) })?;
+    cuda.finish(stream)?;
+    ensure!(SEEN.load(Ordering::SeqCst) == 7, "host functions ran: {SEEN:?}");
+    // SAFETY: the copy is done.
+    let copied = unsafe { std::slice::from_raw_parts(pinned, WORDS) };
+    ensure!(copied.iter().zip(&data).all(|(a, b)| *a == b.wrapping_add(5)), "pinned bytes are wrong");
+
+    // A kernel writes pinned memory directly.
+    cuda.launch(fill, &[pinned as u64, 1000, 42], stream)?;
+    cuda.finish(stream)?;
+    // SAFETY: the kernel is done.
+    ensure!(unsafe { pinned.add(999).read_volatile() } == 1041, "the kernel wrote elsewhere");
+    // SAFETY: the memory is not used any longer.
+    good("cuMemFreeHost", unsafe { free(pinned) })?;
+
+    // The default stream of each thread is its own.
+    let threads: Vec<_> = (0..3)
+        .map(|n| {
+            std::thread::spawn(move || -> Result<()> {
+                cuda.enter()?;
+                let own = cuda.alloc(8000)?;
+                for _ in 0..50 {
+                    cuda.launch(fill, &[own, 1000, n], 2)?;
+                }
+                cuda.finish(2)?;
+                ensure!(cuda.read(own, 2)? == [n, n + 1], "thread {n}");
+                Ok(cuda.free(own)?)
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+    }
+    cuda.launch(sum, &[at, WORDS as u64, result], stream)?;
+    cuda.finish(stream)?;
+    println!("{:016x}", cuda.read(result, 1)?[0]);
+    Ok(())
+}

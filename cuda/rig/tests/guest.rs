@@ -1,0 +1,90 @@
+//! Programs with the guest library, whose workers are programs of a tenant: real processes, on the fake driver.
+//!
+//! Each test compares what a program prints with what it prints on the driver itself.
+
+mod support;
+
+use std::process::Command;
+
+use support::guest::Loopback;
+use support::{PROGRAM, Program, Rig, describe, owner};
+
+/// Returns the output of a program, which must succeed.
+fn text(command: &mut Command) -> String {
+    let output = command.output().expect("starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}{error}");
+    // Calls that guests do not have are reported.
+    assert!(!error.contains("not supported in a virtual machine"), "{error}");
+    text
+}
+
+/// The runtime of a major version of CUDA.
+fn runtime(version: u32) -> String {
+    let folder = std::env::var("GPU_MEDIATOR_CUDA_RUNTIMES").expect("cargo xtask test --suite cuda names a folder");
+    format!("{folder}/{version}/libcudart.so")
+}
+
+/// Runs a program of NVIDIA's runtime in a guest.
+fn runs(version: u32) {
+    let rig = Rig::new(256);
+    let program = env!("CARGO_BIN_EXE_cuda-runtime");
+    let plain = text(rig.command(program, "plain").arg(runtime(version)));
+    let owner = owner(&rig, 64, &[]);
+    let guest = Loopback::start(&rig, "a");
+    assert_eq!(text(guest.command(&rig, program).arg(runtime(version))), plain);
+    let view = describe(owner);
+    let charged = view["tenants"][0]["charged_ns"].as_u64();
+    assert!(charged.is_some_and(|ns| ns > 0), "its work passed the gate: {view}");
+}
+
+#[test]
+fn runtime_of_cuda_11_works_in_a_guest() {
+    runs(11);
+}
+
+#[test]
+fn runtime_of_cuda_12_works_in_a_guest() {
+    runs(12);
+}
+
+#[test]
+fn runtime_of_cuda_13_works_in_a_guest() {
+    runs(13);
+}
+
+#[test]
+fn results_are_those_of_a_run_on_the_driver() {
+    for arguments in [&["train", "--mib", "20", "--rounds", "10"][..], &["churn", "--steps", "100"]] {
+        let rig = Rig::new(256);
+        let plain = text(rig.command(PROGRAM, "plain").args(arguments));
+        let _owner = owner(&rig, 64, &[]);
+        let guest = Loopback::start(&rig, "a");
+        assert_eq!(text(guest.command(&rig, PROGRAM).args(arguments)), plain, "{arguments:?}");
+    }
+}
+
+#[test]
+fn nvml_reports_the_tenants_memory_and_the_guests_programs() {
+    let rig = Rig::new(256);
+    let _owner = owner(&rig, 96, &[]);
+    let (guest, other) = (Loopback::start(&rig, "a"), Loopback::start(&rig, "b"));
+    // Version 1 and version 2 of the call, then the same in a child: the quota of 64 MiB.
+    let memory = text(guest.command(&rig, PROGRAM).arg("nvml"));
+    assert!(memory.contains("64"), "{memory}");
+    assert!(!memory.contains("96") && !memory.contains("256"), "{memory}");
+
+    let mut holder = Program::start(guest.command(&rig, PROGRAM).args(["hold", "--mib", "8"]));
+    assert!(!holder.line().is_empty());
+    let mut neighbour = Program::start(other.command(&rig, PROGRAM).args(["hold", "--mib", "8"]));
+    assert!(!neighbour.line().is_empty());
+    let listed = text(guest.command(&rig, PROGRAM).arg("processes"));
+    assert_eq!(
+        listed.trim(),
+        holder.child.id().to_string(),
+        "the process's number in the guest, and no other tenant's"
+    );
+    holder.end();
+    neighbour.end();
+}

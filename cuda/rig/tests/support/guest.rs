@@ -1,0 +1,87 @@
+//! Programs as in a guest: with the guest library, and a worker each over the loopback transport.
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use super::{Rig, built};
+
+/// A running `cuda-loopback`, whose workers are programs of a tenant.
+pub struct Loopback {
+    child: Child,
+    /// Open, because it prints a line for each worker.
+    _output: BufReader<ChildStdout>,
+    socket: PathBuf,
+}
+
+impl Loopback {
+    /// Starts it for a tenant of the rig's owner, which runs.
+    pub fn start(rig: &Rig, tenant: &str) -> Self {
+        let socket = Self::prepare(rig, tenant);
+        let mut command = rig.command(built("cuda-loopback"), "shim");
+        command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, tenant);
+        command.arg("--socket").arg(&socket).arg("--worker").arg(built("cuda-worker"));
+        command.arg("--library").arg(rig.folder.path().join("shim/libcuda.so.1"));
+        Self::ready(command, socket)
+    }
+
+    /// Makes the folder with the guest's libraries. Returns the socket's path.
+    fn prepare(rig: &Rig, tenant: &str) -> std::path::PathBuf {
+        let folder = rig.folder.path().join("guest");
+        if !folder.exists() {
+            std::fs::create_dir(&folder).expect("a folder");
+            for file in ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
+                symlink(built("libcuda_guest.so"), folder.join(file)).expect("a link");
+            }
+        }
+        rig.folder.path().join(format!("loopback-{tenant}"))
+    }
+
+    /// Starts the program, and waits until it listens.
+    fn ready(mut command: Command, socket: std::path::PathBuf) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("starts");
+        let mut line = String::new();
+        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        output.read_line(&mut line).expect("a line");
+        assert_eq!(line.trim(), "ready");
+        Self { child, _output: output, socket }
+    }
+
+    /// Starts it through a daemon, for one of its tenants.
+    pub fn under_daemon(rig: &Rig, tenant: &str) -> Self {
+        let socket = Self::prepare(rig, tenant);
+        let mut command = rig.command(built("mediatorctl"), "plain");
+        command.env(cuda_protocol::DRIVER_VARIABLE, &rig.fake);
+        command.arg("--socket").arg(rig.folder.path().join("admin.sock")).args(["run", "--tenant", tenant]);
+        command.arg("--library").arg(rig.folder.path().join("shim")).arg("--").arg(built("cuda-loopback"));
+        command.arg("--socket").arg(&socket).arg("--worker").arg(built("cuda-worker"));
+        Self::ready(command, socket)
+    }
+
+    /// Returns the processes of all workers.
+    pub fn workers(&self) -> Vec<i32> {
+        let own = self.child.id().to_string();
+        let entries = std::fs::read_dir("/proc").expect("readable").flatten();
+        let of = |pid: i32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+            (fields.get(1) == Some(&own.as_str()) && fields.first() != Some(&"Z")).then_some(pid)
+        };
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(of)).collect()
+    }
+
+    /// Returns a program of the guest.
+    pub fn command(&self, rig: &Rig, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = rig.command(program, "guest");
+        command.env("GPU_MEDIATOR_CUDA_LOOPBACK", &self.socket);
+        command
+    }
+}
+
+impl Drop for Loopback {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

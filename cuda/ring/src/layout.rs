@@ -1,0 +1,160 @@
+//! Kinds and sizes of blobs, and offsets in them.
+
+/// Kind of a blob: the `blob_id` with which a guest creates it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlobKind {
+    /// Status, positions of the rings, slots and areas for answers; one for each program, created first.
+    Control,
+    /// The rings' messages; one for each program.
+    Ring,
+    /// Bytes of copies between pageable memory and the card; at most one for each program.
+    Staging,
+    /// Pinned memory of the program; any number.
+    Pinned,
+}
+
+impl BlobKind {
+    /// Returns the number in messages.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Control => 1,
+            Self::Ring => 2,
+            Self::Staging => 3,
+            Self::Pinned => 4,
+        }
+    }
+
+    /// Returns the kind with a number.
+    pub const fn from_number(number: u32) -> Option<Self> {
+        match number {
+            1 => Some(Self::Control),
+            2 => Some(Self::Ring),
+            3 => Some(Self::Staging),
+            4 => Some(Self::Pinned),
+            _ => None,
+        }
+    }
+
+    /// Returns the only permitted size, or `None` if the size is free.
+    pub const fn bytes(self) -> Option<u64> {
+        match self {
+            Self::Control => Some(control::BYTES),
+            Self::Ring => Some(ring::BYTES),
+            Self::Staging => Some(staging::BYTES),
+            Self::Pinned => None,
+        }
+    }
+}
+
+/// Sizes of blobs are multiples of this.
+pub const BLOB_GRANULE: u64 = 64 << 10;
+
+/// Addresses that have the same meaning in guest and worker.
+pub const ADDRESSES: std::ops::Range<u64> = 0x2000_0000_0000..0x4000_0000_0000;
+/// First address of pinned memory; device memory is below.
+pub const PINNED_ADDRESSES: u64 = 0x3000_0000_0000;
+
+/// The control blob: byte offsets of 64-bit words, each on a cache line of its own where two sides write.
+pub mod control {
+    /// Version of everything in this crate; the guest writes it before it creates another blob.
+    pub const VERSION: u64 = 0x00;
+    /// State of the worker: one of [`state`](super::state). The worker writes it, and the device after the worker's
+    /// end.
+    pub const STATE: u64 = 0x40;
+    /// Number of the worker's `Reason`, if the state is `LOST`.
+    pub const REASON: u64 = 0x48;
+    /// CUDA's number of an error that all later calls return, or 0.
+    pub const STICKY: u64 = 0x50;
+    /// Position up to which the guest has written the ordered ring.
+    pub const HEAD: u64 = 0x80;
+    /// Position up to which the worker has read it.
+    pub const TAIL: u64 = 0xc0;
+    /// Not 0 while the worker sleeps and waits for a doorbell.
+    pub const ASLEEP: u64 = 0x100;
+    /// Number of guest threads that sleep.
+    pub const WAITING: u64 = 0x140;
+    /// Counts the worker's notifications; its low half is the futex of the loopback transport.
+    pub const EVENTS: u64 = 0x180;
+    /// Position up to which the guest has written the side ring.
+    pub const SIDE_HEAD: u64 = 0x1c0;
+    /// Position up to which the worker has read it.
+    pub const SIDE_TAIL: u64 = 0x200;
+    /// Number of callbacks that the worker has posted.
+    pub const CALLBACKS_POSTED: u64 = 0x240;
+    /// Number of callbacks that the guest has finished.
+    pub const CALLBACKS_DONE: u64 = 0x280;
+    /// Ring of callback identifiers: [`CALLBACK_COUNT`] words.
+    pub const CALLBACKS: u64 = 0x400;
+    /// Callbacks posted and not finished at most; a power of two.
+    pub const CALLBACK_COUNT: u64 = 64;
+    /// Words that count the completed uses of each piece of the staging blob.
+    pub const PIECES: u64 = 0x800;
+    /// First slot.
+    pub const SLOTS: u64 = 0x1000;
+    /// Slots.
+    pub const SLOT_COUNT: u64 = 1024;
+    /// Bytes of a slot: its sequence, the result, and six words.
+    pub const SLOT_BYTES: u64 = 64;
+    /// First area.
+    pub const AREAS: u64 = 0x20000;
+    /// Areas.
+    pub const AREA_COUNT: u64 = 16;
+    /// Bytes of an area.
+    pub const AREA_BYTES: u64 = 64 << 10;
+    /// Size of the blob.
+    pub const BYTES: u64 = AREAS + AREA_COUNT * AREA_BYTES;
+}
+
+/// Values of the word [`control::STATE`].
+pub mod state {
+    /// The worker has not started.
+    pub const STARTING: u64 = 0;
+    /// The worker serves the rings.
+    pub const READY: u64 = 1;
+    /// The worker has ended. Each call returns an error from now on.
+    pub const LOST: u64 = 2;
+}
+
+/// The ring blob: both rings.
+pub mod ring {
+    /// First byte of the ordered ring.
+    pub const ORDERED: u64 = 0;
+    /// Its size; a power of two.
+    pub const ORDERED_BYTES: u64 = 4 << 20;
+    /// First byte of the side ring.
+    pub const SIDE: u64 = ORDERED + ORDERED_BYTES;
+    /// Its size; a power of two.
+    pub const SIDE_BYTES: u64 = 256 << 10;
+    /// Size of the blob.
+    pub const BYTES: u64 = SIDE + SIDE_BYTES;
+}
+
+/// The staging blob: pieces for copies.
+pub mod staging {
+    /// Bytes of a piece.
+    pub const PIECE_BYTES: u64 = 1 << 20;
+    /// Pieces.
+    pub const PIECE_COUNT: u64 = 32;
+    /// Size of the blob.
+    pub const BYTES: u64 = PIECE_BYTES * PIECE_COUNT;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_whole_granules_and_parts_do_not_overlap() {
+        let kinds = [BlobKind::Control, BlobKind::Ring, BlobKind::Staging, BlobKind::Pinned];
+        for kind in kinds {
+            assert_eq!(BlobKind::from_number(kind.number()), Some(kind));
+            assert!(kind.bytes().is_none_or(|bytes| bytes.is_multiple_of(BLOB_GRANULE)), "{kind:?}");
+        }
+        assert_eq!(BlobKind::from_number(0), None);
+        let words = |count: u64| 8 * count;
+        assert!(control::CALLBACKS_DONE < control::CALLBACKS);
+        assert!(control::CALLBACKS + words(control::CALLBACK_COUNT) <= control::PIECES);
+        assert!(control::PIECES + words(staging::PIECE_COUNT) <= control::SLOTS);
+        assert!(control::SLOTS + control::SLOT_COUNT * control::SLOT_BYTES <= control::AREAS);
+    }
+}

@@ -1,0 +1,27 @@
+//! Memory that a guest's CUDA library and its worker share, and the rings in it.
+//!
+//! - [`BlobKind`] and its layout ([`control`], [`ring`], [`staging`]): what is where in the blobs of the window.
+//! - [`Words`]: access to shared words. [`Shared`] is mapped memory; tests have a model with store buffers.
+//! - [`Producer`] and [`Consumer`]: messages in a ring. [`slots`]: their answers.
+//! - [`sleep`]: sleeping and waking of both sides.
+//! - [`Transport`]: what the guest library needs of the system to reach its worker.
+//!
+//! The worker trusts nothing in this memory: it copies each message before it checks it.
+//! The crate does not know any function of CUDA.
+
+#[cfg(test)]
+mod interleavings;
+mod layout;
+mod rings;
+pub mod sleep;
+pub mod slots;
+mod transport;
+mod words;
+
+pub use layout::{ADDRESSES, BLOB_GRANULE, BlobKind, PINNED_ADDRESSES, control, ring, staging, state};
+pub use rings::{Broken, Consumer, Full, Geometry, Header, MAX_WORDS, PAD, Producer};
+pub use transport::{Blob, Transport};
+pub use words::{Shared, Words};
+
+/// Version of the layout and of the messages.
+pub const VERSION: u64 = 1;

@@ -1,0 +1,175 @@
+//! The rings: one producer, one consumer, messages of whole words without a gap.
+//!
+//! Positions count bytes from the start of the program and never wrap. A message lies in one piece; a message of type
+//! [`PAD`] fills the end of the ring. The consumer copies a message before it checks it, because the producer can
+//! change it at any time.
+
+use crate::layout::{control, ring};
+use crate::words::Words;
+
+/// Type of a message that only fills the end of the ring.
+pub const PAD: u16 = u16::MAX;
+/// Words of the longest message, its header included.
+pub const MAX_WORDS: usize = 4096;
+
+/// First word of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Type of the message.
+    pub op: u16,
+    /// Flags of the message.
+    pub flags: u16,
+    /// Words, with this one.
+    pub words: u32,
+}
+
+impl Header {
+    /// Encodes the header.
+    pub const fn word(self) -> u64 {
+        self.op as u64 | (self.flags as u64) << 16 | (self.words as u64) << 32
+    }
+
+    /// Decodes a header.
+    pub const fn from_word(word: u64) -> Self {
+        Self { op: word as u16, flags: (word >> 16) as u16, words: (word >> 32) as u32 }
+    }
+}
+
+/// Where a ring and its positions are.
+#[derive(Clone, Copy, Debug)]
+pub struct Geometry {
+    /// Offset of the producer's position in the control blob.
+    pub head: u64,
+    /// Offset of the consumer's position in the control blob.
+    pub tail: u64,
+    /// First byte in the ring blob.
+    pub base: u64,
+    /// Size in bytes; a power of two.
+    pub bytes: u64,
+}
+
+impl Geometry {
+    /// The ring of all calls that have an order.
+    pub const ORDERED: Self =
+        Self { head: control::HEAD, tail: control::TAIL, base: ring::ORDERED, bytes: ring::ORDERED_BYTES };
+    /// The ring of calls that never wait for work of the card.
+    pub const SIDE: Self =
+        Self { head: control::SIDE_HEAD, tail: control::SIDE_TAIL, base: ring::SIDE, bytes: ring::SIDE_BYTES };
+}
+
+/// The guest's end of a ring.
+#[derive(Debug)]
+pub struct Producer<C, R> {
+    control: C,
+    ring: R,
+    geometry: Geometry,
+    head: u64,
+    /// Last known position of the consumer.
+    tail: u64,
+}
+
+/// A ring without room for a message: wait until the tail has reached this position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full(pub u64);
+
+impl<C: Words, R: Words> Producer<C, R> {
+    /// Returns the producer of an unused ring.
+    pub fn new(control: C, ring: R, geometry: Geometry) -> Self {
+        Self { control, ring, geometry, head: 0, tail: 0 }
+    }
+
+    /// Publishes a message of up to [`MAX_WORDS`] words, which begins with its header. Returns true if the worker sleeps
+    /// and the caller must ring the doorbell.
+    ///
+    /// # Errors
+    /// If the ring has no room.
+    pub fn publish(&mut self, message: &[u64]) -> Result<bool, Full> {
+        let size = message.len() as u64 * 8;
+        let offset = self.head & (self.geometry.bytes - 1);
+        let rest = self.geometry.bytes - offset;
+        let pad = if rest < size { rest } else { 0 };
+        let end = self.head + pad + size;
+        if end - self.tail > self.geometry.bytes {
+            self.tail = self.control.load(self.geometry.tail).min(self.head);
+            if end - self.tail > self.geometry.bytes {
+                return Err(Full(end - self.geometry.bytes));
+            }
+        }
+        if pad > 0 {
+            let header = Header { op: PAD, flags: 0, words: (pad / 8) as u32 };
+            self.ring.store(self.geometry.base + offset, header.word());
+        }
+        let first = (self.head + pad) & (self.geometry.bytes - 1);
+        for (at, word) in (self.geometry.base + first..).step_by(8).zip(message) {
+            self.ring.store(at, *word);
+        }
+        self.head = end;
+        self.control.store(self.geometry.head, end);
+        // Without the fence, the load could pass the store, and both sides would wait for each other.
+        self.control.fence();
+        Ok(self.control.load(control::ASLEEP) != 0)
+    }
+}
+
+/// The worker's end of a ring.
+#[derive(Debug)]
+pub struct Consumer<C, R> {
+    control: C,
+    ring: R,
+    geometry: Geometry,
+    tail: u64,
+}
+
+/// A ring whose positions or headers are wrong. Its program has lost its context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Broken;
+
+impl<C: Words, R: Words> Consumer<C, R> {
+    /// Returns the consumer of an unused ring.
+    pub fn new(control: C, ring: R, geometry: Geometry) -> Self {
+        Self { control, ring, geometry, tail: 0 }
+    }
+
+    /// Returns true if the ring contains messages.
+    pub fn has_messages(&self) -> bool {
+        self.control.load(self.geometry.head) != self.tail
+    }
+
+    /// Copies the next message to `into`, and frees its place. Returns false if the ring is empty.
+    ///
+    /// # Errors
+    /// If the producer has broken the ring's rules.
+    pub fn next(&mut self, into: &mut Vec<u64>) -> Result<bool, Broken> {
+        loop {
+            let head = self.control.load(self.geometry.head);
+            let filled = head.wrapping_sub(self.tail);
+            if filled == 0 {
+                return Ok(false);
+            }
+            if filled > self.geometry.bytes || filled % 8 != 0 {
+                return Err(Broken);
+            }
+            let offset = self.tail & (self.geometry.bytes - 1);
+            let at = self.geometry.base + offset;
+            let first = self.ring.load(at);
+            let header = Header::from_word(first);
+            let (words, size) = (header.words as usize, u64::from(header.words) * 8);
+            if words == 0 || size > filled.min(self.geometry.bytes - offset) {
+                return Err(Broken);
+            }
+            if header.op != PAD {
+                if words > MAX_WORDS {
+                    return Err(Broken);
+                }
+                into.clear();
+                into.push(first);
+                into.extend((1..words as u64).map(|index| self.ring.load(at + 8 * index)));
+            }
+            self.tail += size;
+            self.control.store(self.geometry.tail, self.tail);
+            if header.op != PAD {
+                return Ok(true);
+            }
+        }
+    }
+}

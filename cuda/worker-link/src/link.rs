@@ -1,0 +1,148 @@
+//! One end of the connection.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::message::{FromWorker, Malformed, PACKET, ToWorker};
+
+/// One end of a worker's connection. Any thread may send; one thread receives.
+#[derive(Debug)]
+pub struct Link(OwnedFd);
+
+/// A connection that failed, or a packet that was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The socket failed.
+    #[error("the worker's connection failed: {0}")]
+    Socket(#[from] io::Error),
+    /// The other side has closed the connection.
+    #[error("the other side closed the worker's connection")]
+    Closed,
+    /// No message has arrived, or the other side does not read.
+    #[error("the worker's connection would block")]
+    WouldBlock,
+    /// The packet is not a message.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+impl From<Errno> for LinkError {
+    fn from(error: Errno) -> Self {
+        match error {
+            Errno::AGAIN => Self::WouldBlock,
+            Errno::PIPE | Errno::CONNRESET => Self::Closed,
+            other => Self::Socket(other.into()),
+        }
+    }
+}
+
+impl Link {
+    /// Wraps a connected `SOCK_SEQPACKET` socket.
+    pub fn new(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
+
+    /// Returns the two ends of a new connection.
+    ///
+    /// # Errors
+    /// If the process or the host has no free descriptors.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Ok((Self(a), Self(b)))
+    }
+
+    /// Returns another descriptor of this end.
+    ///
+    /// # Errors
+    /// If the process has no free descriptors.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
+    }
+
+    /// Returns the descriptor, for the worker's arguments.
+    pub fn into_fd(self) -> OwnedFd {
+        self.0
+    }
+
+    /// Sends a message to the worker without waiting.
+    ///
+    /// # Errors
+    /// [`LinkError::WouldBlock`] if the worker does not read; [`LinkError::Closed`] if it has ended.
+    pub fn send_to_worker(&self, message: ToWorker) -> Result<(), LinkError> {
+        self.send(&message.encode(), SendFlags::DONTWAIT)
+    }
+
+    /// Sends a message to the device; waits while the queue is full.
+    ///
+    /// # Errors
+    /// [`LinkError::Closed`] if the device has closed the connection.
+    pub fn send_from_worker(&self, message: FromWorker) -> Result<(), LinkError> {
+        self.send(&message.encode(), SendFlags::empty())
+    }
+
+    /// Receives a message of the device; waits for it.
+    ///
+    /// # Errors
+    /// [`LinkError::Closed`] if the device has closed the connection.
+    pub fn receive_in_worker(&self) -> Result<ToWorker, LinkError> {
+        let mut packet = [0; PACKET];
+        let length = self.receive(&mut packet, RecvFlags::empty())?;
+        Ok(ToWorker::decode(packet.get(..length).unwrap_or_default())?)
+    }
+
+    /// Receives a message of the worker without waiting.
+    ///
+    /// # Errors
+    /// [`LinkError::WouldBlock`] if none has arrived; [`LinkError::Closed`] if the worker has ended.
+    pub fn receive_from_worker(&self) -> Result<FromWorker, LinkError> {
+        let mut packet = [0; PACKET];
+        let length = self.receive(&mut packet, RecvFlags::DONTWAIT)?;
+        Ok(FromWorker::decode(packet.get(..length).unwrap_or_default())?)
+    }
+
+    fn send(&self, packet: &[u8; PACKET], flags: SendFlags) -> Result<(), LinkError> {
+        let sent = rustix::io::retry_on_intr(|| rustix::net::send(&self.0, packet, flags | SendFlags::NOSIGNAL))?;
+        if sent == PACKET { Ok(()) } else { Err(LinkError::Malformed(Malformed)) }
+    }
+
+    fn receive(&self, packet: &mut [u8; PACKET], flags: RecvFlags) -> Result<usize, LinkError> {
+        // With `TRUNC` the length of a longer packet is returned, which does not decode.
+        let (_, length) =
+            rustix::io::retry_on_intr(|| rustix::net::recv(&self.0, &mut packet[..], flags | RecvFlags::TRUNC))?;
+        if length == 0 { Err(LinkError::Closed) } else { Ok(length) }
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_cross_and_end_is_noticed() {
+        let (device, worker) = Link::pair().expect("a pair");
+        device.send_to_worker(ToWorker::Doorbell).expect("sent");
+        assert_eq!(worker.receive_in_worker().expect("received"), ToWorker::Doorbell);
+        assert!(matches!(device.receive_from_worker(), Err(LinkError::WouldBlock)));
+        worker.send_from_worker(FromWorker::Check).expect("sent");
+        assert_eq!(device.receive_from_worker().expect("received"), FromWorker::Check);
+        drop(worker);
+        assert!(matches!(device.receive_from_worker(), Err(LinkError::Closed)));
+        assert!(matches!(device.send_to_worker(ToWorker::Doorbell), Err(LinkError::Closed)));
+    }
+
+    #[test]
+    fn longer_packet_is_malformed() {
+        let (device, worker) = Link::pair().expect("a pair");
+        rustix::net::send(&device, &[1; PACKET + 1], SendFlags::empty()).expect("sent");
+        assert!(matches!(worker.receive_in_worker(), Err(LinkError::Malformed(_))));
+    }
+}

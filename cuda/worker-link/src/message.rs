@@ -1,0 +1,193 @@
+//! The messages and their encoding.
+
+/// Length of each packet in bytes.
+pub const PACKET: usize = 32;
+
+/// A message to a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToWorker {
+    /// The guest program has a new blob.
+    Blob {
+        /// Identifier, which the guest's messages use.
+        id: u32,
+        /// `cuda_ring::BlobKind` as a number.
+        kind: u32,
+        /// Offset in the window.
+        offset: u64,
+        /// Size in bytes.
+        size: u64,
+    },
+    /// The guest program gives a blob back.
+    Remove {
+        /// Its identifier.
+        id: u32,
+    },
+    /// The guest rang: the rings contain messages.
+    Doorbell,
+    /// The guest program has ended.
+    Goodbye,
+}
+
+/// A message from a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FromWorker {
+    /// The worker and the card do not use a blob any longer.
+    Removed {
+        /// Its identifier.
+        id: u32,
+    },
+    /// Words in the control blob have changed while a guest thread waits.
+    Check,
+    /// The worker ends.
+    Failed {
+        /// The cause.
+        reason: Reason,
+    },
+}
+
+/// Cause of a worker's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The driver's library cannot be loaded, or does not start.
+    Driver,
+    /// The addresses that guest and worker must share are taken.
+    Addresses,
+    /// The ring contains an operation that does not exist, or a malformed message.
+    Malformed,
+    /// The guest exceeds a limit: blobs, handles or bytes.
+    Limit,
+    /// The sandbox cannot be set up.
+    Sandbox,
+    /// A reason that this version does not know.
+    Unknown(u32),
+}
+
+/// A packet that is not a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the packet is not a message of this link")]
+pub struct Malformed;
+
+impl Reason {
+    fn number(self) -> u32 {
+        match self {
+            Self::Driver => 1,
+            Self::Addresses => 2,
+            Self::Malformed => 3,
+            Self::Limit => 4,
+            Self::Sandbox => 5,
+            Self::Unknown(number) => number,
+        }
+    }
+
+    fn from_number(number: u32) -> Self {
+        match number {
+            1 => Self::Driver,
+            2 => Self::Addresses,
+            3 => Self::Malformed,
+            4 => Self::Limit,
+            5 => Self::Sandbox,
+            other => Self::Unknown(other),
+        }
+    }
+}
+
+/// The fields of a packet: type, identifier, kind, offset, size.
+type Fields = (u32, u32, u32, u64, u64);
+
+fn pack((tag, id, kind, offset, size): Fields) -> [u8; PACKET] {
+    let mut packet = [0; PACKET];
+    packet[..4].copy_from_slice(&tag.to_le_bytes());
+    packet[4..8].copy_from_slice(&id.to_le_bytes());
+    packet[8..12].copy_from_slice(&kind.to_le_bytes());
+    packet[16..24].copy_from_slice(&offset.to_le_bytes());
+    packet[24..].copy_from_slice(&size.to_le_bytes());
+    packet
+}
+
+fn unpack(packet: &[u8]) -> Result<Fields, Malformed> {
+    let packet: &[u8; PACKET] = packet.try_into().map_err(|_| Malformed)?;
+    let word = |at: usize| packet.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
+    let long = |at: usize| packet.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+    let all = || Some((word(0)?, word(4)?, word(8)?, long(16)?, long(24)?));
+    all().ok_or(Malformed)
+}
+
+impl ToWorker {
+    /// Encodes the message.
+    pub fn encode(self) -> [u8; PACKET] {
+        pack(match self {
+            Self::Blob { id, kind, offset, size } => (1, id, kind, offset, size),
+            Self::Remove { id } => (2, id, 0, 0, 0),
+            Self::Doorbell => (3, 0, 0, 0, 0),
+            Self::Goodbye => (4, 0, 0, 0, 0),
+        })
+    }
+
+    /// Decodes a packet.
+    ///
+    /// # Errors
+    /// If the packet has another length or an unknown type.
+    pub fn decode(packet: &[u8]) -> Result<Self, Malformed> {
+        match unpack(packet)? {
+            (1, id, kind, offset, size) => Ok(Self::Blob { id, kind, offset, size }),
+            (2, id, ..) => Ok(Self::Remove { id }),
+            (3, ..) => Ok(Self::Doorbell),
+            (4, ..) => Ok(Self::Goodbye),
+            _ => Err(Malformed),
+        }
+    }
+}
+
+impl FromWorker {
+    /// Encodes the message.
+    pub fn encode(self) -> [u8; PACKET] {
+        pack(match self {
+            Self::Removed { id } => (1, id, 0, 0, 0),
+            Self::Check => (2, 0, 0, 0, 0),
+            Self::Failed { reason } => (3, 0, reason.number(), 0, 0),
+        })
+    }
+
+    /// Decodes a packet.
+    ///
+    /// # Errors
+    /// If the packet has another length or an unknown type.
+    pub fn decode(packet: &[u8]) -> Result<Self, Malformed> {
+        match unpack(packet)? {
+            (1, id, ..) => Ok(Self::Removed { id }),
+            (2, ..) => Ok(Self::Check),
+            (3, _, reason, ..) => Ok(Self::Failed { reason: Reason::from_number(reason) }),
+            _ => Err(Malformed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_message_decodes_to_itself() {
+        let to = [
+            ToWorker::Blob { id: 7, kind: 4, offset: 1 << 40, size: 65536 },
+            ToWorker::Remove { id: 7 },
+            ToWorker::Doorbell,
+            ToWorker::Goodbye,
+        ];
+        for message in to {
+            assert_eq!(ToWorker::decode(&message.encode()), Ok(message));
+        }
+        let reasons = [Reason::Driver, Reason::Addresses, Reason::Malformed, Reason::Limit, Reason::Sandbox];
+        let failed = reasons.into_iter().chain([Reason::Unknown(99)]).map(|reason| FromWorker::Failed { reason });
+        for message in [FromWorker::Removed { id: 3 }, FromWorker::Check].into_iter().chain(failed) {
+            assert_eq!(FromWorker::decode(&message.encode()), Ok(message));
+        }
+    }
+
+    #[test]
+    fn packet_of_other_length_or_type_is_malformed() {
+        assert_eq!(ToWorker::decode(&ToWorker::Doorbell.encode()[..31]), Err(Malformed));
+        assert_eq!(FromWorker::decode(&[0; PACKET]), Err(Malformed));
+        assert_eq!(ToWorker::decode(&[9; PACKET]), Err(Malformed));
+    }
+}

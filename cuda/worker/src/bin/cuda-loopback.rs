@@ -1,0 +1,88 @@
+//! Workers without a virtual machine: listens at a socket, and starts one worker for each program that connects. The
+//! program's library (`cuda-guest`) finds the socket by `GPU_MEDIATOR_CUDA_LOOPBACK`.
+//!
+//! Its own environment becomes the workers': the owner's socket, the tenant's name, and where the driver is.
+
+use std::io::{IoSlice, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use worker_link::{Link, WorkerOptions};
+
+#[derive(Parser)]
+struct Args {
+    /// The socket, which must not exist.
+    #[arg(long)]
+    socket: PathBuf,
+    /// The program `cuda-worker`; by default next to this one.
+    #[arg(long)]
+    worker: Option<PathBuf>,
+    /// The driver's library for workers.
+    #[arg(long)]
+    library: Option<PathBuf>,
+    /// Size of each program's window in GiB, for pinned memory. Costs memory when it is used only.
+    #[arg(long, default_value_t = 64)]
+    window_gib: u64,
+}
+
+/// Sends the window's descriptor to the program.
+fn send_window(socket: &OwnedFd, window: &OwnedFd) -> Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [window.as_fd()];
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    rustix::net::sendmsg(socket, &[IoSlice::new(&[0; 8])], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Starts a worker for a program, and waits for its end in a thread of its own.
+fn serve(program: OwnedFd, options: &WorkerOptions, bytes: u64) -> Result<()> {
+    let window = rustix::fs::memfd_create("cuda-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&window, bytes)?;
+    // A program that shrinks the file would end its worker by a signal.
+    rustix::fs::fcntl_add_seals(&window, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    send_window(&program, &window)?;
+    let mut worker = options.start(window, Link::new(program))?;
+    // The reader of the first line may be gone.
+    let _ = writeln!(std::io::stdout(), "worker {}", worker.id());
+    std::thread::spawn(move || worker.wait());
+    Ok(())
+}
+
+fn options(args: &Args) -> Result<WorkerOptions> {
+    let own = std::env::current_exe().context("this program's path")?;
+    let program = args.worker.clone().unwrap_or_else(|| own.with_file_name("cuda-worker"));
+    let range = format!("{:#x}-{:#x}", ADDRESSES.start, PINNED_ADDRESSES);
+    let environment = std::env::vars_os().chain([("GPU_MEDIATOR_CUDA_ADDRESSES".into(), range.into())]).collect();
+    let library = args.library.clone();
+    Ok(WorkerOptions { program, environment, library, user: None })
+}
+
+fn listen(path: &Path) -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?).with_context(|| format!("bind {}", path.display()))?;
+    rustix::net::listen(&socket, 64)?;
+    Ok(socket)
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let socket = listen(&args.socket)?;
+    let options = options(&args)?;
+    println!("ready");
+    loop {
+        let program = rustix::io::retry_on_intr(|| rustix::net::accept_with(&socket, SocketFlags::CLOEXEC))?;
+        if let Err(error) = serve(program, &options, args.window_gib << 30) {
+            eprintln!("cuda-loopback: a program has no worker: {error:#}");
+        }
+    }
+}

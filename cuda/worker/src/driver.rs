@@ -1,0 +1,177 @@
+//! The driver library: its functions by the description of their arguments.
+//!
+//! UNSAFETY: loads a library and calls its functions. Arguments are integers and pointers only, which x86-64 passes in
+//! registers and on the stack in the same way, so one type of function suffices; a function ignores surplus arguments.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::{CString, c_void};
+use std::path::{Path, PathBuf};
+
+use cuda_calls::{CALLS, MAX_ARGUMENTS, Treatment};
+
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+pub const NOT_SUPPORTED: i32 = 801;
+/// `CUDA_ERROR_NOT_READY`.
+pub const NOT_READY: i32 = 600;
+/// `CUDA_ERROR_INVALID_VALUE`.
+pub const INVALID_VALUE: i32 = 1;
+/// `CUDA_ERROR_INVALID_HANDLE`.
+pub const INVALID_HANDLE: i32 = 400;
+
+type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> i32;
+
+/// A library that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The library cannot be loaded.
+    #[error("cannot load the CUDA driver library {0}")]
+    Library(PathBuf),
+    /// A function that the worker needs is missing.
+    #[error("the CUDA driver library has no {0}")]
+    Function(&'static str),
+}
+
+macro_rules! needed {
+    ($($name:ident = $symbol:literal,)*) => {
+        /// Functions that the worker calls itself.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(non_camel_case_types, reason = "one variant for each function")]
+        pub enum Needed { $($name,)* }
+
+        const NEEDED: &[&str] = &[$($symbol,)*];
+    };
+}
+
+needed! {
+    Init = "cuInit",
+    SetCurrent = "cuCtxSetCurrent",
+    Synchronize = "cuCtxSynchronize",
+    StreamQuery = "cuStreamQuery",
+    StreamSynchronize = "cuStreamSynchronize",
+    IsCapturing = "cuStreamIsCapturing",
+    EventCreate = "cuEventCreate",
+    EventRecord = "cuEventRecord",
+    EventQuery = "cuEventQuery",
+    EventSynchronize = "cuEventSynchronize",
+    Copy = "cuMemcpyAsync",
+    Launch = "cuLaunchKernel",
+    LaunchEx = "cuLaunchKernelEx",
+    LaunchCooperative = "cuLaunchCooperativeKernel",
+    MaxClusters = "cuOccupancyMaxActiveClusters",
+    FunctionParameter = "cuFuncGetParamInfo",
+    KernelParameter = "cuKernelGetParamInfo",
+    Register = "cuMemHostRegister_v2",
+    Unregister = "cuMemHostUnregister",
+    HostFunction = "cuLaunchHostFunc",
+    CaptureMode = "cuThreadExchangeStreamCaptureMode",
+}
+
+/// A loaded library.
+#[derive(Debug)]
+pub struct Driver {
+    described: Vec<Option<Function>>,
+    needed: Vec<Option<Function>>,
+}
+
+/// Symbol of a described call: without the mark of messages that the guest library completes.
+fn symbol(name: &str) -> &str {
+    name.trim_end_matches(['+', '-'])
+}
+
+impl Driver {
+    /// Loads a library, by its path or by the name that the loader finds.
+    ///
+    /// # Errors
+    /// If it cannot be loaded, or lacks a function that every driver has.
+    pub fn load(path: &Path) -> Result<Self, LoadError> {
+        let missing = || LoadError::Library(path.to_owned());
+        let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| missing())?;
+        // SAFETY: the operator names the library, which is never closed.
+        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if library.is_null() {
+            return Err(missing());
+        }
+        let find = |symbol: &str| {
+            let name = CString::new(symbol).ok()?;
+            // SAFETY: the library is loaded.
+            let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+            // SAFETY: the symbol is a function of the driver API, whose arguments are integers and pointers.
+            (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Function>(found) })
+        };
+        let described = CALLS.iter().map(|call| match call.treatment {
+            Treatment::Guest => None,
+            Treatment::Posted | Treatment::Answered => find(symbol(call.name)),
+        });
+        let described = described.collect();
+        let needed: Vec<_> = NEEDED.iter().map(|symbol| find(symbol)).collect();
+        for always in [Needed::Init, Needed::SetCurrent, Needed::Copy, Needed::Launch] {
+            if needed.get(always as usize).copied().flatten().is_none() {
+                return Err(LoadError::Function(NEEDED.get(always as usize).copied().unwrap_or_default()));
+            }
+        }
+        Ok(Self { described, needed })
+    }
+
+    /// Returns a driver whose functions succeed and do nothing.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub fn accepting() -> Self {
+        unsafe extern "C" fn accept(
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+        ) -> i32 {
+            0
+        }
+        /// Like a function without parameters.
+        unsafe extern "C" fn none(
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+        ) -> i32 {
+            INVALID_VALUE
+        }
+        let mut needed: Vec<Option<Function>> = vec![Some(accept); NEEDED.len()];
+        for parameters in [Needed::FunctionParameter, Needed::KernelParameter] {
+            needed[parameters as usize] = Some(none);
+        }
+        Self { described: vec![Some(accept); CALLS.len()], needed }
+    }
+
+    /// Calls a described function. Returns 801 if the library lacks it.
+    pub fn call(&self, index: usize, values: &[u64; MAX_ARGUMENTS]) -> i32 {
+        self.described.get(index).copied().flatten().map_or(NOT_SUPPORTED, |function| invoke(function, values))
+    }
+
+    /// Calls a function that the worker uses itself, with up to 12 arguments. Returns 801 if the library lacks it.
+    pub fn invoke(&self, function: Needed, arguments: &[u64]) -> i32 {
+        let mut values = [0; MAX_ARGUMENTS];
+        for (value, argument) in values.iter_mut().zip(arguments) {
+            *value = *argument;
+        }
+        self.needed.get(function as usize).copied().flatten().map_or(NOT_SUPPORTED, |found| invoke(found, &values))
+    }
+}
+
+fn invoke(function: Function, values: &[u64; MAX_ARGUMENTS]) -> i32 {
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = *values;
+    // SAFETY: the pointers name the arena of decoded arguments, or memory that was checked to be the guest's.
+    unsafe { function(a, b, c, d, e, f, g, h, i, j, k, l) }
+}

@@ -1,0 +1,362 @@
+//! Executes one message.
+
+use std::collections::HashMap;
+
+use cuda_calls::own::{self, Route, flags};
+use cuda_calls::{Arena, CALLS, Fault, Handles as _, Kind, Prepared, Treatment, decode, handle};
+use cuda_ring::{ADDRESSES, Header, Shared, Words as _, control, slots, state};
+
+use crate::driver::{Driver, NOT_SUPPORTED, Needed};
+use crate::objects::{Objects, TooMany};
+use crate::processes;
+use crate::waits::{Wait, Waits};
+use crate::window::Window;
+
+/// A message that ends its program's context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// It breaks the rules of the messages.
+    Malformed,
+    /// The program exceeds a limit.
+    Limit,
+}
+
+impl From<TooMany> for Broken {
+    fn from(_: TooMany) -> Self {
+        Self::Limit
+    }
+}
+
+/// Effect of a call on the worker's own records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effect {
+    None,
+    /// The first result is an address, and the argument with the index the bytes.
+    Allocates(usize),
+    /// The first two results are an address and the bytes of a row; the fourth argument is the number of rows.
+    AllocatesRows,
+    /// The first two results are an address and the bytes.
+    Names,
+    /// The first argument is an address.
+    Frees,
+    /// Reserves addresses, where the worker chooses if the program does not.
+    Reserves,
+    /// The driver has changed the current context.
+    ChangesContext,
+    /// The primary context of the device in the first argument has ended.
+    EndsPrimary,
+    /// The results are a list of processes.
+    ListsProcesses,
+}
+
+fn effect(name: &str) -> Effect {
+    match name {
+        "cuMemAlloc_v2+" | "cuMemAllocAsync+" | "cuMemAllocFromPoolAsync+" => Effect::Allocates(1),
+        "cuModuleGetGlobal_v2+" | "cuLibraryGetGlobal+" | "cuLibraryGetManaged+" => Effect::Names,
+        "cuMemAllocPitch_v2+" => Effect::AllocatesRows,
+        "cuMemFree_v2+" | "cuMemFreeAsync" | "cuMemAddressFree" => Effect::Frees,
+        "cuMemAddressReserve" => Effect::Reserves,
+        "cuCtxCreate_v2+" | "cuCtxDestroy_v2+" => Effect::ChangesContext,
+        "cuDevicePrimaryCtxReset_v2+" | "cuDevicePrimaryCtxRelease_v2+" => Effect::EndsPrimary,
+        "nvmlDeviceGetComputeRunningProcesses_v3+" => Effect::ListsProcesses,
+        _ => Effect::None,
+    }
+}
+
+/// Addresses for the program's own reservations; the shim uses those below.
+const RESERVATIONS: u64 = ADDRESSES.start + (8 << 40);
+
+/// Errors after which a context is unusable.
+fn is_sticky(code: i32) -> bool {
+    matches!(code, 214 | 220 | 700 | 702 | 710 | 714..=719)
+}
+
+/// Offsets and sizes of a function's parameters.
+pub type Parameters = Vec<(u32, u32)>;
+
+/// Everything of one program.
+pub struct Executor {
+    pub(crate) driver: Driver,
+    pub(crate) objects: Objects,
+    pub(crate) control: Shared,
+    pub(crate) window: Window,
+    pub(crate) waits: Waits,
+    pub(crate) parameters: HashMap<u64, Parameters, foldhash::fast::FixedState>,
+    pub(crate) staging: Option<u32>,
+    arena: Arena,
+    effects: Vec<Effect>,
+    /// Answers so far, by slot.
+    counts: Vec<u64>,
+    current: Option<u32>,
+    mode: u16,
+    next_reservation: u64,
+    started: bool,
+}
+
+/// Header and route of the message that is being executed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub header: Header,
+    pub route: Route,
+}
+
+impl std::fmt::Debug for Executor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Executor").field("current", &self.current).finish_non_exhaustive()
+    }
+}
+
+impl Executor {
+    /// Returns an executor for a program whose control blob is `control`.
+    pub fn new(driver: Driver, control: Shared, window: Window) -> Self {
+        Self {
+            driver,
+            control,
+            window,
+            objects: Objects::default(),
+            waits: Waits::default(),
+            parameters: HashMap::default(),
+            staging: None,
+            arena: Arena::default(),
+            effects: CALLS.iter().map(|call| effect(call.name)).collect(),
+            counts: vec![0; control::SLOT_COUNT as usize],
+            // A new thread has no context. The driver would refuse to set it before `cuInit`.
+            current: Some(0),
+            mode: 0,
+            next_reservation: RESERVATIONS,
+            started: false,
+        }
+    }
+
+    /// The shared memory and its blobs.
+    pub fn window(&mut self) -> &mut Window {
+        &mut self.window
+    }
+
+    /// Executes a message, which is a private copy.
+    ///
+    /// # Errors
+    /// If the program's context ends here.
+    pub fn execute(&mut self, message: &[u64]) -> Result<(), Broken> {
+        let [header, route, words @ ..] = message else { return Err(Broken::Malformed) };
+        let origin = Origin { header: Header::from_word(*header), route: Route::from_word(*route) };
+        if u64::from(origin.route.slot) >= control::SLOT_COUNT {
+            return Err(Broken::Malformed);
+        }
+        if origin.header.op == own::START {
+            return self.start(origin, words);
+        }
+        if !self.started {
+            return Err(Broken::Malformed);
+        }
+        self.set_mode(origin.route.capture_mode);
+        if let Err(code) = self.enter(origin.route.context) {
+            self.finish(origin, code, &[]);
+            return Ok(());
+        }
+        match origin.header.op {
+            op if op < own::FIRST => self.described(usize::from(op), origin, words),
+            own::WAIT_STREAM | own::WAIT_EVENT | own::WAIT_CONTEXT => self.wait(origin, words),
+            own::FUNCTION_INFO => self.function_info(origin, words),
+            own::LAUNCH | own::MAX_CLUSTERS => self.launch(origin, words),
+            own::COPY_INLINE | own::COPY_IN | own::COPY_OUT => self.copy(origin, words),
+            own::IMAGE_PART => self.image_part(words),
+            own::PIN | own::UNPIN | own::STAGING => self.pinned(origin, words),
+            own::HOST_FUNCTION => self.host_function(origin, words),
+            _ => Err(Broken::Malformed),
+        }
+    }
+
+    fn start(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
+        let [version, calls, process] = *words else { return Err(Broken::Malformed) };
+        processes::name_after(process as u32);
+        let matches = version == cuda_ring::VERSION && calls == CALLS.len() as u64;
+        self.started = matches;
+        // Another version of the messages: the guest reports which side to update.
+        self.finish(origin, if matches { 0 } else { NOT_SUPPORTED }, &[cuda_ring::VERSION, CALLS.len() as u64]);
+        Ok(())
+    }
+
+    /// Makes the context current.
+    pub(crate) fn enter(&mut self, context: u32) -> Result<(), i32> {
+        if self.current == Some(context) {
+            return Ok(());
+        }
+        let real = match context {
+            0 => 0,
+            number => match self.objects.find(Kind::Context, handle(Kind::Context, number)) {
+                Ok(real) => real,
+                Err(Fault::Refused(code)) => return Err(code),
+                Err(Fault::Malformed) => return Err(201),
+            },
+        };
+        self.current = None;
+        match self.driver.invoke(Needed::SetCurrent, &[real]) {
+            0 => {
+                self.current = Some(context);
+                Ok(())
+            }
+            code => Err(code),
+        }
+    }
+
+    /// Sets this thread's capture mode.
+    pub(crate) fn set_mode(&mut self, mode: u16) {
+        if self.mode != mode && mode <= 2 {
+            let mut value = i32::from(mode);
+            self.driver.invoke(Needed::CaptureMode, &[(&raw mut value).addr() as u64]);
+            self.mode = mode;
+        }
+    }
+
+    fn described(&mut self, index: usize, origin: Origin, words: &[u64]) -> Result<(), Broken> {
+        let call = CALLS.get(index).filter(|call| call.treatment != Treatment::Guest).ok_or(Broken::Malformed)?;
+        let mut prepared = match decode(call, words, &self.objects, &mut self.arena) {
+            Ok(prepared) => prepared,
+            Err(Fault::Malformed) => return Err(Broken::Malformed),
+            Err(Fault::Refused(code)) => {
+                self.finish(origin, code, &[]);
+                return Ok(());
+            }
+        };
+        let effect = self.effects.get(index).copied().unwrap_or(Effect::None);
+        if effect == Effect::Reserves {
+            self.place_reservation(&mut prepared);
+        }
+        let code = self.driver.call(index, &prepared.values);
+        let mut known = None;
+        if let Some((kind, made, _)) = prepared.new {
+            let (value, context) = (prepared.made(&self.arena), origin.route.context);
+            match (code, call.treatment) {
+                (0, Treatment::Answered) => {
+                    // The driver returns one object for several calls, and so must the guest.
+                    known = Some(self.objects.insert_or_find(kind, made, value, context)?).filter(|of| *of != made);
+                }
+                (0, _) => self.objects.insert(made, Ok(value), context)?,
+                // A failed creation with an answer leaves nothing behind: the guest knows.
+                (_, Treatment::Answered) => {}
+                (code, _) => self.objects.insert(made, Err(code), context)?,
+            }
+        }
+        if matches!(effect, Effect::ChangesContext | Effect::EndsPrimary) {
+            self.current = None;
+        }
+        let mut results: Vec<u64> = Vec::new();
+        if code == 0 {
+            if let Some((_, dropped)) = prepared.dropped {
+                self.objects.remove(dropped);
+                self.parameters.remove(&dropped);
+            }
+            results.extend(prepared.results(&self.arena));
+            if effect == Effect::ListsProcesses {
+                processes::translate(&mut results);
+            }
+            self.record(effect, &prepared, &results)?;
+            results.extend(known);
+        }
+        self.finish(origin, code, &results);
+        Ok(())
+    }
+
+    /// Chooses the addresses of a reservation for which the program has no wish.
+    fn place_reservation(&mut self, prepared: &mut Prepared) {
+        let [_, bytes, align, wish, ..] = &mut prepared.values;
+        let at = self.next_reservation.checked_next_multiple_of((*align).max(2 << 20));
+        let end = at.and_then(|at| at.checked_add(*bytes)).filter(|end| *end <= cuda_ring::PINNED_ADDRESSES);
+        if let (0, Some(at), Some(end)) = (*wish, at, end) {
+            *wish = at;
+            self.next_reservation = end;
+        }
+    }
+
+    fn record(&mut self, effect: Effect, prepared: &Prepared, results: &[u64]) -> Result<(), Broken> {
+        let result = |at: usize| results.get(at).copied().unwrap_or_default();
+        let value = |at: usize| prepared.values.get(at).copied().unwrap_or_default();
+        match effect {
+            Effect::Allocates(bytes) => self.objects.add_range(result(0), value(bytes))?,
+            Effect::AllocatesRows => self.objects.add_range(result(0), result(1).saturating_mul(value(3)))?,
+            Effect::Names => self.objects.add_range(result(0), result(1))?,
+            Effect::Reserves => self.objects.add_range(result(0), value(1))?,
+            Effect::Frees => self.objects.remove_range(value(0)),
+            // The guest's handle of a primary context is the device's number and one.
+            Effect::EndsPrimary => self.objects.remove(handle(Kind::Context, (value(0) as u32).wrapping_add(1))),
+            Effect::None | Effect::ChangesContext | Effect::ListsProcesses => {}
+        }
+        Ok(())
+    }
+
+    /// Answers a call with its results, or records the error of a call without an answer.
+    pub(crate) fn finish(&mut self, origin: Origin, code: i32, results: &[u64]) {
+        if is_sticky(code) {
+            self.control.store(control::STICKY, u64::from(code.cast_unsigned()));
+        }
+        let (slot, flags) = (origin.route.slot, origin.header.flags);
+        if flags & flags::ANSWER == 0 {
+            if code != 0 {
+                self.control.store(slots::deferred(slot), u64::from(code.cast_unsigned()));
+            }
+            return;
+        }
+        if results.len() <= slots::INLINE_WORDS {
+            self.control.write(slots::data(slot), results);
+        } else if flags & flags::AREA != 0 && results.len() as u64 * 8 <= control::AREA_BYTES {
+            self.control.write(slots::area(flags & flags::AREA_NUMBER), results);
+        }
+        if let Some(count) = self.counts.get_mut(usize::from(slot)) {
+            *count += 1;
+            slots::answer(&self.control, slot, *count, code, results.len());
+        }
+    }
+
+    fn wait(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
+        let found = match (origin.header.op, words) {
+            (own::WAIT_CONTEXT, []) => {
+                let mut streams = self.objects.streams_of(origin.route.context);
+                streams.push(0);
+                Ok(Wait::Context(streams))
+            }
+            (own::WAIT_STREAM, [stream]) => self.objects.find(Kind::Stream, *stream).map(Wait::Stream),
+            (own::WAIT_EVENT, [event]) => self.objects.find(Kind::Event, *event).map(Wait::Event),
+            _ => Err(Fault::Malformed),
+        };
+        match found {
+            Ok(wait) => self.begin_wait(origin, wait),
+            Err(Fault::Refused(code)) => {
+                self.finish(origin, code, &[]);
+                Ok(())
+            }
+            Err(Fault::Malformed) => Err(Broken::Malformed),
+        }
+    }
+
+    fn image_part(&mut self, words: &[u64]) -> Result<(), Broken> {
+        let [first, bytes, data @ ..] = words else { return Err(Broken::Malformed) };
+        let bytes = usize::try_from(*bytes).map_err(|_| Broken::Malformed)?;
+        let objects = &mut self.objects;
+        if *first == 1 {
+            objects.image.clear();
+            objects.image_bytes = 0;
+        }
+        let fits = data.len() == bytes.div_ceil(8) && bytes <= own::IMAGE_PART_BYTES;
+        // Only the last part may end within a word.
+        if !fits || objects.image_bytes % 8 != 0 || objects.image_bytes + bytes > own::MAX_IMAGE_BYTES {
+            return Err(Broken::Malformed);
+        }
+        objects.image.truncate(objects.image_bytes / 8);
+        objects.image.extend_from_slice(data);
+        objects.image_bytes += bytes;
+        // Text ends with a zero byte, whatever the guest sends.
+        objects.image.push(0);
+        Ok(())
+    }
+
+    /// Returns true once the guest's calls are served.
+    pub fn is_started(&self) -> bool {
+        self.started
+    }
+
+    /// Announces that the worker serves the rings.
+    pub fn announce(&self) {
+        self.control.store(control::STATE, state::READY);
+    }
+}

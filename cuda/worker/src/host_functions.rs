@@ -1,0 +1,70 @@
+//! Functions of the guest in the order of a stream: the driver calls one of ours, which notifies the guest and waits
+//! until the guest has run its own.
+//!
+//! UNSAFETY: the driver calls the function with the number that it was given.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::c_void;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use cuda_calls::{Fault, Handles as _, Kind};
+use cuda_ring::{Shared, Words as _, control};
+
+use crate::driver::Needed;
+use crate::executor::{Broken, Executor, Origin};
+
+/// Shared memory and waking, for threads of the driver.
+struct Callbacks {
+    control: Shared,
+    notify: Box<dyn Fn() + Send + Sync>,
+    posted: Mutex<u64>,
+}
+
+/// Static: the driver passes one word only, and calls after any other value might be gone.
+static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
+
+/// Prepares callbacks; `notify` wakes guest threads that sleep.
+pub(crate) fn prepare(control: Shared, notify: Box<dyn Fn() + Send + Sync>) {
+    let _ = CALLBACKS.set(Callbacks { control, notify, posted: Mutex::new(0) });
+}
+
+/// Time between two looks at a callback that the guest has not finished.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+
+unsafe extern "C" fn run(data: *mut c_void) {
+    let Some(callbacks) = CALLBACKS.get() else { return };
+    let control = &callbacks.control;
+    let mine = {
+        let mut posted = callbacks.posted.lock().unwrap_or_else(PoisonError::into_inner);
+        while posted.wrapping_sub(control.load(control::CALLBACKS_DONE)) >= control::CALLBACK_COUNT {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        control.store(control::CALLBACKS + 8 * (*posted % control::CALLBACK_COUNT), data as u64);
+        *posted += 1;
+        control.store(control::CALLBACKS_POSTED, *posted);
+        *posted
+    };
+    (callbacks.notify)();
+    // The stream continues after the guest's function. A guest that never answers stops its own streams only.
+    while control.load(control::CALLBACKS_DONE) < mine {
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+impl Executor {
+    /// Enqueues a callback.
+    pub(crate) fn host_function(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
+        let [stream, number] = *words else { return Err(Broken::Malformed) };
+        let code = match self.objects.find(Kind::Stream, stream) {
+            Ok(stream) => {
+                let function: unsafe extern "C" fn(*mut c_void) = run;
+                self.driver.invoke(Needed::HostFunction, &[stream, function as usize as u64, number])
+            }
+            Err(Fault::Refused(code)) => code,
+            Err(Fault::Malformed) => return Err(Broken::Malformed),
+        };
+        self.finish(origin, code, &[]);
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! The guest's handles and the driver's objects behind them, and the addresses that a guest may name.
+
+use std::collections::{BTreeMap, HashMap};
+
+use cuda_calls::{Fault, Handles, Kind, index_of, kind_of};
+use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
+
+use crate::driver::{INVALID_HANDLE, INVALID_VALUE};
+
+/// Objects of one program at most.
+const MAX_OBJECTS: usize = 1 << 20;
+/// Ranges of device memory outside the shared addresses at most.
+const MAX_RANGES: usize = 1 << 18;
+
+/// An object, or the error of its creation.
+#[derive(Clone, Copy, Debug)]
+struct Object {
+    value: Result<u64, i32>,
+    context: u32,
+    /// Calls that returned it, less those that destroyed it.
+    references: u32,
+}
+
+/// All objects of a program.
+#[derive(Debug, Default)]
+pub struct Objects {
+    objects: HashMap<u64, Object, foldhash::fast::FixedState>,
+    /// Handles of objects that answered calls returned.
+    handles: HashMap<(Kind, u64), u64, foldhash::fast::FixedState>,
+    /// Device memory that the driver placed outside the shared addresses: bytes by the first address.
+    ranges: BTreeMap<u64, u64>,
+    /// Pinned memory of the program: bytes by the first address.
+    pinned: BTreeMap<u64, u64>,
+    /// The image that arrives in parts, with zeros behind it.
+    pub image: Vec<u64>,
+    /// Bytes of the image so far.
+    pub image_bytes: usize,
+}
+
+/// A program that has too many objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooMany;
+
+fn within(ranges: &BTreeMap<u64, u64>, address: u64, bytes: u64) -> bool {
+    let (Some((start, length)), Some(end)) = (ranges.range(..=address).next_back(), address.checked_add(bytes)) else {
+        return false;
+    };
+    address - start < *length && end <= start + length
+}
+
+impl Objects {
+    /// Records an object, or the error of its creation.
+    ///
+    /// # Errors
+    /// If the program has too many.
+    pub fn insert(&mut self, handle: u64, value: Result<u64, i32>, context: u32) -> Result<(), TooMany> {
+        if self.objects.len() >= MAX_OBJECTS {
+            return Err(TooMany);
+        }
+        self.objects.insert(handle, Object { value, context, references: 1 });
+        Ok(())
+    }
+
+    /// Records an object that a call has returned, under a new handle or under that which it has already. Returns the
+    /// handle.
+    ///
+    /// # Errors
+    /// If the program has too many.
+    pub fn insert_or_find(&mut self, kind: Kind, handle: u64, value: u64, context: u32) -> Result<u64, TooMany> {
+        if self.handles.len() >= 2 * MAX_OBJECTS {
+            return Err(TooMany);
+        }
+        // The driver may return an object that was released and lives on, where it is mapped.
+        let known = *self.handles.entry((kind, value)).or_insert(handle);
+        match self.objects.get_mut(&known) {
+            Some(object) => object.references = object.references.saturating_add(1),
+            None => self.insert(known, Ok(value), context)?,
+        }
+        Ok(known)
+    }
+
+    /// Forgets an object, or one reference to it.
+    pub fn remove(&mut self, handle: u64) {
+        let Some(object) = self.objects.get_mut(&handle) else { return };
+        object.references -= 1;
+        if object.references > 0 {
+            return;
+        }
+        self.objects.remove(&handle);
+    }
+
+    /// Returns the driver's streams of a context.
+    pub fn streams_of(&self, context: u32) -> Vec<u64> {
+        let of = |(handle, object): (&u64, &Object)| {
+            (kind_of(*handle) == Some(Kind::Stream) && object.context == context).then(|| object.value.ok()).flatten()
+        };
+        self.objects.iter().filter_map(of).collect()
+    }
+
+    /// Records device memory outside the shared addresses.
+    ///
+    /// # Errors
+    /// If the program has too many ranges.
+    pub fn add_range(&mut self, address: u64, bytes: u64) -> Result<(), TooMany> {
+        if ADDRESSES.contains(&address) || address == 0 {
+            return Ok(());
+        }
+        if self.ranges.len() >= MAX_RANGES {
+            return Err(TooMany);
+        }
+        self.ranges.insert(address, bytes.max(1));
+        Ok(())
+    }
+
+    /// Forgets a range.
+    pub fn remove_range(&mut self, address: u64) {
+        self.ranges.remove(&address);
+    }
+
+    /// Records pinned memory that is mapped here.
+    pub fn add_pinned(&mut self, address: u64, bytes: u64) {
+        self.pinned.insert(address, bytes);
+    }
+
+    /// Forgets pinned memory.
+    pub fn remove_pinned(&mut self, address: u64) {
+        self.pinned.remove(&address);
+    }
+}
+
+impl Handles for Objects {
+    fn find(&self, kind: Kind, handle: u64) -> Result<u64, Fault> {
+        if kind == Kind::Stream && handle <= 2 {
+            return Ok(handle);
+        }
+        index_of(kind, handle).ok_or(Fault::Malformed)?;
+        match self.objects.get(&handle) {
+            Some(Object { value: Ok(value), .. }) => Ok(*value),
+            Some(Object { value: Err(code), .. }) => Err(Fault::Refused(*code)),
+            // As the driver for memory, whose handles are numbers.
+            None if kind == Kind::Memory => Err(Fault::Refused(INVALID_VALUE)),
+            None => Err(Fault::Refused(INVALID_HANDLE)),
+        }
+    }
+
+    fn is_free(&self, kind: Kind, handle: u64) -> bool {
+        index_of(kind, handle).is_some() && !self.objects.contains_key(&handle)
+    }
+
+    fn has_range(&self, address: u64, bytes: u64) -> bool {
+        let Some(end) = address.checked_add(bytes) else { return false };
+        if (ADDRESSES.start..PINNED_ADDRESSES).contains(&address) {
+            return end <= PINNED_ADDRESSES;
+        }
+        within(&self.pinned, address, bytes) || within(&self.ranges, address, bytes)
+    }
+
+    fn image(&self) -> u64 {
+        self.image.as_ptr().addr() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuda_calls::handle;
+
+    #[test]
+    fn only_addresses_of_card_and_guest_are_accepted() {
+        let mut objects = Objects::default();
+        objects.add_range(0x7f00_0000_0000, 100).expect("room");
+        objects.add_pinned(PINNED_ADDRESSES + 4096, 4096);
+        assert!(objects.has_range(ADDRESSES.start, 1 << 40));
+        assert!(objects.has_range(0x7f00_0000_0010, 84));
+        assert!(objects.has_range(PINNED_ADDRESSES + 4096, 4096));
+        for (address, bytes) in [
+            (0x7f00_0000_0010, 85),
+            (PINNED_ADDRESSES + 4096, 4097),
+            (PINNED_ADDRESSES, 1),
+            (PINNED_ADDRESSES - 1, 2),
+            (u64::MAX, 2),
+            (0x1000, 1),
+            (objects.image(), 8),
+        ] {
+            assert!(!objects.has_range(address, bytes), "{address:#x} {bytes}");
+        }
+    }
+
+    #[test]
+    fn object_that_failed_keeps_its_error() {
+        let mut objects = Objects::default();
+        let stream = handle(Kind::Stream, 1);
+        assert!(objects.is_free(Kind::Stream, stream));
+        objects.insert(stream, Err(2), 0).expect("room");
+        assert_eq!(objects.find(Kind::Stream, stream), Err(Fault::Refused(2)));
+        assert_eq!(objects.find(Kind::Event, stream), Err(Fault::Malformed));
+        assert_eq!(objects.find(Kind::Event, handle(Kind::Event, 1)), Err(Fault::Refused(400)));
+        assert!(!objects.is_free(Kind::Stream, stream));
+    }
+}

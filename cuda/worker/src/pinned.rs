@@ -1,0 +1,75 @@
+//! Pinned memory and the staging blob: parts of the window that are registered with the card.
+
+use cuda_calls::own;
+use cuda_ring::BlobKind;
+
+use crate::driver::{NOT_SUPPORTED, Needed};
+use crate::executor::{Broken, Executor, Origin};
+
+/// `CU_MEMHOSTREGISTER_PORTABLE` and `CU_MEMHOSTREGISTER_DEVICEMAP`.
+const PORTABLE_AND_MAPPED: u64 = 3;
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID_VALUE: i32 = 1;
+
+impl Executor {
+    /// Registers or releases a blob.
+    pub(crate) fn pinned(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
+        let code = match (origin.header.op, words) {
+            (own::PIN, [id, address]) => self.pin(number(*id)?, *address),
+            (own::UNPIN, [id]) => self.unpin(number(*id)?),
+            (own::STAGING, [id]) => self.stage(number(*id)?),
+            _ => return Err(Broken::Malformed),
+        };
+        self.finish(origin, code, &[]);
+        Ok(())
+    }
+
+    fn pin(&mut self, id: u32, address: u64) -> i32 {
+        if !self.window.pin(id, address) {
+            return INVALID_VALUE;
+        }
+        let Some(blob) = self.window.blob(id) else { return INVALID_VALUE };
+        match self.driver.invoke(Needed::Register, &[address, blob.bytes, PORTABLE_AND_MAPPED]) {
+            0 => {
+                self.objects.add_pinned(address, blob.bytes);
+                0
+            }
+            code => {
+                self.window.unpin(id);
+                code
+            }
+        }
+    }
+
+    /// Takes pinned memory from the card. Returns the driver's result.
+    pub(crate) fn unpin(&mut self, id: u32) -> i32 {
+        let Some(blob) = self.window.blob(id) else { return INVALID_VALUE };
+        let Some(address) = blob.pinned else { return INVALID_VALUE };
+        let code = self.driver.invoke(Needed::Unregister, &[address]);
+        self.objects.remove_pinned(address);
+        self.window.unpin(id);
+        code
+    }
+
+    fn stage(&mut self, id: u32) -> i32 {
+        let Some(blob) = self.window.blob(id).filter(|blob| blob.kind == BlobKind::Staging) else {
+            return INVALID_VALUE;
+        };
+        if self.staging.is_some() {
+            return INVALID_VALUE;
+        }
+        let address = self.window.address(&blob);
+        match self.driver.invoke(Needed::Register, &[address, blob.bytes, PORTABLE_AND_MAPPED]) {
+            // Without registration the driver copies through memory of its own: slower, and as correct.
+            0 | NOT_SUPPORTED => {
+                self.staging = Some(id);
+                0
+            }
+            code => code,
+        }
+    }
+}
+
+fn number(word: u64) -> Result<u32, Broken> {
+    u32::try_from(word).map_err(|_| Broken::Malformed)
+}

@@ -1,0 +1,85 @@
+//! Process numbers of the guest in NVML's lists.
+//!
+//! NVML lists the workers, by their numbers on the host. A worker's name has the number of its program in the guest, so
+//! that the workers of a tenant find each other's. Programs without a worker are left out: they are not the guest's.
+
+use std::fs;
+
+/// First word of a worker's name.
+const NAME: &str = "guest ";
+
+/// Words of an entry of a list: the process, its bytes, and its instances.
+const ENTRY_WORDS: usize = 3;
+
+/// Names this thread, which is the process's first, after a program of the guest.
+pub fn name_after(program: u32) {
+    // Without a name, the guest does not find the program in lists.
+    if let Ok(name) = std::ffi::CString::new(format!("{NAME}{program}")) {
+        let _ = rustix::thread::set_name(&name);
+    }
+}
+
+/// The program that a worker's name has.
+fn program(name: &str) -> Option<u32> {
+    name.strip_prefix(NAME)?.trim_end().parse().ok()
+}
+
+/// The program of a worker on this host.
+fn program_of(process: u32) -> Option<u32> {
+    program(&fs::read_to_string(format!("/proc/{process}/comm")).ok()?)
+}
+
+/// Replaces the host's process numbers in the results of a list: the number of entries, then the entries.
+pub fn translate(results: &mut [u64]) {
+    replace(results, program_of);
+}
+
+fn replace(results: &mut [u64], program_of: impl Fn(u32) -> Option<u32>) {
+    let Some((count, entries)) = results.split_first_mut() else { return };
+    let listed = usize::try_from(*count & 0xffff_ffff).unwrap_or_default().min(entries.len() / ENTRY_WORDS);
+    let mut own = Vec::new();
+    for entry in entries.chunks_exact(ENTRY_WORDS).take(listed) {
+        if let [process, bytes, instances] = *entry
+            && let Some(program) = program_of(process as u32)
+        {
+            own.extend([u64::from(program), bytes, instances]);
+        }
+    }
+    *count = (own.len() / ENTRY_WORDS) as u64;
+    // Nothing about other processes of the host reaches the guest.
+    own.resize(entries.len(), 0);
+    entries.copy_from_slice(&own);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_of_workers_get_the_guests_numbers() {
+        let mut results = [3, 100, 5, 0, 101, 6, 1, 102, 7, 0, 55, 55, 55];
+        replace(&mut results, |process| (process != 101).then_some(process - 90));
+        assert_eq!(results, [2, 10, 5, 0, 12, 7, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn longer_count_than_the_list_is_bounded() {
+        let mut results = [u64::from(u32::MAX), 100, 5, 0];
+        replace(&mut results, Some);
+        assert_eq!(results, [1, 100, 5, 0]);
+        replace(&mut [], Some);
+    }
+
+    #[test]
+    fn name_of_a_thread_has_the_program() {
+        std::thread::spawn(|| {
+            name_after(4_194_304);
+            let task = rustix::thread::gettid().as_raw_nonzero();
+            let name = fs::read_to_string(format!("/proc/self/task/{task}/comm")).expect("readable");
+            assert_eq!(program(&name), Some(4_194_304), "{name}");
+        })
+        .join()
+        .expect("no panic");
+        assert_eq!((program("guest"), program("guest x"), program("bash")), (None, None, None));
+    }
+}

@@ -1,0 +1,250 @@
+//! The loop of the worker, and the thread that reads the link.
+//!
+//! UNSAFETY: wakes a futex in the control blob.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cuda_calls::own;
+use cuda_ring::{BlobKind, Consumer, Geometry, Header, Shared, Words as _, control, sleep, state};
+use worker_link::{FromWorker, Link, LinkError, Reason, ToWorker};
+
+use crate::driver::Driver;
+use crate::executor::{Broken, Executor};
+use crate::host_functions;
+use crate::window::{Window, WindowError};
+
+/// Time for which the worker polls after the last message before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+/// Longest sleep while calls wait for work of the card.
+const LONGEST_PAUSE: Duration = Duration::from_micros(200);
+/// Time in which an announced blob reaches this thread.
+// TIMEOUT: only a guest that names a blob which does not exist waits this long, and only for itself.
+const LONGEST_ANNOUNCEMENT: Duration = Duration::from_secs(2);
+/// Messages in a row without a look at waiting calls.
+const BATCH: usize = 32;
+
+/// A worker that could not serve its program.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The window cannot be used.
+    #[error(transparent)]
+    Window(#[from] WindowError),
+    /// The device closed the connection before the program started.
+    #[error("the program ended before it started")]
+    Ended,
+    /// A message broke the rules.
+    #[error("the guest program broke the rules of its ring: {0:?}")]
+    Broken(Broken),
+}
+
+impl ServeError {
+    /// Returns the reason for the device.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Broken(Broken::Limit) | Self::Window(WindowError::TooMany) => Reason::Limit,
+            Self::Broken(Broken::Malformed) | Self::Window(_) => Reason::Malformed,
+            Self::Ended => Reason::Driver,
+        }
+    }
+}
+
+/// Messages of the link that the loop has not handled.
+#[derive(Debug, Default)]
+struct Inbox {
+    messages: VecDeque<ToWorker>,
+    rung: bool,
+}
+
+/// The inbox, which two threads share.
+#[derive(Debug, Default)]
+struct Mail(Mutex<Inbox>, Condvar);
+
+impl Mail {
+    fn lock(&self) -> MutexGuard<'_, Inbox> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a message, at most this long.
+    fn wait(&self, limit: Duration) {
+        let inbox = self.lock();
+        drop(self.1.wait_timeout_while(inbox, limit, |inbox| inbox.messages.is_empty()));
+    }
+}
+
+/// Reads the link until the device closes it, which ends the process.
+fn read_link(link: &Link, mail: &Mail) {
+    loop {
+        let message = link.receive_in_worker();
+        let mut inbox = mail.lock();
+        match message {
+            Ok(ToWorker::Doorbell) => inbox.rung = true,
+            Ok(ToWorker::Goodbye) | Err(LinkError::Closed | LinkError::Socket(_)) => {
+                // The driver's own exit handlers could wait for work that never ends.
+                // SAFETY: ends the process without further code of it.
+                unsafe { libc::_exit(0) }
+            }
+            // The device is trusted with the number of blobs; the window checks each.
+            Ok(message) => inbox.messages.push_back(message),
+            Err(LinkError::WouldBlock | LinkError::Malformed(_)) => {}
+        }
+        mail.1.notify_all();
+    }
+}
+
+/// Wakes guest threads: through the device, and through the futex of the loopback transport.
+fn notify(control: Shared, link: &Link) {
+    control.add(control::EVENTS, 1);
+    let word = control.address(control::EVENTS);
+    // SAFETY: the word is mapped, and waking reads nothing.
+    unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
+    let _ = link.send_from_worker(FromWorker::Check);
+}
+
+/// Serves a program until it ends, or breaks a rule. Never returns for a program that ends.
+///
+/// # Errors
+/// If the program breaks a rule or ends before it starts.
+pub fn serve(driver: Driver, window: OwnedFd, link: Link) -> Result<(), ServeError> {
+    let link = Arc::new(link);
+    let mail = Arc::new(Mail::default());
+    let mut window = Window::map(window)?;
+    std::thread::spawn({
+        let (link, mail) = (Arc::clone(&link), Arc::clone(&mail));
+        move || read_link(&link, &mail)
+    });
+    let (control, ring) = loop {
+        if let (Some(control), Some(ring)) = (window.first(BlobKind::Control), window.first(BlobKind::Ring)) {
+            break (control, ring);
+        }
+        let mut inbox = mail.lock();
+        while inbox.messages.is_empty() {
+            inbox = mail.1.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+        }
+        match inbox.messages.pop_front() {
+            Some(ToWorker::Blob { id, kind, offset, size }) => drop(window.add(id, kind, offset, size)?),
+            Some(ToWorker::Remove { .. }) => return Err(ServeError::Ended),
+            _ => {}
+        }
+    };
+    host_functions::prepare(control, {
+        let link = Arc::clone(&link);
+        Box::new(move || {
+            if sleep::must_notify(&control) {
+                notify(control, &link);
+            }
+        })
+    });
+    let executor = Executor::new(driver, control, window);
+    let result = Service { executor, mail, link, control, message: Vec::new() }.run(ring);
+    control.store(control::STATE, state::LOST);
+    result
+}
+
+struct Service {
+    executor: Executor,
+    mail: Arc<Mail>,
+    link: Arc<Link>,
+    control: Shared,
+    message: Vec<u64>,
+}
+
+impl Service {
+    fn run(&mut self, ring: Shared) -> Result<(), ServeError> {
+        let mut ordered = Consumer::new(self.control, ring, Geometry::ORDERED);
+        let mut last = Instant::now();
+        self.executor.announce();
+        self.notify_waiters();
+        loop {
+            self.take_mail()?;
+            let busy = self.take_messages(&mut ordered)?;
+            let had_waits = self.executor.has_waits();
+            let waits = self.executor.poll_waits();
+            if busy || had_waits {
+                self.notify_waiters();
+            }
+            if busy {
+                last = Instant::now();
+                continue;
+            }
+            if last.elapsed() < SPIN {
+                std::hint::spin_loop();
+                continue;
+            }
+            sleep::announce_sleep(&self.control);
+            if !ordered.has_messages() {
+                self.pause(waits.then(|| last.elapsed().min(LONGEST_PAUSE)));
+            }
+            sleep::awake(&self.control);
+        }
+    }
+
+    fn take_messages(&mut self, ring: &mut Consumer<Shared, Shared>) -> Result<bool, ServeError> {
+        for count in 0..BATCH {
+            if !ring.next(&mut self.message).map_err(|_| ServeError::Broken(Broken::Malformed))? {
+                return Ok(count > 0);
+            }
+            self.take_mail()?;
+            self.await_blob()?;
+            self.executor.execute(&self.message).map_err(ServeError::Broken)?;
+            self.notify_waiters();
+        }
+        Ok(true)
+    }
+
+    /// Waits for the blob that the message names. The device announces a blob before the guest can name it, but on the
+    /// link, which another thread reads.
+    fn await_blob(&mut self) -> Result<(), ServeError> {
+        let &[header, _, id, ..] = &self.message[..] else { return Ok(()) };
+        let Ok(id) = u32::try_from(id) else { return Ok(()) };
+        if !matches!(Header::from_word(header).op, own::PIN | own::UNPIN | own::STAGING) {
+            return Ok(());
+        }
+        let until = Instant::now() + LONGEST_ANNOUNCEMENT;
+        while self.executor.window().blob(id).is_none() {
+            let Some(rest) = until.checked_duration_since(Instant::now()) else { return Ok(()) };
+            self.mail.wait(rest);
+            self.take_mail()?;
+        }
+        Ok(())
+    }
+
+    fn take_mail(&mut self) -> Result<(), ServeError> {
+        loop {
+            let Some(message) = self.mail.lock().messages.pop_front() else { return Ok(()) };
+            match message {
+                ToWorker::Blob { id, kind, offset, size } => drop(self.executor.window().add(id, kind, offset, size)?),
+                ToWorker::Remove { id } => {
+                    self.executor.unpin(id);
+                    self.executor.window().remove(id);
+                    let _ = self.link.send_from_worker(FromWorker::Removed { id });
+                }
+                ToWorker::Doorbell | ToWorker::Goodbye => {}
+            }
+        }
+    }
+
+    fn notify_waiters(&self) {
+        if sleep::must_notify(&self.control) {
+            notify(self.control, &self.link);
+        }
+    }
+
+    /// Sleeps until the device has a message, or for a time.
+    fn pause(&self, limit: Option<Duration>) {
+        let mut inbox = self.mail.lock();
+        let until = limit.map(|limit| Instant::now() + limit);
+        while !inbox.rung && inbox.messages.is_empty() {
+            let Some(until) = until else {
+                inbox = self.mail.1.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let Some(rest) = until.checked_duration_since(Instant::now()) else { break };
+            inbox = self.mail.1.wait_timeout(inbox, rest).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        inbox.rung = false;
+    }
+}

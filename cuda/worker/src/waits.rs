@@ -1,0 +1,155 @@
+//! Calls that are answered when work of the card is done. The worker polls for them between messages, so that a call
+//! that waits never stops those of other threads.
+
+use std::collections::VecDeque;
+
+use cuda_ring::{Words as _, control};
+
+use crate::driver::{NOT_READY, Needed};
+use crate::executor::{Broken, Executor, Origin};
+
+/// Waits of a program at most: one for each thread's slot.
+const MAX_WAITS: usize = control::SLOT_COUNT as usize;
+
+/// Work that a call waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// A stream of the driver.
+    Stream(u64),
+    /// An event of the driver.
+    Event(u64),
+    /// All these streams.
+    Context(Vec<u64>),
+}
+
+/// A use of a staging piece: the event behind the copy that reads it.
+#[derive(Clone, Copy, Debug)]
+struct PieceUse {
+    piece: u64,
+    event: u64,
+    context: u32,
+}
+
+/// All waits of a program.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    calls: Vec<(Origin, Wait)>,
+    pieces: VecDeque<PieceUse>,
+    /// Events for pieces that are not in use, by their context.
+    events: Vec<(u32, u64)>,
+}
+
+impl Waits {
+    pub fn is_empty(&self) -> bool {
+        self.calls.is_empty() && self.pieces.is_empty()
+    }
+}
+
+impl Executor {
+    /// Begins a wait, or answers at once.
+    pub(crate) fn begin_wait(&mut self, origin: Origin, mut wait: Wait) -> Result<(), Broken> {
+        match self.poll_wait(&mut wait) {
+            Some(code) => self.finish(origin, code, &[]),
+            None if self.waits.calls.len() >= MAX_WAITS => return Err(Broken::Limit),
+            None => self.waits.calls.push((origin, wait)),
+        }
+        Ok(())
+    }
+
+    /// Returns the result of a wait that has ended.
+    fn poll_wait(&mut self, wait: &mut Wait) -> Option<i32> {
+        let (query, wait_for, object) = match wait {
+            Wait::Stream(stream) => (Needed::StreamQuery, Needed::StreamSynchronize, *stream),
+            Wait::Event(event) => (Needed::EventQuery, Needed::EventSynchronize, *event),
+            Wait::Context(streams) => {
+                while let Some(stream) = streams.last() {
+                    match self.driver.invoke(Needed::StreamQuery, &[*stream]) {
+                        // A stream without work, or one that was destroyed since.
+                        0 | 400 => drop(streams.pop()),
+                        NOT_READY => return None,
+                        _ => break,
+                    }
+                }
+                // Nothing is in flight, or the driver refuses to wait: its own answer comes at once.
+                return Some(self.driver.invoke(Needed::Synchronize, &[]));
+            }
+        };
+        match self.driver.invoke(query, &[object]) {
+            NOT_READY => None,
+            0 => Some(0),
+            // The error of the waiting call, which may differ, and its effect on a capture.
+            _ => Some(self.driver.invoke(wait_for, &[object])),
+        }
+    }
+
+    /// Returns true if calls wait, or pieces are in use.
+    pub(crate) fn has_waits(&self) -> bool {
+        !self.waits.is_empty()
+    }
+
+    /// Answers the calls whose work is done. Returns true if any are left.
+    pub(crate) fn poll_waits(&mut self) -> bool {
+        self.poll_pieces();
+        let mut at = 0;
+        while let Some((origin, wait)) = self.waits.calls.get(at).cloned() {
+            let mut wait = wait;
+            // Other threads' captures are not disturbed by a query.
+            self.set_mode(2);
+            let result = match self.enter(origin.route.context) {
+                Ok(()) => self.poll_wait(&mut wait),
+                Err(code) => Some(code),
+            };
+            if let Some(code) = result {
+                self.waits.calls.swap_remove(at);
+                self.finish(origin, code, &[]);
+            } else {
+                if let Some((_, place)) = self.waits.calls.get_mut(at) {
+                    *place = wait;
+                }
+                at += 1;
+            }
+        }
+        !self.waits.is_empty()
+    }
+
+    /// Records the use of a piece by the last copy in a stream.
+    pub(crate) fn use_piece(&mut self, piece: u64, stream: u64, context: u32) {
+        let mut event =
+            self.waits.events.iter().position(|(of, _)| *of == context).map(|at| self.waits.events.swap_remove(at).1);
+        if event.is_none() {
+            let mut made = 0u64;
+            // Without timing.
+            let code = self.driver.invoke(Needed::EventCreate, &[(&raw mut made).addr() as u64, 2]);
+            event = (code == 0).then_some(made);
+        }
+        match event {
+            Some(event) if self.driver.invoke(Needed::EventRecord, &[event, stream]) == 0 => {
+                self.waits.pieces.push_back(PieceUse { piece, event, context });
+            }
+            _ => {
+                self.driver.invoke(Needed::StreamSynchronize, &[stream]);
+                self.release_piece(piece);
+            }
+        }
+    }
+
+    /// Lets the guest use a piece again.
+    pub(crate) fn release_piece(&self, piece: u64) {
+        let word = control::PIECES + 8 * piece;
+        self.control.store(word, self.control.load(word).wrapping_add(1));
+    }
+
+    fn poll_pieces(&mut self) {
+        // Copies of different streams may end in another order; those behind the first are looked at later.
+        while let Some(first) = self.waits.pieces.front().copied() {
+            self.set_mode(2);
+            if self.enter(first.context).is_ok() && self.driver.invoke(Needed::EventQuery, &[first.event]) == NOT_READY
+            {
+                break;
+            }
+            self.waits.pieces.pop_front();
+            self.waits.events.push((first.context, first.event));
+            self.release_piece(first.piece);
+        }
+    }
+}

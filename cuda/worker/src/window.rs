@@ -1,0 +1,161 @@
+//! The window that guest and worker share, and its blobs.
+//!
+//! UNSAFETY: maps the window, whole once and in parts at the addresses of pinned memory.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use cuda_ring::{ADDRESSES, BlobKind, PINNED_ADDRESSES, Shared};
+
+/// Blobs of a program at most.
+const MAX_BLOBS: usize = 4096;
+
+/// A window that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum WindowError {
+    /// The descriptor cannot be examined or mapped.
+    #[error("cannot map the window: {0}")]
+    Map(#[from] io::Error),
+    /// A blob is not in the window, or has another size than its kind.
+    #[error("blob {0} does not fit its kind or the window")]
+    Blob(u32),
+    /// The program has too many blobs.
+    #[error("the program has more than {MAX_BLOBS} blobs")]
+    TooMany,
+}
+
+/// A blob.
+#[derive(Clone, Copy, Debug)]
+pub struct Blob {
+    /// Its kind.
+    pub kind: BlobKind,
+    /// Offset in the window.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Address of the mapping for the card, if it is pinned memory that the guest has mapped.
+    pub pinned: Option<u64>,
+}
+
+/// The window.
+#[derive(Debug)]
+pub struct Window {
+    descriptor: OwnedFd,
+    base: u64,
+    bytes: u64,
+    blobs: BTreeMap<u32, Blob>,
+}
+
+impl Window {
+    /// Maps a window whole. The descriptor's owner never shrinks the file.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn map(descriptor: OwnedFd) -> Result<Self, WindowError> {
+        let bytes = rustix::fs::fstat(&descriptor).map_err(io::Error::from)?.st_size.cast_unsigned();
+        // SAFETY: the mapping is new, at an address that the kernel chooses.
+        let base = unsafe { map(None, bytes, &descriptor, 0)? };
+        Ok(Self { descriptor, base, bytes, blobs: BTreeMap::new() })
+    }
+
+    /// Records a blob.
+    ///
+    /// # Errors
+    /// If it does not fit the window or its kind.
+    pub fn add(&mut self, id: u32, kind: u32, offset: u64, bytes: u64) -> Result<BlobKind, WindowError> {
+        let kind = BlobKind::from_number(kind).ok_or(WindowError::Blob(id))?;
+        let fits = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
+            && offset.is_multiple_of(4096)
+            && bytes > 0
+            && bytes.is_multiple_of(4096)
+            && kind.bytes().is_none_or(|right| bytes >= right);
+        if !fits || self.blobs.contains_key(&id) {
+            return Err(WindowError::Blob(id));
+        }
+        if self.blobs.len() >= MAX_BLOBS {
+            return Err(WindowError::TooMany);
+        }
+        self.blobs.insert(id, Blob { kind, offset, bytes, pinned: None });
+        Ok(kind)
+    }
+
+    /// Returns a blob.
+    pub fn blob(&self, id: u32) -> Option<Blob> {
+        self.blobs.get(&id).copied()
+    }
+
+    /// Forgets a blob, which is not mapped for the card any longer.
+    pub fn remove(&mut self, id: u32) {
+        self.blobs.remove(&id);
+    }
+
+    /// Returns the memory of the first blob of a kind.
+    pub fn first(&self, kind: BlobKind) -> Option<Shared> {
+        let blob = self.blobs.values().find(|blob| blob.kind == kind)?;
+        // SAFETY: the range was checked, and the window stays mapped until the process ends.
+        Some(unsafe { Shared::new(self.base + blob.offset, blob.bytes) })
+    }
+
+    /// Unmaps everything.
+    ///
+    /// # Safety
+    /// No value of [`Self::first`] is used from now on.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub unsafe fn unmap(&mut self) {
+        let ids: Vec<u32> = self.blobs.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.unpin(id));
+        // SAFETY: the caller's promise; `map` made the mapping.
+        unsafe { libc::munmap(self.base as *mut libc::c_void, self.bytes as usize) };
+    }
+
+    /// Returns the address of a blob in the mapping of the whole window.
+    pub fn address(&self, blob: &Blob) -> u64 {
+        self.base + blob.offset
+    }
+
+    /// Maps pinned memory at the guest's address. Returns false if the address is not in the range for it, or taken.
+    pub fn pin(&mut self, id: u32, address: u64) -> bool {
+        let Some(blob) = self.blobs.get_mut(&id) else { return false };
+        let end = address.checked_add(blob.bytes);
+        let fits =
+            address >= PINNED_ADDRESSES && address.is_multiple_of(4096) && end.is_some_and(|end| end <= ADDRESSES.end);
+        if !fits || blob.kind != BlobKind::Pinned || blob.pinned.is_some() {
+            return false;
+        }
+        // SAFETY: the kernel refuses the address if anything is mapped there.
+        let mapped = unsafe { map(Some(address), blob.bytes, &self.descriptor, blob.offset) };
+        blob.pinned = mapped.is_ok().then_some(address);
+        mapped.is_ok()
+    }
+
+    /// Undoes [`Self::pin`]. The card does not use the memory any longer.
+    pub fn unpin(&mut self, id: u32) {
+        let Some(blob) = self.blobs.get_mut(&id) else { return };
+        if let Some(address) = blob.pinned.take() {
+            // SAFETY: `pin` made the mapping, and nothing else uses it.
+            unsafe { libc::munmap(address as *mut libc::c_void, blob.bytes as usize) };
+        }
+    }
+}
+
+/// Maps a part of the window.
+///
+/// # Safety
+/// Without an address the mapping is new; with one, the kernel refuses it if anything is mapped there.
+unsafe fn map(address: Option<u64>, bytes: u64, descriptor: &OwnedFd, offset: u64) -> io::Result<u64> {
+    let fixed = if address.is_some() { libc::MAP_FIXED_NOREPLACE } else { 0 };
+    // SAFETY: the caller's promise.
+    let found = unsafe {
+        libc::mmap(
+            address.unwrap_or(0) as *mut libc::c_void,
+            bytes as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_NORESERVE | fixed,
+            descriptor.as_raw_fd(),
+            offset.cast_signed(),
+        )
+    };
+    if found == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(found as u64) }
+}
