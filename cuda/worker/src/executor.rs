@@ -1,6 +1,6 @@
 //! Executes one message.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use cuda_calls::own::{self, Route, flags};
 use cuda_calls::{Arena, CALLS, Fault, Handles as _, Kind, Prepared, Treatment, decode, handle};
@@ -91,7 +91,12 @@ pub struct Executor {
     mode: u16,
     next_reservation: u64,
     started: bool,
+    /// Failures that were reported, by message and error.
+    reported: BTreeSet<(u16, i32)>,
 }
+
+/// Maximum number of reported failures of a program.
+const MAX_REPORTED: usize = 64;
 
 /// Header and route of the message that is being executed.
 #[derive(Clone, Copy, Debug)]
@@ -125,6 +130,7 @@ impl Executor {
             mode: 0,
             next_reservation: RESERVATIONS,
             started: false,
+            reported: BTreeSet::new(),
         }
     }
 
@@ -294,6 +300,7 @@ impl Executor {
         if flags & flags::ANSWER == 0 {
             if code != 0 {
                 self.control.store(slots::deferred(slot), u64::from(code.cast_unsigned()));
+                self.report(origin.header.op, code);
             }
             return;
         }
@@ -306,6 +313,17 @@ impl Executor {
             *count += 1;
             slots::answer(&self.control, slot, *count, code, results.len());
         }
+    }
+
+    /// Names a call without an answer that has failed, once for each error: the program gets the error from a later call.
+    fn report(&mut self, op: u16, code: i32) {
+        if self.reported.len() >= MAX_REPORTED || !self.reported.insert((op, code)) {
+            return;
+        }
+        let call = CALLS.get(usize::from(op)).map_or("a message of its own", |call| call.name);
+        eprintln!(
+            "cuda-worker: {call} ({op:#x}) has failed with error {code}; the program gets the error from its next call"
+        );
     }
 
     fn wait(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
