@@ -11,7 +11,7 @@ use crate::cpio::Archive;
 use crate::exec;
 use crate::kernel::Unpacked;
 use crate::progress::Progress;
-use crate::recipe::{InitramfsRecipe, RECIPE_VERSION};
+use crate::recipe::RECIPE_VERSION;
 
 /// Target of the guests' programs; static, so the initramfs needs no libraries.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -29,21 +29,21 @@ pub struct Program {
     pub path: PathBuf,
 }
 
-/// Builds the guests' programs from this workspace.
-pub fn build_programs(recipe: &InitramfsRecipe, progress: &Progress) -> Result<Vec<Program>> {
+/// Builds guests' programs from this workspace: the package of the init, and packages of other programs.
+pub fn build_programs(init: &str, others: &[String], progress: &Progress) -> Result<Vec<Program>> {
     let root = workspace();
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from).join("guest");
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(&root).args(["build", "--release", "--target", TARGET]).arg("--target-dir").arg(&target);
     command.env("RUSTFLAGS", RUSTFLAGS).env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("CARGO_BUILD_TARGET");
-    for package in recipe.programs.iter().chain([&recipe.init]) {
+    for package in others.iter().map(String::as_str).chain([init]) {
         command.args(["--package", package]);
     }
     let mut step = progress.step("building the guests' programs");
     exec::run(&mut command, "cargo", &mut step, String::new)?;
     let built = target.join(TARGET).join("release");
-    let mut programs = vec![Program { guest_path: INIT.into(), path: built.join(&recipe.init) }];
-    for name in &recipe.programs {
+    let mut programs = vec![Program { guest_path: INIT.into(), path: built.join(init) }];
+    for name in others {
         programs.push(Program { guest_path: format!("bin/{name}"), path: built.join(name) });
     }
     Ok(programs)

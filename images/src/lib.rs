@@ -12,6 +12,7 @@
 //! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and one with cluster software;
 //! - [`xen`]: a Xen host, with its own domains;
 //! - [`svm`]: a QEMU for machines that run VMs;
+//! - `cuda_guest`: a guest with the stock driver of virtio-gpu;
 //! - [`nest`]: a machine with VFIO, KVM and QEMU, which runs other machines; [`libraries`]: libraries of its programs;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
 //! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, messages for the user.
@@ -31,6 +32,7 @@ pub mod apt;
 pub mod browser;
 pub mod cache;
 pub mod cpio;
+mod cuda_guest;
 pub mod exec;
 pub mod hooks;
 pub mod initramfs;
@@ -53,6 +55,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+pub use cuda_guest::CudaGuest;
 pub use monitoring::Monitoring;
 pub use nest::Nest;
 pub use progress::Progress;
@@ -127,7 +130,7 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
             .with_context(|| format!("guest kernel {}", recipe.name))?;
         unpacked.push(kernel);
     }
-    let programs = initramfs::build_programs(&manifest.initramfs, progress)?;
+    let programs = guest_programs(&manifest, progress)?;
     let mut kernels = Vec::new();
     let mut initramfs = Vec::new();
     for kernel in unpacked {
@@ -166,6 +169,9 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     ensure_fleet(progress)?;
     ensure_browser(progress)?;
     ensure_nest(progress)?;
+    for kernel in &images.kernels {
+        ensure_cuda_guest(&kernel.name, progress)?;
+    }
     Ok(images)
 }
 
@@ -182,7 +188,7 @@ pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     let hooked = pv::ensure(&kernel, (recipe, &manifest.paravirtual), &cache, &mut record, progress)
         .with_context(|| format!("paravirtual modules for kernel {name}"))?;
     cache.store_record(&record)?;
-    bootable(hooked, &initramfs::build_programs(&manifest.initramfs, progress)?, &cache, progress)
+    bootable(hooked, &guest_programs(&manifest, progress)?, &cache, progress)
 }
 
 /// Makes the programs of a monitoring host if they are missing; otherwise like [`ensure_with`].
@@ -208,7 +214,7 @@ pub fn ensure_system(progress: &Progress) -> Result<System> {
     let recipe = manifest.kernels.iter().find(|recipe| recipe.name == manifest.system.kernel);
     let recipe = recipe.context("images/manifest.toml: no kernel has the name that `system` asks for")?;
     let kernel = kernel_of(recipe, &manifest, &cache, &mut record, progress)?;
-    let programs = initramfs::build_programs(&manifest.initramfs, progress)?;
+    let programs = guest_programs(&manifest, progress)?;
     let agent = programs.into_iter().find(|program| program.guest_path == initramfs::INIT);
     let agent = agent.context("no program is the guests' init")?.path;
     let files = system::ensure("system", &manifest.system.files, &cache, &mut record.system, progress);
@@ -255,7 +261,24 @@ pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let kernel = kernel.context("the kernel of the machine with VFIO")?;
     let qemu = qemu::ensure(&manifest.qemu, &cache, &mut record, progress)?;
     cache.store_record(&record)?;
-    Nest::new(recipe, kernel, initramfs::build_programs(&manifest.initramfs, progress)?, &qemu)
+    Nest::new(recipe, kernel, guest_programs(&manifest, progress)?, &qemu)
+}
+
+/// Makes the guest with the kernel called `name` and the driver of virtio-gpu; its kernel is made the first time.
+pub fn ensure_cuda_guest(name: &str, progress: &Progress) -> Result<CudaGuest> {
+    let manifest = Manifest::load().context("images/manifest.toml")?;
+    let cache = Cache::open(progress)?;
+    let mut record = cache.load_record();
+    let kernel = manifest.kernels.iter().find(|kernel| kernel.name == name);
+    let kernel = kernel.with_context(|| format!("no guest kernel is called {name:?}"))?;
+    let modules = manifest.cuda_guest.modules.get(name).into_iter().flatten();
+    let modules: Vec<_> = modules.map(String::as_str).collect();
+    let wanted = Wanted { entry: &cuda_guest::entry(name), modules: &modules };
+    let kernel = kernel::ensure(kernel, wanted, &cache, &mut record, progress);
+    let kernel = kernel.with_context(|| format!("guest kernel {name} with virtio-gpu"))?;
+    cache.store_record(&record)?;
+    let recipe = &manifest.cuda_guest;
+    Ok(CudaGuest::new(kernel, initramfs::build_programs(&recipe.init, &recipe.programs, progress)?))
 }
 
 /// Makes the QEMU for machines that run VMs, with a thread per processor; `None` if it cannot be made from the QEMU in
@@ -280,7 +303,7 @@ pub fn ensure_xen(progress: &Progress) -> Result<XenHost> {
     let modules: Vec<_> = recipe.modules.iter().map(String::as_str).collect();
     let wanted = Wanted { entry: xen::ENTRY, modules: &modules };
     let kernel = kernel::ensure(kernel, wanted, &cache, &mut record, progress).context("the kernel of domain 0")?;
-    let programs = initramfs::build_programs(&manifest.initramfs, progress)?;
+    let programs = guest_programs(&manifest, progress)?;
     let host = xen::ensure(recipe, kernel, programs, &cache, &mut record, progress).context("the host of Xen")?;
     cache.store_record(&record)?;
     Ok(host)
@@ -296,6 +319,11 @@ fn kernel_of(
 ) -> Result<Unpacked> {
     let wanted = Wanted { entry: &recipe.name, modules: &[&manifest.initramfs.module] };
     kernel::ensure(recipe, wanted, cache, record, progress)
+}
+
+/// Builds the programs of the guests that have a vGPU.
+fn guest_programs(manifest: &Manifest, progress: &Progress) -> Result<Vec<Program>> {
+    initramfs::build_programs(&manifest.initramfs.init, &manifest.initramfs.programs, progress)
 }
 
 /// Packs the initramfs of a kernel.

@@ -31,6 +31,8 @@ pub struct Manifest {
     pub browser: TreeRecipe,
     /// The machine that has a card behind an IOMMU, and its own VMs.
     pub nest: NestRecipe,
+    /// The guest whose programs use CUDA.
+    pub cuda_guest: CudaGuestRecipe,
     /// The Xen host.
     pub xen: XenRecipe,
 }
@@ -145,6 +147,18 @@ pub struct NestRecipe {
     pub modules: Vec<String>,
     /// Files that QEMU reads when it starts a VM.
     pub firmware: Vec<String>,
+}
+
+/// Names the parts of a guest whose programs use CUDA.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CudaGuestRecipe {
+    /// The modules that are packed together with all their dependencies, by the kernel's name.
+    pub modules: BTreeMap<String, Vec<String>>,
+    /// The package of its init.
+    pub init: String,
+    /// The packages of its programs.
+    pub programs: Vec<String>,
 }
 
 /// Names the parts of a Xen host.

@@ -1,5 +1,6 @@
 //! Runs `mediatord` and `mediatorctl` like an operator.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -83,6 +84,21 @@ impl Daemon {
     pub fn start(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         let (scratch, paths) = prepare(name, configure)?;
         Self::start_by(None, scratch, paths)
+    }
+
+    /// Same with further variables in the daemon's environment.
+    pub fn start_with(
+        name: &str,
+        variables: &[(&str, &OsStr)],
+        configure: impl FnOnce(&Paths) -> String,
+    ) -> Result<Self> {
+        let (scratch, paths) = prepare(name, configure)?;
+        let program = binary("mediatord")?;
+        let mut command = command(&program, &scratch, None)?;
+        let child = spawn(&scratch, command.envs(variables.iter().copied()))?;
+        let mut daemon = Self { process: Process::Started(child), program, paths, manager: None, scratch };
+        daemon.wait_ready()?;
+        Ok(daemon)
     }
 
     /// Same as a service, with sockets that a service manager keeps.

@@ -9,6 +9,9 @@ use anyhow::{Context, Result, ensure};
 use images::cpio::Archive;
 use images::libraries;
 
+/// The dynamic loader, which lists the libraries that one needs.
+const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+
 /// Files for a machine's initramfs.
 #[derive(Default)]
 pub struct Files {
@@ -38,12 +41,22 @@ impl Files {
 
     /// Adds a program of this host at `to`, stripped, and its shared libraries at the paths where it looks for them.
     pub fn program(&mut self, from: &Path, to: &str) -> Result<()> {
+        self.stripped(from, to, &mut Command::new(from))
+    }
+
+    /// Adds a shared library of this host at `to`, stripped, and the libraries that it needs.
+    pub fn library(&mut self, from: &Path, to: &str) -> Result<()> {
+        self.stripped(from, to, Command::new(LOADER).arg(from))
+    }
+
+    /// Adds a file and the libraries that are loaded with it by `command`.
+    fn stripped(&mut self, from: &Path, to: &str, command: &mut Command) -> Result<()> {
         let scratch = tempfile::NamedTempFile::new().context("a file for a program")?;
         let stripped = Command::new("strip").arg("--strip-debug").arg("-o").arg(scratch.path()).arg(from).status();
         let stripped = stripped.context("cannot start strip; install the package binutils")?;
         ensure!(stripped.success(), "strip failed ({stripped}) on {}", from.display());
         self.copy(scratch.path(), to, 0o755)?;
-        for library in libraries::list(&mut Command::new(from))? {
+        for library in libraries::list(command)? {
             let path = if library.is_loader { Path::new(&library.name) } else { &library.path };
             let name = path.to_str().context("a library's path is not UTF-8")?.trim_start_matches('/');
             if !self.names.contains(name) {
@@ -54,7 +67,8 @@ impl Files {
     }
 
     /// Ends the archive.
-    pub(crate) fn finish(self) -> Archive {
+    #[must_use]
+    pub fn finish(self) -> Archive {
         self.archive
     }
 }

@@ -40,6 +40,8 @@ pub enum Suite {
     Nested,
     /// Domains of Xen with vGPUs, in a machine that is a Xen host.
     Xen,
+    /// Guests whose programs use CUDA, with the fake driver.
+    Vcuda,
     /// Fuzz targets, each for a bounded time.
     Fuzz,
 }
@@ -63,7 +65,7 @@ impl Suite {
     fn runner(self) -> Runner {
         match self {
             Self::Unit => Runner::Rest,
-            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Xen => Runner::Integration,
+            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Xen | Self::Vcuda => Runner::Integration,
             Self::Cuda => Runner::Cuda,
             Self::Fleet => Runner::Fleet,
             Self::Fuzz => Runner::Fuzz,
@@ -92,7 +94,7 @@ impl Suite {
     fn limit(self) -> Duration {
         Duration::from_secs(match self {
             Self::Unit | Self::Cuda | Self::Fuzz => 600,
-            Self::Fleet | Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Xen => 1500,
+            Self::Fleet | Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Xen | Self::Vcuda => 1500,
         })
     }
 

@@ -8,21 +8,19 @@ mod loopback;
 use std::io;
 
 use cuda_ring::Transport;
+use render_node::RenderTransport;
 
 /// Environment variable with the path of the socket of `cuda-loopback`.
 const LOOPBACK_VARIABLE: &str = "GPU_MEDIATOR_CUDA_LOOPBACK";
 
-/// Opens the way that the environment names.
+/// Opens the render node of the VM's CUDA function, or the loopback that the environment names.
 ///
 /// # Errors
 /// If there is none, with the remedy.
 pub fn open() -> io::Result<Box<dyn Transport>> {
     match std::env::var_os(LOOPBACK_VARIABLE) {
         Some(path) => Ok(Box::new(loopback::Loopback::connect(path.as_ref())?)),
-        None => Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            format!("{LOOPBACK_VARIABLE} does not name the socket of cuda-loopback"),
-        )),
+        None => Ok(Box::new(RenderTransport::open().map_err(io::Error::other)?)),
     }
 }
 

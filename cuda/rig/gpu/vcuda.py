@@ -382,7 +382,7 @@ def summary(runs):
 
 
 def compare(arguments):
-    bench = Bench(arguments.build, find_driver())
+    bench = Bench(arguments.build, Path(arguments.driver) if arguments.driver else find_driver())
     end = time.time() + arguments.seconds
     report = {"processors": PROCESSORS, "commit": arguments.commit, "parts": {}}
     bench.start(arguments.card_mib)
@@ -422,6 +422,7 @@ def main():
     parser.add_argument("--only", default="")
     parser.add_argument("--commit", default="")
     parser.add_argument("--card-mib", type=int, default=32768)
+    parser.add_argument("--driver", help="NVIDIA's library; found by itself if omitted")
     parser.add_argument("--work")
     parser.add_argument("--scale", type=int, default=1)
     arguments = parser.parse_args()

@@ -112,6 +112,49 @@ impl Driver {
         Ok(Self { described, needed })
     }
 
+    /// Returns a driver whose functions succeed and do nothing.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub fn accepting() -> Self {
+        unsafe extern "C" fn accept(
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+        ) -> i32 {
+            0
+        }
+        /// Like a function without parameters.
+        unsafe extern "C" fn none(
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+            _: u64,
+        ) -> i32 {
+            INVALID_VALUE
+        }
+        let mut needed: Vec<Option<Function>> = vec![Some(accept); NEEDED.len()];
+        for parameters in [Needed::FunctionParameter, Needed::KernelParameter] {
+            needed[parameters as usize] = Some(none);
+        }
+        Self { described: vec![Some(accept); CALLS.len()], needed }
+    }
+
     /// Calls a described function. Returns 801 if the library lacks it.
     pub fn call(&self, index: usize, values: &[u64; MAX_ARGUMENTS]) -> i32 {
         self.described.get(index).copied().flatten().map_or(NOT_SUPPORTED, |function| invoke(function, values))

@@ -15,6 +15,8 @@
 mod copies;
 mod driver;
 mod executor;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod host_functions;
 mod launches;
 mod objects;

@@ -98,6 +98,18 @@ impl Window {
         Some(unsafe { Shared::new(self.base + blob.offset, blob.bytes) })
     }
 
+    /// Unmaps everything.
+    ///
+    /// # Safety
+    /// No value of [`Self::first`] is used from now on.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub unsafe fn unmap(&mut self) {
+        let ids: Vec<u32> = self.blobs.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.unpin(id));
+        // SAFETY: the caller's promise; `map` made the mapping.
+        unsafe { libc::munmap(self.base as *mut libc::c_void, self.bytes as usize) };
+    }
+
     /// Returns the address of a blob in the mapping of the whole window.
     pub fn address(&self, blob: &Blob) -> u64 {
         self.base + blob.offset

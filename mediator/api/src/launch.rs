@@ -125,6 +125,15 @@ pub struct Named<'a> {
     pub socket: &'a Path,
     /// The profile from which libvirt's hook creates it, if it does.
     pub profile: Option<&'a str>,
+    /// Its programs use CUDA, through a device that is no virtual GPU.
+    pub is_cuda: bool,
+}
+
+impl Named<'_> {
+    /// Returns the device's name in QEMU: a virtual GPU and the CUDA function of another entry can be in one guest.
+    fn id(&self) -> &'static str {
+        if self.is_cuda { "cuda0" } else { "vgpu0" }
+    }
 }
 
 /// Returns the lines of `xl`'s configuration that the domain `domain` of a virtual machine needs, with `memory` of
@@ -165,7 +174,7 @@ pub fn args(vmm: SocketVmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
         SocketVmm::Qemu => {
             let device = serde_json::json!({
                 "driver": "vfio-user-pci",
-                "id": "vgpu0",
+                "id": vm.id(),
                 "rombar": 0,
                 "socket": { "type": "unix", "path": path },
             });
@@ -179,12 +188,16 @@ pub fn args(vmm: SocketVmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
                 "-device".to_owned(),
                 device.to_string(),
             ];
-            let notes = vec![
+            let mut notes = vec![
                 "QEMU 10.1 or newer; start it after the VM is listed as waiting",
                 "share=on is needed: the card reads guest memory through the file that QEMU passes",
                 "do not set x-no-posted-writes for a VM with `apertures = \"trapped\"`: it makes each register write wait for an answer",
                 "do not migrate or save such a VM: the device's state would be lost without an error",
             ];
+            if vm.is_cuda {
+                notes.push("the guest's kernel needs the driver virtio_gpu, which Debian's cloud kernels lack");
+                notes.push("with a virtual GPU of another VM entry in the same guest, give QEMU both -device arguments, the rest once");
+            }
             (args.to_vec(), notes)
         }
         SocketVmm::CloudHypervisor => {
@@ -223,7 +236,7 @@ mod tests {
     use super::*;
 
     fn vm() -> Named<'static> {
-        Named { name: "a", socket: Path::new("/run/m/a.sock"), profile: None }
+        Named { name: "a", socket: Path::new("/run/m/a.sock"), profile: None, is_cuda: false }
     }
 
     #[test]

@@ -97,6 +97,8 @@ pub enum VmMode {
     Mediated,
     /// Straight.
     Passthrough,
+    /// By its programs, which use CUDA.
+    Cuda,
 }
 
 impl VmMode {
@@ -106,6 +108,7 @@ impl VmMode {
         match self {
             Self::Mediated => "mediated",
             Self::Passthrough => "passthrough",
+            Self::Cuda => "cuda",
         }
     }
 }
@@ -157,11 +160,30 @@ pub struct Vm {
     pub denied: Vec<Denied>,
     /// Counts of the virtual device.
     pub counters: BTreeMap<String, u64>,
+    /// Programs of the guest that use CUDA, for a VM on a card of `kind = "cuda"`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub programs: Vec<GuestProgram>,
     /// Counts of the connection to the VMM.
     pub transport: BTreeMap<String, u64>,
     /// Words of whoever places work.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+}
+
+/// A program of a guest that uses CUDA. The guest's kernel and the program itself say its name and its process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct GuestProgram {
+    /// Its name; empty if the guest's kernel does not send it.
+    pub name: String,
+    /// Its process in the guest, if its library sent it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Bytes of the window that it uses.
+    pub window_bytes: u64,
+    /// Threads of it that wait for the card.
+    pub waits: u64,
+    /// Its worker has ended: all its calls fail.
+    pub lost: bool,
 }
 
 /// RAM that a virtual machine lends its card.

@@ -414,9 +414,12 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
         return refusals;
     };
     if card.kind == CardKind::Cuda {
-        let what = format!("`{}` is of kind = \"cuda\", expected another card: its users are tenants", vm.card);
-        say(RefusalKind::Invalid, "card", what);
+        refusals.extend(super::function::vm(vm, card, cards, others));
         return refusals;
+    }
+    if vm.cuda.is_some() {
+        let what = format!("expected no such table on card `{}`, only with kind = \"cuda\"", card.name);
+        say(RefusalKind::Invalid, "cuda", what);
     }
     let beside: Vec<_> = others.iter().filter(|other| other.card == vm.card && other.name != vm.name).collect();
     for (field, what) in vm.memory.check(card).into_iter().chain(vm.paravirtual.check()) {

@@ -18,6 +18,9 @@ pub struct CudaSpec {
     pub device: String,
     /// NVIDIA's library: a path, or a name for the loader.
     pub driver: PathBuf,
+    /// Program that calls CUDA for a program of a virtual machine; the package's if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worker: Option<PathBuf>,
     /// MiB of a chunk, the unit of allocation and relocation.
     #[serde(deserialize_with = "crate::size::key")]
     pub chunk_mib: u64,
@@ -52,6 +55,7 @@ impl Default for CudaSpec {
         Self {
             device: "0".to_owned(),
             driver: "libcuda.so.1".into(),
+            worker: None,
             chunk_mib: 16,
             host_ready_mib: 256,
             slice_ms: 15,

@@ -1,10 +1,11 @@
 //! The configuration file: cards, virtual machines, sockets.
 //!
 //! Parts: the types of the TOML file (this file), [`check`] for rules beyond the types, [`place`] for the card of a
-//! virtual machine that names none, `rebalance` for automatic moves of running ones, [`position`] for the line and the
-//! key of a mistake, `parse` for all mistakes of a file, [`profile`] for named keys that several tables share,
-//! [`patch`] for tables that are changed while the daemon runs, [`live`] for the list of keys that can be changed,
-//! [`size`] for the syntax of sizes. A virtual machine that is added while the daemon runs passes the same checks.
+//! virtual machine that names none, `function` for virtual machines on CUDA cards, `rebalance` for automatic moves of
+//! running ones, [`position`] for the line and the key of a mistake, `parse` for all mistakes of a file, [`profile`] for
+//! named keys that several tables share, [`patch`] for tables that are changed while the daemon runs, [`live`] for the
+//! list of keys that can be changed, [`size`] for the syntax of sizes. A virtual machine that is added while the daemon
+//! runs passes the same checks.
 //!
 //! The crate does not open a card or a socket, or write the file.
 
@@ -20,6 +21,7 @@ use vfio_host::Address;
 pub mod arguments;
 pub mod check;
 pub mod cuda;
+mod function;
 mod labels;
 pub mod live;
 pub mod memory;
@@ -41,6 +43,7 @@ mod tests;
 pub use check::place::{self, Placement};
 pub use check::{Key, Mistake, own_folder};
 pub use cuda::{CudaSpec, OnRemove, OnStranger, OnStuck, TENANTS, TenantSpec};
+pub use function::FunctionSpec;
 pub use labels::{LabelMatch, Labels};
 pub use memory::{CardMemory, RamSpec, VmMemory};
 pub use paravirtual::Paravirtual;
@@ -322,6 +325,9 @@ pub struct VmSpec {
     /// The interface for drivers that know the mediator.
     #[serde(default)]
     pub paravirtual: Paravirtual,
+    /// Lets its programs use CUDA, on a card of `kind = "cuda"`; it has no virtual GPU then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<FunctionSpec>,
     /// HVM domain of Xen that is the virtual machine, by its name or number; it has no socket then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xen_domain: Option<String>,
@@ -373,6 +379,7 @@ impl VmSpec {
             memory: VmMemory::default(),
             time: TimeShare::default(),
             paravirtual: Paravirtual::default(),
+            cuda: None,
             xen_domain: None,
             socket: None,
             mode: SocketMode::default(),

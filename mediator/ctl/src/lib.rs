@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 use api::launch::{MemorySize, Vmm};
 use api::{self, ErrorCode};
 use config::patch::table;
-use config::{Apertures, DEFAULT_ADMIN_SOCKET, LabelMatch, Paravirtual, SocketMode, VmSpec};
+use config::{Apertures, DEFAULT_ADMIN_SOCKET, FunctionSpec, LabelMatch, Paravirtual, SocketMode, VmSpec};
 
 mod cdi;
 pub mod client;
@@ -266,6 +266,12 @@ struct Add {
     /// Lets the guest share segments of device memory with VMs of this group
     #[arg(long, value_name = "GROUP", requires = "paravirtual")]
     share_group: Option<String>,
+    /// Lets its programs use CUDA, on a card of kind "cuda"
+    #[arg(long, conflicts_with_all = ["passthrough", "paravirtual", "channels", "hang_limit_ms", "xen_domain"])]
+    cuda: bool,
+    /// MiB of host memory that its CUDA programs and the card share, in addition to its RAM; a power of two
+    #[arg(long, value_name = "MIB", requires = "cuda", value_parser = config::size::mib)]
+    cuda_window_mib: Option<u64>,
     /// HVM domain of Xen that it is, by its name or number; it has no socket then
     #[arg(long, help_heading = "Socket", value_name = "DOMAIN", conflicts_with_all = ["socket_path", "owner", "group"])]
     xen_domain: Option<String>,
@@ -318,6 +324,8 @@ impl From<Add> for VmSpec {
             time,
             paravirtual,
             share_group,
+            cuda,
+            cuda_window_mib,
             xen_domain,
             socket_path,
             mode,
@@ -341,6 +349,10 @@ impl From<Add> for VmSpec {
             memory: memory.into(),
             time: time.share(),
             paravirtual: Paravirtual { offered: paravirtual, group: share_group, ..Paravirtual::default() },
+            cuda: cuda.then(|| FunctionSpec {
+                window_mib: cuda_window_mib.unwrap_or(FunctionSpec::default().window_mib),
+                ..FunctionSpec::default()
+            }),
             xen_domain,
             socket: socket_path,
             mode,

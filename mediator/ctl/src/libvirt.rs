@@ -127,7 +127,11 @@ pub(super) fn domain(
     client.get::<api::Profile>(&format!("/v1/profiles/{}", client::segment(profile)))?;
     // The daemon's sockets are in one folder unless its configuration differs.
     let socket = admin.parent().unwrap_or(Path::new("/")).join(format!("{name}.sock"));
-    Ok(launch::args(SocketVmm::Libvirt, Named { name, socket: &socket, profile: Some(profile) }, memory))
+    Ok(launch::args(
+        SocketVmm::Libvirt,
+        Named { name, socket: &socket, profile: Some(profile), is_cuda: false },
+        memory,
+    ))
 }
 
 impl Hook {

@@ -28,6 +28,8 @@ pub(crate) struct BackendStatus {
     pub denied: Vec<Denied>,
     /// Counts, with names that are valid for metrics (`snake_case`).
     pub counters: BTreeMap<String, u64>,
+    /// Programs of the guest that use CUDA.
+    pub programs: Vec<api::GuestProgram>,
 }
 
 /// A virtual machine's side of a card, as the daemon sees it while the device is with its thread.

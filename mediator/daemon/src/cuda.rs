@@ -1,13 +1,13 @@
 //! Cards behind NVIDIA's driver. Each has an owner, a separate process, that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card as the daemon sees it), `process` (the owner's process); the crate `cuda_status` has its
-//! last status. [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of
-//! the daemon.
+//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `function` (VMs on the card); the
+//! crate `cuda_status` has its last status. [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains
+//! why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. Changes of one card wait for each other and for its owner, with no other lock held.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -18,7 +18,7 @@ use cuda_control::{Answer, MemoryShare, Quanta, Request, Rules, Settings, Tenant
 use cuda_status::{Seen, StatusCell, show};
 use events::Log;
 use locks::{Guard, Mutex, rank};
-use vmm_glue::Link;
+use vmm_glue::{IrqCounts, Link};
 
 use super::account;
 use super::backend::{BackendError, Built, CardBackend, CardStatus};
@@ -26,6 +26,7 @@ use super::error::DaemonError;
 use config::{CardSpec, CudaSpec, OnStuck, TenantSpec, VmSpec};
 use overrides::Tuning;
 
+mod function;
 mod process;
 
 use process::{CardIdentity, Command, Supervisor};
@@ -188,19 +189,23 @@ impl Drop for CudaCard {
 }
 
 /// The card for callers that handle all kinds of cards.
-pub(super) struct Backend(pub(super) Arc<CudaCard>);
+pub(super) struct Backend {
+    pub(super) card: Arc<CudaCard>,
+    /// Folder of the sockets of tenants, VMs on the card among them.
+    pub(super) socket_dir: PathBuf,
+}
 
 impl CardBackend for Backend {
     fn status(&self) -> CardStatus {
-        let seen = self.0.status_cell.seen();
+        let seen = self.card.status_cell.seen();
         let placed = seen.iter().flat_map(|seen| &seen.card.tenants).map(|tenant| tenant.on_card_bytes).sum::<u64>();
         CardStatus {
             // The owner is restarted; the card does not fail.
             failed: None,
             trouble: seen.as_ref().err().cloned(),
-            model: self.0.identity.model.clone(),
-            uuid: Some(self.0.identity.uuid.clone()),
-            owner_restarts: Some(self.0.status_cell.restarts()),
+            model: self.card.identity.model.clone(),
+            uuid: Some(self.card.identity.uuid.clone()),
+            owner_restarts: Some(self.card.status_cell.restarts()),
             vram_free_mib: seen.as_ref().ok().map(|seen| seen.card.spare_bytes / MIB),
             vram_placed_mib: placed / MIB,
             unexplained_bytes: seen.as_ref().map_or(0, |seen| seen.card.unexplained_bytes),
@@ -209,16 +214,28 @@ impl CardBackend for Backend {
         }
     }
 
-    fn build(&self, vm: &VmSpec, _link: &Link) -> Result<Built, BackendError> {
-        let what =
-            format!("card `{}` is of kind = \"cuda\" and serves tenants, not VM `{}`", self.0.spec.name, vm.name);
-        Err(BackendError::failed(what))
+    fn irqs(&self) -> IrqCounts {
+        vcuda::irqs()
+    }
+
+    fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {
+        function::build(&self.card, vm, link, &self.socket_dir)
     }
 }
 
 fn settings(spec: &CardSpec, folder: &Path) -> Settings {
     let cuda = spec.cuda();
-    let CudaSpec { device, driver, chunk_mib, host_ready_mib, slice_ms, run_ahead_us, strangers, margin_mib } = cuda;
+    let CudaSpec {
+        device,
+        driver,
+        worker: _,
+        chunk_mib,
+        host_ready_mib,
+        slice_ms,
+        run_ahead_us,
+        strangers,
+        margin_mib,
+    } = cuda;
     Settings {
         driver,
         device,

@@ -18,7 +18,14 @@ impl From<DeviceStatus> for BackendStatus {
             InterruptKind::Msi => api::InterruptKind::Msi,
         };
         let driver = Driver { pci_id: format!("{vendor:04x}:{device:04x}"), bus_master, interrupts, state: None };
-        Self { vram_mib, channels_used, driver, denied: denied.into_iter().map(denied_access).collect(), counters }
+        Self {
+            vram_mib,
+            channels_used,
+            driver,
+            denied: denied.into_iter().map(denied_access).collect(),
+            counters,
+            programs: Vec::new(),
+        }
     }
 }
 

@@ -97,8 +97,8 @@ pub enum DaemonError {
     /// A virtual machine is a Xen domain, and has no socket for another VMM.
     #[error("VM `{0}` is the domain `{1}` of Xen, and has no socket for another VMM")]
     IsDomain(String, String),
-    /// A virtual machine has its card by passthrough, so the card's time is not shared.
-    #[error("VM `{0}` has its card by passthrough, which has no scheduler then")]
+    /// A virtual machine has its card by passthrough, or is a tenant of a CUDA card.
+    #[error("VM `{0}` has its card by passthrough, or is a tenant of a CUDA card: its part of the card is fixed")]
     NoScheduler(String),
     /// A card has no scheduler.
     #[error("card `{0}` has no scheduler")]

@@ -216,7 +216,8 @@ impl Daemon {
             let (backend, cuda) = match spec.kind {
                 CardKind::Cuda => {
                     let card = Arc::new(CudaCard::open(spec, &daemon.socket_dir, events).map_err(failed)?);
-                    (Box::new(cuda::Backend(Arc::clone(&card))) as Box<dyn CardBackend>, Some(card))
+                    let (own, socket_dir) = (Arc::clone(&card), daemon.socket_dir.clone());
+                    (Box::new(cuda::Backend { card: own, socket_dir }) as Box<dyn CardBackend>, Some(card))
                 }
                 CardKind::Simgpu | CardKind::Vfio => (opener.open(spec).map_err(failed)?, None),
             };
@@ -555,9 +556,10 @@ impl Daemon {
         let passthrough = users.iter().any(|vm| vm.passthrough);
         let cuda = spec.kind == CardKind::Cuda;
         let reserved = if passthrough || cuda { 0 } else { spec.reserve_mib() };
-        let shared = users.iter().filter_map(|vm| vm.vram_mib);
+        let shared = users.iter().filter(|vm| vm.cuda.is_none()).filter_map(|vm| vm.vram_mib);
         // For a CUDA card, only guarantees count: other memory of tenants is not reserved.
-        let promised = tenants.iter().filter_map(|tenant| tenant.memory.guarantee_mib);
+        let of_vms = users.iter().filter(|vm| vm.cuda.is_some()).filter_map(|vm| vm.memory.guarantee_mib);
+        let promised = tenants.iter().filter_map(|tenant| tenant.memory.guarantee_mib).chain(of_vms);
         let shared = shared.chain(promised).fold(0, u64::saturating_add);
         let assigned = if passthrough { spec.vram_mib } else { shared };
         // The lower of two bounds: the unassigned rest of the configuration, and the card's free VRAM.

@@ -47,7 +47,7 @@ pub(super) fn show(Found { spec, life, ram }: Found) -> api::Vm {
         }
         Life::Stopping(running) => (api::VmState::Stopping, Some(running)),
     };
-    let BackendStatus { vram_mib, channels_used, driver, denied, mut counters } =
+    let BackendStatus { vram_mib, channels_used, driver, denied, mut counters, programs } =
         running.map(|running| running.backend.status()).unwrap_or_default();
     let seen = running.map(|running| &*running.seen);
     let withdrawn = |running: &Arc<Running>| {
@@ -61,7 +61,11 @@ pub(super) fn show(Found { spec, life, ram }: Found) -> api::Vm {
         name: spec.name.clone(),
         card: spec.card.clone(),
         profile: spec.profile.clone(),
-        mode: if spec.passthrough { api::VmMode::Passthrough } else { api::VmMode::Mediated },
+        mode: match () {
+            () if spec.cuda.is_some() => api::VmMode::Cuda,
+            () if spec.passthrough => api::VmMode::Passthrough,
+            () => api::VmMode::Mediated,
+        },
         state,
         error: seen.and_then(|seen| seen.failed.lock().clone()),
         socket: running.and_then(|running| running.socket.clone()),
@@ -72,7 +76,11 @@ pub(super) fn show(Found { spec, life, ram }: Found) -> api::Vm {
             domain: client.domain,
         }),
         vram_mib: spec.vram_mib.unwrap_or(vram_mib),
-        channels_limit: if spec.passthrough { check::MAX_CHANNELS } else { spec.channels() },
+        channels_limit: match () {
+            () if spec.cuda.is_some() => 0,
+            () if spec.passthrough => check::MAX_CHANNELS,
+            () => spec.channels(),
+        },
         channels_used,
         memory_not_shared: seen.is_some_and(|seen| seen.memory_not_shared.load(Ordering::Relaxed)),
         memory_withdrawn: running.is_some_and(withdrawn),
@@ -81,6 +89,7 @@ pub(super) fn show(Found { spec, life, ram }: Found) -> api::Vm {
         denied_total: denied.iter().map(denials).fold(0, u64::saturating_add),
         denied,
         counters,
+        programs,
         transport: running.map(|running| transport(&running.link)).unwrap_or_default(),
         labels: spec.labels.clone(),
     }

@@ -34,8 +34,15 @@ impl State {
     /// Returns all reasons against a tenant, given all other tenants.
     fn refusals(&self, spec: &TenantSpec, daemon: &Daemon) -> Vec<Refusal> {
         let vms: Vec<&str> = self.vms.keys().map(String::as_str).collect();
-        let others: Vec<&TenantSpec> = self.tenants.values().filter(|other| other.name != spec.name).collect();
+        let on_cards: Vec<TenantSpec> = self.cuda_vms().collect();
+        let others = self.tenants.values().chain(&on_cards).filter(|other| other.name != spec.name);
+        let others: Vec<&TenantSpec> = others.collect();
         check::tenant(spec, &daemon.spec, &daemon.specs, &vms, &others)
+    }
+
+    /// Returns the VMs on CUDA cards, as tenants of these.
+    fn cuda_vms(&self) -> impl Iterator<Item = TenantSpec> {
+        self.vms.values().filter(|entry| entry.spec.cuda.is_some()).map(|entry| entry.spec.as_tenant())
     }
 
     /// Assigns a tenant that names no card to the card with most room.
@@ -69,7 +76,8 @@ impl Daemon {
 
     fn tenant_specs(&self, card: Option<&str>) -> Vec<TenantSpec> {
         let state = self.state.lock();
-        state.tenants.values().filter(|spec| card.is_none_or(|card| spec.card == card)).cloned().collect()
+        let all = state.tenants.values().cloned().chain(state.cuda_vms());
+        all.filter(|spec| card.is_none_or(|card| spec.card == card)).collect()
     }
 
     /// Returns all tenants, by name, without waiting for owners: a tenant of a card whose owner does not answer is

@@ -94,6 +94,10 @@ ranks! {
     StatusCell, false, None;
     /// Owner: whether the thread that moves memory was woken.
     Wakeup, false, None;
+    /// One VM: registers and control queue of its CUDA function. Held for one access or one command.
+    CudaFunction, false, None;
+    /// One VM: programs that use its CUDA function.
+    CudaPrograms, false, None;
     /// Handles of threads, taken out to join them.
     Threads, false, None;
     /// Daemon: path of a VM's socket, removed with it.

@@ -31,10 +31,10 @@ fn escaped(text: &str) -> String {
     out
 }
 
-fn device(socket: &Path) -> String {
+fn device(socket: &Path, id: &str) -> String {
     let device = serde_json::json!({
         "driver": "vfio-user-pci",
-        "id": "vgpu0",
+        "id": id,
         "bus": "pcie.0",
         "addr": SLOT,
         "rombar": 0,
@@ -44,8 +44,9 @@ fn device(socket: &Path) -> String {
 }
 
 /// Returns the domain, with comments about additions that an administrator makes.
-pub(super) fn described(Named { name, socket, profile }: Named<'_>, memory: &MemorySize) -> LaunchArgs {
-    let (name, device, mib) = (escaped(name), escaped(&device(socket)), memory.mib());
+pub(super) fn described(vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
+    let Named { name, socket, profile, .. } = vm;
+    let (name, device, mib) = (escaped(name), escaped(&device(socket, vm.id())), memory.mib());
     let vgpu = match profile {
         Some(profile) => format!("<gpu:vgpu xmlns:gpu='{NAMESPACE}' vm='{name}' profile='{}'/>", escaped(profile)),
         None => format!(
@@ -105,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_domain_shares_its_memory_and_names_the_socket() {
-        let vm = Named { name: "a", socket: Path::new("/run/it's/a.sock"), profile: None };
+        let vm = Named { name: "a", socket: Path::new("/run/it's/a.sock"), profile: None, is_cuda: false };
         let domain = described(vm, &"1G".parse().unwrap());
         let made = described(Named { profile: Some("desktop"), ..vm }, &"1G".parse().unwrap());
         assert!(

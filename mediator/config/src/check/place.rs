@@ -117,8 +117,10 @@ pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&
             kind = RefusalKind::Quota;
         }
         each.push(match card.kind {
-            CardKind::Cuda => format!("`{}` is of kind = \"cuda\", for tenants", card.name),
-            CardKind::Simgpu | CardKind::Vfio => format!("`{}` ({field}: {what})", card.name),
+            CardKind::Cuda if vm.cuda.is_none() => {
+                format!("`{}` is of kind = \"cuda\", for tenants and VMs with a table `cuda`", card.name)
+            }
+            CardKind::Cuda | CardKind::Simgpu | CardKind::Vfio => format!("`{}` ({field}: {what})", card.name),
         });
     }
     Some(Refusal { kind, field: "card", what: format!("no card has room: {}", each.join(", ")) })

@@ -265,7 +265,8 @@ async fn launch_args(
             (Vmm::Libvirt, None) => SocketVmm::Libvirt,
         };
         let socket = vm.socket.unwrap_or_else(|| daemon.spec().socket_dir.join(format!("{name}.sock")));
-        Ok(launch::args(vmm, launch::Named { name: &name, socket: &socket, profile: None }, &memory))
+        let is_cuda = vm.mode == api::VmMode::Cuda;
+        Ok(launch::args(vmm, launch::Named { name: &name, socket: &socket, profile: None, is_cuda }, &memory))
     });
     Ok(Json(args.await?))
 }

@@ -20,7 +20,7 @@ use super::{ANSWER, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT};
 /// Name of the owner's program.
 const PROGRAM: &str = "cuda-owner";
 /// Folder of the program where it is installed by the package.
-const INSTALLED: &str = "/usr/lib/gpu-mediator";
+pub(super) const INSTALLED: &str = "/usr/lib/gpu-mediator";
 /// Interval at which the process is checked and describes the card. This also finds a process that hangs.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Delay before an owner that ended is restarted, doubled each time that it ends at once, up to [`DELAY_MOST`].

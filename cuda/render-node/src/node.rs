@@ -1,0 +1,299 @@
+//! An open render node with a context of our capability set.
+//!
+//! UNSAFETY: the `ioctl` system call, and mappings at addresses that the caller chooses. [`Request`] pairs each
+//! argument with its number; arguments that hold addresses are built next to their calls.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+use crate::uapi::{self, Request, context, parameter};
+
+/// Capability set of CUDA contexts.
+pub const CAPSET: u32 = 24;
+/// Version of the capability set.
+const CAPSET_VERSION: u32 = 1;
+/// Rings of a context: the most that the driver has. Ring 0 is not used.
+pub const RINGS: u64 = 64;
+
+/// Reason that a node cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No node has the capability set.
+    #[error(
+        "no render node in /dev/dri has CUDA: the kernel needs virtio_gpu (Debian's cloud kernels lack it), and the VM a \
+         CUDA function"
+    )]
+    None,
+    /// The user may not open the nodes.
+    #[error("{0} cannot be opened: add the user to the group `render`")]
+    Denied(PathBuf),
+    /// A request failed.
+    #[error("{0} refuses a CUDA context: {1}")]
+    Refused(PathBuf, io::Error),
+}
+
+/// Facts about the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capset {
+    /// Version of the protocol.
+    pub version: u32,
+    /// Bytes of the window that all programs share.
+    pub window_bytes: u64,
+}
+
+/// A handle of a blob. It must be closed with [`Node::close`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handle(u32);
+
+/// A render node with a context.
+#[derive(Debug)]
+pub struct Node {
+    file: OwnedFd,
+    capset: Capset,
+}
+
+struct Call<'a, T>(&'a mut T);
+
+// SAFETY: `Request` guarantees that the number belongs to the argument.
+unsafe impl<T: Request> Ioctl for Call<'_, T> {
+    type Output = ();
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        T::OPCODE
+    }
+
+    fn as_ptr(&mut self) -> *mut std::ffi::c_void {
+        ptr::from_mut(self.0).cast()
+    }
+
+    unsafe fn output_from_ptr(_: IoctlOutput, _: *mut std::ffi::c_void) -> rustix::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn call<T: Request>(file: &OwnedFd, argument: &mut T) -> rustix::io::Result<()> {
+    rustix::io::retry_on_intr(|| {
+        // SAFETY: see `Ioctl for Call`; addresses in the argument are valid for the call.
+        unsafe { rustix::ioctl::ioctl(file, Call(argument)) }
+    })
+}
+
+fn address<T>(of: &T) -> u64 {
+    ptr::from_ref(of).expose_provenance() as u64
+}
+
+impl Node {
+    /// Opens the first node with CUDA and creates a context there.
+    ///
+    /// # Errors
+    /// If there is no such node, or it refuses a context.
+    pub fn find() -> Result<Self, OpenError> {
+        let entries = fs::read_dir("/dev/dri").map_err(|_| OpenError::None)?;
+        let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+        paths.retain(|path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"renderD")));
+        paths.sort();
+        let mut denied = None;
+        for path in paths {
+            match Self::open(&path) {
+                Ok(Some(node)) => return Ok(node),
+                Ok(None) => {}
+                Err(Errno::ACCESS | Errno::PERM) => denied = Some(path),
+                Err(error) => return Err(OpenError::Refused(path, error.into())),
+            }
+        }
+        Err(denied.map_or(OpenError::None, OpenError::Denied))
+    }
+
+    /// Opens a node and creates a context. Returns `None` if the node has no CUDA.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or refuses a context.
+    pub fn open(path: &Path) -> rustix::io::Result<Option<Self>> {
+        let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        if !is_virtio_gpu(&file)? {
+            return Ok(None);
+        }
+        let needed = [parameter::BLOBS, parameter::HOST_VISIBLE, parameter::CONTEXT_INIT];
+        let lacks = needed.into_iter().any(|number| parameter(&file, number).is_ok_and(|value| value == 0));
+        if lacks || parameter(&file, parameter::CAPSETS).unwrap_or(0) & 1 << CAPSET == 0 {
+            return Ok(None);
+        }
+        let capset = capset(&file)?;
+        let parameters = [[context::CAPSET, CAPSET.into()], [context::RINGS, RINGS]];
+        let mut init = uapi::InitContext { count: 2, parameters: address(&parameters), ..Default::default() };
+        call(&file, &mut init)?;
+        Ok(Some(Self { file, capset }))
+    }
+
+    /// Returns the facts about the device.
+    #[must_use]
+    pub fn capset(&self) -> Capset {
+        self.capset
+    }
+
+    /// Creates a blob with the program's number `blob`.
+    ///
+    /// # Errors
+    /// If the window has no room. Other refusals show when it is mapped.
+    pub fn create_blob(&self, blob: u64, bytes: u64) -> rustix::io::Result<Handle> {
+        let (memory, flags) = (uapi::MEMORY_HOST3D, uapi::BLOB_MAPPABLE);
+        let mut create = uapi::CreateBlob { memory, flags, bytes, blob, ..Default::default() };
+        call(&self.file, &mut create)?;
+        Ok(Handle(create.handle))
+    }
+
+    /// Maps a whole blob, not in children: at an address that the kernel chooses. Returns the address.
+    ///
+    /// # Errors
+    /// If the device refuses the blob.
+    pub fn map(&self, handle: Handle, bytes: u64) -> rustix::io::Result<u64> {
+        // SAFETY: the kernel chooses an address at which nothing is mapped.
+        unsafe { self.map_with(handle, bytes, ptr::null_mut(), MapFlags::empty()) }
+    }
+
+    /// Maps a whole blob at `at`, in place of the pages there. If it is refused, they become inaccessible.
+    ///
+    /// # Errors
+    /// If the device refuses the blob.
+    ///
+    /// # Safety
+    /// Nothing uses the pages at `at`.
+    pub unsafe fn map_at(&self, handle: Handle, bytes: u64, at: u64) -> rustix::io::Result<u64> {
+        let place = ptr::with_exposed_provenance_mut(usize::try_from(at).map_err(|_| Errno::INVAL)?);
+        // SAFETY: the caller guarantees that nothing uses the pages.
+        let mapped = unsafe { self.map_with(handle, bytes, place, MapFlags::FIXED) };
+        if mapped.is_err() {
+            // SAFETY: as above. The kernel may have removed the pages before the device refused.
+            unsafe { reserve(at, bytes) }?;
+        }
+        mapped
+    }
+
+    /// # Safety
+    /// With [`MapFlags::FIXED`], nothing uses the pages at `at`.
+    unsafe fn map_with(
+        &self,
+        handle: Handle,
+        bytes: u64,
+        at: *mut std::ffi::c_void,
+        flags: MapFlags,
+    ) -> rustix::io::Result<u64> {
+        let mut map = uapi::Map { handle: handle.0, ..Default::default() };
+        call(&self.file, &mut map)?;
+        let len = usize::try_from(bytes).map_err(|_| Errno::INVAL)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the caller guarantees that a fixed mapping replaces no page in use.
+        let start = unsafe { mmap(at, len, access, MapFlags::SHARED | flags, &self.file, map.offset) }?;
+        // SAFETY: the pages were mapped just now.
+        unsafe { madvise(start, len, Advice::LinuxDontFork) }?;
+        Ok(start.expose_provenance() as u64)
+    }
+
+    /// Closes a handle. The blob lives on as long as it is mapped.
+    ///
+    /// # Errors
+    /// If there is no such handle.
+    pub fn close(&self, handle: Handle) -> rustix::io::Result<()> {
+        call(&self.file, &mut uapi::Close { handle: handle.0, padding: 0 })
+    }
+
+    /// Passes bytes to the device.
+    ///
+    /// # Errors
+    /// If the driver cannot send them.
+    pub fn submit(&self, command: &[u8]) -> rustix::io::Result<()> {
+        self.submit_with(command, 0, 0).map(drop)
+    }
+
+    /// Passes bytes to the device. Returns a descriptor that is readable once the device has answered, or has answered
+    /// a later submission on the same ring.
+    ///
+    /// # Errors
+    /// If the driver cannot send them, or the process has no free descriptor.
+    pub fn submit_fenced(&self, command: &[u8], ring: u32) -> rustix::io::Result<OwnedFd> {
+        let fence = self.submit_with(command, uapi::FENCE_OUT | uapi::RING_IDX, ring)?;
+        if fence < 0 {
+            return Err(Errno::BADF);
+        }
+        // SAFETY: the driver made this descriptor for the caller.
+        Ok(unsafe { OwnedFd::from_raw_fd(fence) })
+    }
+
+    fn submit_with(&self, command: &[u8], flags: u32, ring: u32) -> rustix::io::Result<i32> {
+        let bytes = u32::try_from(command.len()).map_err(|_| Errno::INVAL)?;
+        let command = command.as_ptr().expose_provenance() as u64;
+        let mut submit = uapi::Submit { flags, bytes, command, fence: -1, ring, ..Default::default() };
+        call(&self.file, &mut submit)?;
+        Ok(submit.fence)
+    }
+}
+
+/// Replaces pages by an inaccessible reservation.
+///
+/// # Errors
+/// If the kernel refuses.
+///
+/// # Safety
+/// Nothing uses the pages.
+pub(crate) unsafe fn reserve(at: u64, bytes: u64) -> rustix::io::Result<()> {
+    let len = usize::try_from(bytes).map_err(|_| Errno::INVAL)?;
+    let place = ptr::with_exposed_provenance_mut(usize::try_from(at).map_err(|_| Errno::INVAL)?);
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+    // SAFETY: the caller guarantees that nothing uses the pages.
+    unsafe { mmap_anonymous(place, len, ProtFlags::empty(), flags) }.map(drop)
+}
+
+/// Unmaps pages.
+///
+/// # Errors
+/// If the kernel refuses.
+///
+/// # Safety
+/// Nothing uses the pages.
+pub(crate) unsafe fn unmap(at: u64, bytes: u64) -> rustix::io::Result<()> {
+    let len = usize::try_from(bytes).map_err(|_| Errno::INVAL)?;
+    let place = ptr::with_exposed_provenance_mut(usize::try_from(at).map_err(|_| Errno::INVAL)?);
+    // SAFETY: the caller guarantees that nothing uses the pages.
+    unsafe { munmap(place, len) }
+}
+
+fn is_virtio_gpu(file: &OwnedFd) -> rustix::io::Result<bool> {
+    let mut name = [0u8; 32];
+    let place = name.as_mut_ptr().expose_provenance() as u64;
+    let mut version = uapi::Version { name_bytes: name.len() as u64, name: place, ..Default::default() };
+    call(file, &mut version)?;
+    let name = std::hint::black_box(name);
+    Ok(name.starts_with(b"virtio_gpu\0"))
+}
+
+fn parameter(file: &OwnedFd, number: u64) -> rustix::io::Result<u64> {
+    // The kernel writes 4 bytes.
+    let mut value = 0u64;
+    let place = ptr::from_mut(&mut value).expose_provenance() as u64;
+    call(file, &mut uapi::GetParameter { parameter: number, value: place })?;
+    Ok(std::hint::black_box(value))
+}
+
+fn capset(file: &OwnedFd) -> rustix::io::Result<Capset> {
+    let mut bytes = [0u8; 16];
+    let place = bytes.as_mut_ptr().expose_provenance() as u64;
+    let mut get = uapi::GetCapset { id: CAPSET, version: CAPSET_VERSION, address: place, bytes: 16, padding: 0 };
+    call(file, &mut get)?;
+    let [v0, v1, v2, v3, _, _, _, _, window @ ..] = std::hint::black_box(bytes);
+    Ok(Capset { version: u32::from_le_bytes([v0, v1, v2, v3]), window_bytes: u64::from_le_bytes(window) })
+}
+
+impl AsFd for Node {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}

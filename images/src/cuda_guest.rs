@@ -1,0 +1,42 @@
+//! A guest with the stock driver of virtio-gpu: our init in an initramfs, and programs that use CUDA in a VM.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::Kernel;
+use crate::cpio::Archive;
+use crate::initramfs::{self, Program};
+use crate::kernel::Unpacked;
+
+/// A guest's kernel with its modules and programs.
+#[derive(Clone, Debug)]
+pub struct CudaGuest {
+    kernel: Unpacked,
+    programs: Vec<Program>,
+}
+
+impl CudaGuest {
+    pub(crate) fn new(kernel: Unpacked, programs: Vec<Program>) -> Self {
+        Self { kernel, programs }
+    }
+
+    /// Writes the guest's initramfs with `more` added to `initrd`.
+    ///
+    /// # Errors
+    /// If a part cannot be read, or the file not written.
+    pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
+        // The kernel accepts concatenated archives.
+        let mut all = initramfs::pack(&self.kernel, &self.programs)?;
+        all.extend(more.finish());
+        fs::write(initrd, all).with_context(|| format!("cannot write {}", initrd.display()))?;
+        let Unpacked { name, release, vmlinuz, .. } = self.kernel.clone();
+        Ok(Kernel { name, release, vmlinuz, initrd: initrd.to_owned() })
+    }
+}
+
+/// Returns the name of a kernel with these modules in the record of made items.
+pub(crate) fn entry(kernel: &str) -> String {
+    format!("cuda-{kernel}")
+}

@@ -1,0 +1,137 @@
+//! Virtual machines whose programs use a CUDA card: the `[vm.cuda]` table, and the rules of such a virtual machine.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::cuda::{self, OnRemove, OnStuck};
+use super::refusal::{Refusal, RefusalKind};
+use super::{Apertures, CardSpec, Labels, Paravirtual, SocketMode, TenantSpec, VmSpec};
+
+/// Minimum MiB of a window: firmware places a smaller one where the guest maps it uncached.
+const MIN_WINDOW_MIB: u64 = 1 << 10;
+/// Maximum MiB of a window.
+const MAX_WINDOW_MIB: u64 = 1 << 20;
+/// Maximum number of programs of a virtual machine.
+const MAX_PROGRAMS: u32 = 64;
+
+/// A `[vm.cuda]` table: the virtual machine is on a card of `kind = "cuda"`, and its programs use CUDA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct FunctionSpec {
+    /// MiB of the window: host memory that programs and card share, pinned memory among it. The guest can use all of
+    /// it, in addition to its RAM. A power of two.
+    #[serde(deserialize_with = "crate::size::key")]
+    pub window_mib: u64,
+    /// Programs of the guest that may use the card at a time; each has a process on the host.
+    pub programs: u32,
+}
+
+impl Default for FunctionSpec {
+    fn default() -> Self {
+        Self { window_mib: 4 << 10, programs: 16 }
+    }
+}
+
+impl VmSpec {
+    /// Returns the tenant that the virtual machine is for the owner of its CUDA card.
+    #[must_use]
+    pub fn as_tenant(&self) -> TenantSpec {
+        TenantSpec {
+            name: self.name.clone(),
+            card: self.card.clone(),
+            profile: None,
+            vram_mib: self.vram_mib.unwrap_or(0),
+            memory: self.memory.clone(),
+            time: self.time,
+            on_stuck: OnStuck::Kill,
+            on_remove: OnRemove::Kill,
+            // Only the daemon's own workers connect.
+            socket: None,
+            mode: SocketMode(0o600),
+            owner: None,
+            group: None,
+            labels: Labels::default(),
+        }
+    }
+}
+
+/// Returns all reasons against a virtual machine on a CUDA card next to `others`, apart from its name and its socket.
+pub(super) fn vm(vm: &VmSpec, card: &CardSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
+    let mut say = |field, what: String| refusals.push(Refusal { kind: RefusalKind::Invalid, field, what });
+    let Some(function) = vm.cuda else {
+        let what = format!(
+            "`{}` is of kind = \"cuda\", expected another card, or a table `cuda` for a VM whose programs use CUDA",
+            card.name
+        );
+        say("card", what);
+        return refusals;
+    };
+    let window = function.window_mib;
+    if !window.is_power_of_two() || !(MIN_WINDOW_MIB..=MAX_WINDOW_MIB).contains(&window) {
+        let what = format!("{window} MiB, expected a power of two from {MIN_WINDOW_MIB} to {MAX_WINDOW_MIB}");
+        say("cuda.window_mib", what);
+    }
+    if !(1..=MAX_PROGRAMS).contains(&function.programs) {
+        say("cuda.programs", format!("{}, expected 1 to {MAX_PROGRAMS}", function.programs));
+    }
+    let said = [
+        ("passthrough", vm.passthrough),
+        ("channels", vm.channels.is_some()),
+        ("hang_limit_ms", vm.hang_limit_ms.is_some()),
+        ("apertures", vm.apertures != Apertures::default()),
+        ("shadow", vm.shadow != shadow_pt::Mode::default()),
+        ("paravirtual", vm.paravirtual != Paravirtual::default()),
+        ("xen_domain", vm.xen_domain.is_some()),
+    ];
+    for (field, _) in said.into_iter().filter(|(_, said)| *said) {
+        say(field, format!("expected no such key for a VM on card `{}`, of kind = \"cuda\"", card.name));
+    }
+    let others: Vec<_> = others.iter().filter(|other| other.cuda.is_some() && other.name != vm.name).collect();
+    let tenants: Vec<_> = others.iter().map(|other| other.as_tenant()).collect();
+    let tenants: Vec<_> = tenants.iter().collect();
+    refusals.extend(cuda::tenant(&vm.as_tenant(), cards, &[], &tenants));
+    refusals
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+
+    const CARDS: &str = "[[card]]\nname = \"h100\"\nkind = \"cuda\"\nvram_mib = 40960\n\
+                         [[card]]\nname = \"old\"\nkind = \"simgpu\"\n";
+
+    fn mistakes(vm: &str) -> String {
+        match Config::parse(&format!("{CARDS}[[vm]]\nname = \"a\"\n{vm}"), "m.toml") {
+            Ok(_) => String::new(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn vm_with_cuda_is_placed_on_a_cuda_card_only() {
+        assert_eq!(mistakes("vram_mib = 1024\ncuda = {}\n"), "");
+        assert_eq!(mistakes("card = \"h100\"\nvram_mib = 1024\ncuda.window_mib = \"2G\"\ntime.weight = 200\n"), "");
+        assert_eq!(mistakes("vram_mib = 512\n"), "");
+        let found = mistakes("card = \"h100\"\nvram_mib = 1024\n");
+        assert!(found.contains("vm[0].card: `h100` is of kind = \"cuda\""), "{found}");
+        let found = mistakes("card = \"old\"\nvram_mib = 512\ncuda = {}\n");
+        assert!(found.contains("vm[0].cuda: expected no such table"), "{found}");
+    }
+
+    #[test]
+    fn keys_without_meaning_and_wrong_sizes_are_refused() {
+        for (keys, expected) in [
+            ("cuda.window_mib = 1000\n", "vm[0].cuda.window_mib: 1000 MiB, expected a power of two"),
+            ("cuda.window_mib = 512\n", "vm[0].cuda.window_mib: 512 MiB"),
+            ("cuda.programs = 0\n", "vm[0].cuda.programs: 0, expected 1 to 64"),
+            ("cuda = {}\nchannels = 4\n", "vm[0].channels: expected no such key"),
+            ("cuda = {}\nmemory.guarantee_mib = 65536\n", "vm[0].memory.guarantee_mib: 65536 MiB"),
+        ] {
+            let found = mistakes(&format!("card = \"h100\"\nvram_mib = 1024\n{keys}"));
+            assert!(found.contains(expected), "{keys}: {found}");
+        }
+        let found = mistakes("card = \"h100\"\nvram_mib = 1000\ncuda = {}\n");
+        assert!(found.contains("vm[0].vram_mib: 1000 MiB, expected a multiple of the chunk"), "{found}");
+    }
+}

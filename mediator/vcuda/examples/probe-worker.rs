@@ -1,0 +1,56 @@
+//! A worker without CUDA, for tests of the device with real guests: `probe-worker --window-fd N --link-fd M`.
+//!
+//! At each doorbell it copies the word `HEAD` of the control blob to `TAIL`, and stores to the second word of each
+//! pinned blob the first one plus 1. A `HEAD` of `u64::MAX` ends it.
+//!
+//! UNSAFETY: the descriptors come as numbers.
+
+#![expect(unsafe_code, reason = "descriptors as numbers")]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use cuda_ring::{BlobKind, control};
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+use worker_link::{FromWorker, Link, ToWorker};
+
+fn main() {
+    let mut arguments = std::env::args().skip_while(|argument| argument != "--window-fd").skip(1).step_by(2);
+    let mut descriptor = || {
+        let number = arguments.next().and_then(|text| text.parse().ok()).expect("--window-fd N --link-fd M");
+        // SAFETY: the device passes these two descriptors, and nothing else here owns them.
+        unsafe { OwnedFd::from_raw_fd(number) }
+    };
+    let (window, link) = (File::from(descriptor()), Link::new(descriptor()));
+    let bytes = window.metadata().expect("a file").len();
+    let region = MmapRegion::<()>::from_file(FileOffset::new(window, 0), bytes as usize).expect("a mapping");
+    let memory = region.as_volatile_slice();
+    let load = |at: u64| memory.load::<u64>(at as usize, Ordering::Acquire).expect("in the window");
+    let store = |value: u64, at: u64| memory.store(value, at as usize, Ordering::Release).expect("in the window");
+    let mut blobs: BTreeMap<u32, (u32, u64)> = BTreeMap::new();
+    while let Ok(message) = link.receive_in_worker() {
+        match message {
+            ToWorker::Blob { id, kind, offset, .. } => drop(blobs.insert(id, (kind, offset))),
+            ToWorker::Remove { id } => {
+                blobs.remove(&id);
+                let _ = link.send_from_worker(FromWorker::Removed { id });
+            }
+            ToWorker::Doorbell => {
+                for &(_, at) in blobs.values().filter(|(kind, _)| *kind == BlobKind::Pinned.number()) {
+                    store(load(at).wrapping_add(1), at + 8);
+                }
+                for &(_, at) in blobs.values().filter(|(kind, _)| *kind == BlobKind::Control.number()) {
+                    let head = load(at + control::HEAD);
+                    if head == u64::MAX {
+                        return;
+                    }
+                    store(head, at + control::TAIL);
+                }
+                let _ = link.send_from_worker(FromWorker::Check);
+            }
+            ToWorker::Goodbye => return,
+        }
+    }
+}

@@ -1,0 +1,511 @@
+//! The state machine: contexts, blobs, workers and waits of one device. Commands and events in, answers and actions
+//! out; no I/O, time as an argument.
+//!
+//! One worker serves one context. It starts when the context's first blob is mapped, so that programs that only look
+//! at the device cost nothing. A part of the window belongs to a blob from its mapping until the worker has
+//! unregistered it, and is zeroed at both ends.
+
+use std::collections::BTreeMap;
+
+use crate::command::{Answer, CAPSET, CAPSET_VERSION, Command, Header, Submission};
+
+mod ranges;
+mod status;
+#[cfg(test)]
+mod tests;
+
+pub use ranges::Range;
+use ranges::Ranges;
+pub use status::ProgramStatus;
+
+/// Granularity of the window in bytes: the driver rounds sizes up to it.
+pub const PAGE_BYTES: u64 = 4096;
+/// Kind of the blob with a context's control words, in the lowest byte of a program's id of the blob.
+const KIND_CONTROL: u8 = 1;
+/// Maximum number of contexts. Those without a blob cost only their entry.
+const MAX_CONTEXTS: usize = 1024;
+/// Maximum number of resources.
+const MAX_RESOURCES: usize = 16 << 10;
+/// Maximum number of blobs of a context.
+const MAX_BLOBS: usize = 1024;
+/// Maximum number of waits of a context: one for each ring, and a reserve for threads that share one.
+const MAX_WAITS: usize = 256;
+/// TIMEOUT: a worker that was told to leave frees its memory on the card; this takes milliseconds.
+const LEAVE_NS: u64 = 2_000_000_000;
+/// TIMEOUT: unregistering waits for copies that use the memory; a worker that takes longer is stuck in the driver.
+const REMOVE_NS: u64 = 10_000_000_000;
+
+/// A worker of the device; never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkerId(pub u64);
+
+/// A command whose answer is outstanding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// Limits of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of the window.
+    pub window_bytes: u64,
+    /// Maximum number of workers, those that are leaving included.
+    pub workers: usize,
+}
+
+/// Words of the window.
+pub trait Words {
+    /// Loads the 64-bit word at an offset that is a multiple of 8 and inside the window.
+    fn load(&self, offset: u64) -> u64;
+}
+
+/// An effect, to be carried out in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Starts a worker for a context.
+    Start {
+        /// The worker.
+        worker: WorkerId,
+    },
+    /// Tells a worker of a new blob.
+    Blob {
+        /// The worker.
+        worker: WorkerId,
+        /// The program's number of the blob.
+        blob: u32,
+        /// Its kind.
+        kind: u8,
+        /// Its part of the window.
+        range: Range,
+    },
+    /// Tells a worker to unregister a blob.
+    Remove {
+        /// The worker.
+        worker: WorkerId,
+        /// The program's number of the blob.
+        blob: u32,
+    },
+    /// Wakes a worker.
+    Doorbell {
+        /// The worker.
+        worker: WorkerId,
+    },
+    /// Tells a worker to leave.
+    Leave {
+        /// The worker.
+        worker: WorkerId,
+    },
+    /// Kills a worker.
+    Kill {
+        /// The worker.
+        worker: WorkerId,
+    },
+    /// Zeroes a part of the window.
+    Zero {
+        /// The part.
+        range: Range,
+    },
+    /// Marks the context of a control blob as lost.
+    Lost {
+        /// The control blob.
+        control: Range,
+    },
+    /// Answers a command.
+    Answer {
+        /// The command.
+        ticket: Ticket,
+        /// The answer.
+        answer: Answer,
+    },
+}
+
+/// State of a context's worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Service {
+    /// No blob was mapped yet.
+    Unused,
+    /// A worker runs.
+    Worker(WorkerId),
+    /// The worker has ended, or the context has violated the protocol.
+    Lost,
+}
+
+#[derive(Debug)]
+struct Wait {
+    ticket: Ticket,
+    blob: u32,
+    /// Offset of the word in the window.
+    word: u64,
+    value: u64,
+}
+
+#[derive(Debug)]
+struct Context {
+    capset: u8,
+    name: String,
+    pid: Option<u32>,
+    service: Service,
+    /// Resources by the program's numbers of its blobs; only mapped ones.
+    blobs: BTreeMap<u32, u32>,
+    waits: Vec<Wait>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Resource {
+    context: u32,
+    blob: u32,
+    kind: u8,
+    size: u64,
+    /// Its part of the window, from the mapping on.
+    range: Option<Range>,
+    /// The worker that knows it.
+    worker: Option<WorkerId>,
+}
+
+#[derive(Debug)]
+struct Worker {
+    /// Its context, until that is destroyed.
+    context: Option<u32>,
+    /// Time at which it is killed.
+    deadline: Option<u64>,
+    killed: bool,
+    /// Blobs that it unregisters, the oldest first.
+    removing: Vec<Removal>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Removal {
+    /// The program's number, which may occur again.
+    blob: u32,
+    resource: u32,
+    /// The command that waits for it.
+    ticket: Ticket,
+}
+
+/// The state of one device.
+#[derive(Debug)]
+pub struct Core {
+    limits: Limits,
+    contexts: BTreeMap<u32, Context>,
+    resources: BTreeMap<u32, Resource>,
+    ranges: Ranges,
+    workers: BTreeMap<WorkerId, Worker>,
+    last_worker: u64,
+    actions: Vec<Action>,
+}
+
+impl Core {
+    /// Creates a device without contexts.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            contexts: BTreeMap::new(),
+            resources: BTreeMap::new(),
+            ranges: Ranges::new(limits.window_bytes),
+            workers: BTreeMap::new(),
+            last_worker: 0,
+            actions: Vec::new(),
+        }
+    }
+
+    /// Returns the actions since the last call.
+    pub fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// Returns true if no worker exists.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.workers.is_empty()
+    }
+
+    /// Returns true if a command waits for a word.
+    #[must_use]
+    pub fn has_waits(&self) -> bool {
+        self.contexts.values().any(|context| !context.waits.is_empty())
+    }
+
+    /// Executes a command. Returns its answer, to be sent after the actions; `None` if an action answers it later.
+    pub fn command(
+        &mut self,
+        header: &Header,
+        command: Command,
+        ticket: Ticket,
+        words: &dyn Words,
+        now: u64,
+    ) -> Option<Answer> {
+        let context = header.context();
+        Some(match command {
+            Command::DisplayInfo => Answer::NoDisplays,
+            Command::CapsetInfo { index: 0 } => Answer::CapsetInfo,
+            Command::CapsetInfo { .. } => Answer::Invalid,
+            Command::Capset { id: CAPSET, version } if version <= CAPSET_VERSION => {
+                Answer::Capset { window_bytes: self.limits.window_bytes }
+            }
+            Command::Capset { .. } => Answer::Invalid,
+            Command::CreateContext { capset, name } => self.create_context(context, capset, name),
+            Command::DestroyContext => self.destroy_context(context, now),
+            Command::Attach => Answer::Ok,
+            Command::CreateBlob { resource, blob, size } => self.create_blob(context, resource, blob, size),
+            Command::MapBlob { resource, offset } => self.map_blob(resource, offset),
+            // The guest has no mapping left, but the worker may; the range is freed by `Unref`.
+            Command::UnmapBlob { .. } => Answer::Ok,
+            Command::Unref { resource } => return self.unref(resource, ticket, now),
+            Command::Submit(submission) => return self.submit(context, submission, ticket, words),
+            Command::Unknown(_) => Answer::Unspecified,
+        })
+    }
+
+    fn create_context(&mut self, id: u32, capset: u8, name: String) -> Answer {
+        if id == 0 || self.contexts.contains_key(&id) {
+            return Answer::Invalid;
+        }
+        if self.contexts.len() >= MAX_CONTEXTS {
+            return Answer::OutOfMemory;
+        }
+        let (blobs, waits) = (BTreeMap::new(), Vec::new());
+        self.contexts.insert(id, Context { capset, name, pid: None, service: Service::Unused, blobs, waits });
+        Answer::Ok
+    }
+
+    /// Destroys a context: its blobs stay until they are dropped.
+    fn destroy_context(&mut self, id: u32, now: u64) -> Answer {
+        let Some(mut context) = self.contexts.remove(&id) else { return Answer::Invalid };
+        self.actions.extend(answered(context.waits.drain(..)));
+        if let Service::Worker(id) = context.service
+            && let Some(worker) = self.workers.get_mut(&id)
+        {
+            worker.context = None;
+            if !worker.killed {
+                let deadline = now.saturating_add(LEAVE_NS);
+                worker.deadline = Some(worker.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
+                self.actions.push(Action::Leave { worker: id });
+            }
+        }
+        Answer::Ok
+    }
+
+    fn create_blob(&mut self, context: u32, resource: u32, id: u64, size: u64) -> Answer {
+        let [kind, 0, 0, 0, number @ ..] = id.to_le_bytes() else { return Answer::Invalid };
+        let is_taken = resource == 0 || self.resources.contains_key(&resource);
+        if is_taken || size == 0 || !size.is_multiple_of(PAGE_BYTES) || size > self.limits.window_bytes {
+            return Answer::Invalid;
+        }
+        if self.contexts.get(&context).is_none_or(|context| u32::from(context.capset) != CAPSET) {
+            return Answer::Invalid;
+        }
+        if self.resources.len() >= MAX_RESOURCES {
+            return Answer::OutOfMemory;
+        }
+        let blob = u32::from_le_bytes(number);
+        self.resources.insert(resource, Resource { context, blob, kind, size, range: None, worker: None });
+        Answer::Ok
+    }
+
+    /// Maps a blob at the offset that the guest's driver chose. An error is visible to the program, unlike those of
+    /// earlier commands.
+    fn map_blob(&mut self, id: u32, offset: u64) -> Answer {
+        let Some(resource) = self.resources.get_mut(&id) else { return Answer::NoResource };
+        // A blob outlives its context, whose id can be used again.
+        let Some(context) = self.contexts.get_mut(&resource.context) else { return Answer::Invalid };
+        if u32::from(context.capset) != CAPSET
+            || resource.range.is_some()
+            || context.blobs.contains_key(&resource.blob)
+            || context.service == Service::Lost
+        {
+            return Answer::Invalid;
+        }
+        if context.blobs.len() >= MAX_BLOBS {
+            return Answer::OutOfMemory;
+        }
+        let worker = match context.service {
+            Service::Worker(worker) => worker,
+            _ if self.workers.len() >= self.limits.workers => return Answer::OutOfMemory,
+            _ => WorkerId(self.last_worker.saturating_add(1)),
+        };
+        let range = Range { offset, size: resource.size };
+        if !self.ranges.insert(range) {
+            return Answer::Invalid;
+        }
+        self.actions.push(Action::Zero { range });
+        if context.service == Service::Unused {
+            self.last_worker = worker.0;
+            context.service = Service::Worker(worker);
+            let context = Some(resource.context);
+            let new = Worker { context, deadline: None, killed: false, removing: Vec::new() };
+            self.workers.insert(worker, new);
+            self.actions.push(Action::Start { worker });
+        }
+        context.blobs.insert(resource.blob, id);
+        (resource.range, resource.worker) = (Some(range), Some(worker));
+        self.actions.push(Action::Blob { worker, blob: resource.blob, kind: resource.kind, range });
+        Answer::Mapped
+    }
+
+    /// Drops a resource. The driver gives its range to others once this is answered, so the worker comes first.
+    fn unref(&mut self, id: u32, ticket: Ticket, now: u64) -> Option<Answer> {
+        let Some(resource) = self.resources.get(&id).copied() else { return Some(Answer::Ok) };
+        if let Some(context) = self.contexts.get_mut(&resource.context)
+            && context.blobs.get(&resource.blob) == Some(&id)
+        {
+            context.blobs.remove(&resource.blob);
+            self.actions.extend(answered(context.waits.extract_if(.., |wait| wait.blob == resource.blob)));
+        }
+        let Some((number, worker)) = resource.worker.and_then(|id| Some((id, self.workers.get_mut(&id)?))) else {
+            self.free(id);
+            return Some(Answer::Ok);
+        };
+        if worker.removing.iter().any(|removal| removal.resource == id) {
+            return Some(Answer::Invalid);
+        }
+        worker.removing.push(Removal { blob: resource.blob, resource: id, ticket });
+        if !worker.killed {
+            let deadline = now.saturating_add(REMOVE_NS);
+            worker.deadline.get_or_insert(deadline);
+            self.actions.push(Action::Remove { worker: number, blob: resource.blob });
+        }
+        None
+    }
+
+    /// Frees a resource and its range.
+    fn free(&mut self, id: u32) {
+        let Some(resource) = self.resources.remove(&id) else { return };
+        if let Some(range) = resource.range {
+            self.actions.push(Action::Zero { range });
+            self.ranges.remove(range);
+        }
+    }
+
+    fn submit(&mut self, id: u32, submission: Submission, ticket: Ticket, words: &dyn Words) -> Option<Answer> {
+        let Some(context) = self.contexts.get_mut(&id).filter(|context| u32::from(context.capset) == CAPSET) else {
+            return Some(Answer::Ok);
+        };
+        if let Submission::Identify { pid } = submission {
+            context.pid = Some(pid);
+        }
+        let Service::Worker(worker) = context.service else { return Some(Answer::Ok) };
+        match submission {
+            Submission::Empty | Submission::Identify { .. } => {}
+            Submission::Doorbell => self.actions.push(Action::Doorbell { worker }),
+            Submission::Wait { blob, offset, value } => {
+                let range = context.blobs.get(&blob).and_then(|id| self.resources.get(id)?.range);
+                let Some(word) = range.and_then(|range| range.word(offset)) else {
+                    self.lose(id);
+                    return Some(Answer::Ok);
+                };
+                if words.load(word) < value && context.waits.len() < MAX_WAITS {
+                    context.waits.push(Wait { ticket, blob, word, value });
+                    return None;
+                }
+            }
+            Submission::Malformed => self.lose(id),
+        }
+        Some(Answer::Ok)
+    }
+
+    /// Ends the service of a context that has violated the protocol.
+    fn lose(&mut self, id: u32) {
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        if let Service::Worker(worker) = std::mem::replace(&mut context.service, Service::Lost) {
+            self.kill(worker);
+        }
+        self.report_lost(id);
+    }
+
+    /// Marks a context as lost for its program, and answers its waits.
+    fn report_lost(&mut self, id: u32) {
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        context.service = Service::Lost;
+        let resources = context.blobs.values().filter_map(|id| self.resources.get(id));
+        let control = resources.filter(|resource| resource.kind == KIND_CONTROL).filter_map(|resource| resource.range);
+        self.actions.extend(control.map(|control| Action::Lost { control }));
+        self.actions.extend(answered(context.waits.drain(..)));
+    }
+
+    fn kill(&mut self, id: WorkerId) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        worker.deadline = None;
+        if !std::mem::replace(&mut worker.killed, true) {
+            self.actions.push(Action::Kill { worker: id });
+        }
+    }
+
+    /// Answers the waits whose words have reached their values, because words of a worker's context have changed.
+    pub fn check(&mut self, worker: WorkerId, words: &dyn Words) {
+        let context = self.workers.get(&worker).and_then(|worker| self.contexts.get_mut(&worker.context?));
+        if let Some(context) = context {
+            self.actions.extend(answered(reached(context, words)));
+        }
+    }
+
+    /// Does [`Self::check`] for all contexts.
+    pub fn check_all(&mut self, words: &dyn Words) {
+        for context in self.contexts.values_mut() {
+            self.actions.extend(answered(reached(context, words)));
+        }
+    }
+
+    /// Records that a worker has unregistered a blob.
+    pub fn removed(&mut self, id: WorkerId, blob: u32) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        let Some(place) = worker.removing.iter().position(|removal| removal.blob == blob) else { return };
+        let Removal { resource, ticket, .. } = worker.removing.remove(place);
+        if worker.removing.is_empty() && worker.context.is_some() {
+            worker.deadline = None;
+        }
+        self.free(resource);
+        self.actions.push(Action::Answer { ticket, answer: Answer::Ok });
+    }
+
+    /// Records that a worker's process has ended, or did not start.
+    pub fn exited(&mut self, id: WorkerId) {
+        let Some(worker) = self.workers.remove(&id) else { return };
+        for Removal { resource, ticket, .. } in worker.removing {
+            self.free(resource);
+            self.actions.push(Action::Answer { ticket, answer: Answer::Ok });
+        }
+        if let Some(context) = worker.context {
+            self.report_lost(context);
+        }
+    }
+
+    /// Kills workers that have exceeded their time.
+    pub fn tick(&mut self, now: u64) {
+        let late = |worker: &Worker| worker.deadline.is_some_and(|deadline| deadline <= now);
+        let late: Vec<_> = self.workers.iter().filter(|(_, worker)| late(worker)).map(|(&id, _)| id).collect();
+        late.into_iter().for_each(|id| self.kill(id));
+    }
+
+    /// Returns the time of the next [`Self::tick`].
+    #[must_use]
+    pub(crate) fn next_tick(&self) -> Option<u64> {
+        self.workers.values().filter_map(|worker| worker.deadline).min()
+    }
+
+    /// Forgets all contexts and outstanding commands, and kills the workers. The device may be used again once
+    /// [`Self::is_quiet`] returns true and the window is zeroed.
+    pub fn reset(&mut self) {
+        self.contexts.clear();
+        self.resources.clear();
+        self.ranges = Ranges::new(self.limits.window_bytes);
+        // Unsent answers belong to the previous queue.
+        self.actions.retain(|action| !matches!(action, Action::Answer { .. }));
+        let workers: Vec<_> = self.workers.keys().copied().collect();
+        for id in workers {
+            self.kill(id);
+            if let Some(worker) = self.workers.get_mut(&id) {
+                worker.context = None;
+                worker.removing.clear();
+            }
+        }
+    }
+}
+
+/// Takes out the waits of a context whose words have reached their values.
+fn reached(context: &mut Context, words: &dyn Words) -> impl Iterator<Item = Wait> {
+    context.waits.extract_if(.., |wait| words.load(wait.word) >= wait.value)
+}
+
+fn answered(waits: impl Iterator<Item = Wait>) -> impl Iterator<Item = Action> {
+    waits.map(|wait| Action::Answer { ticket: wait.ticket, answer: Answer::Ok })
+}

@@ -1,0 +1,56 @@
+//! Parts of the window and their users.
+
+use std::collections::BTreeMap;
+
+use super::PAGE_BYTES;
+
+/// A part of the window, in bytes; whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Its first byte.
+    pub offset: u64,
+    /// Its size, not 0.
+    pub size: u64,
+}
+
+impl Range {
+    /// Returns the offset in the window of the 64-bit word at `offset` of this part.
+    #[must_use]
+    pub(super) fn word(self, offset: u64) -> Option<u64> {
+        let fits = offset.is_multiple_of(8) && offset.checked_add(8)? <= self.size;
+        fits.then(|| self.offset.checked_add(offset)).flatten()
+    }
+}
+
+/// The used parts of the window, without overlap.
+#[derive(Debug)]
+pub(super) struct Ranges {
+    window_bytes: u64,
+    used: BTreeMap<u64, u64>,
+}
+
+impl Ranges {
+    pub(super) fn new(window_bytes: u64) -> Self {
+        Self { window_bytes, used: BTreeMap::new() }
+    }
+
+    /// Uses a part. Returns false if it is not whole pages of the window, or overlaps a used one.
+    pub(super) fn insert(&mut self, range: Range) -> bool {
+        let Range { offset, size } = range;
+        let Some(end) = offset.checked_add(size).filter(|&end| end <= self.window_bytes) else { return false };
+        let is_whole = offset.is_multiple_of(PAGE_BYTES) && size.is_multiple_of(PAGE_BYTES) && size != 0;
+        // Parts do not overlap, so the last one that starts before `end` is the only one that can reach into it.
+        let before = self.used.range(..end).next_back();
+        let overlaps = before.is_some_and(|(&first, &size)| first.saturating_add(size) > offset);
+        if !is_whole || overlaps {
+            return false;
+        }
+        self.used.insert(offset, size);
+        true
+    }
+
+    /// Frees a part.
+    pub(super) fn remove(&mut self, range: Range) {
+        self.used.remove(&range.offset);
+    }
+}

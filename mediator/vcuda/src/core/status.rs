@@ -1,0 +1,37 @@
+//! The operator's view of a device's programs.
+
+use super::{Core, Service};
+
+/// A program of the guest that uses the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramStatus {
+    /// Its name, if the guest's kernel sends it.
+    pub name: String,
+    /// Its process id in the guest, if its library sent it. Not checked.
+    pub pid: Option<u32>,
+    /// Bytes of the window that it uses.
+    pub window_bytes: u64,
+    /// Commands that wait for a word.
+    pub waits: usize,
+    /// False if its worker has ended.
+    pub is_served: bool,
+}
+
+impl Core {
+    /// Returns the programs that have or had a worker.
+    #[must_use]
+    pub fn programs(&self) -> Vec<ProgramStatus> {
+        let used = self.contexts.values().filter(|context| context.service != Service::Unused);
+        used.map(|context| {
+            let sizes = context.blobs.values().filter_map(|id| self.resources.get(id)).map(|resource| resource.size);
+            ProgramStatus {
+                name: context.name.clone(),
+                pid: context.pid,
+                window_bytes: sizes.fold(0, u64::saturating_add),
+                waits: context.waits.len(),
+                is_served: context.service != Service::Lost,
+            }
+        })
+        .collect()
+    }
+}

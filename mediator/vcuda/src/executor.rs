@@ -1,0 +1,394 @@
+//! The thread that executes the guest's commands and talks to the workers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use cuda_ring::{control, state};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use vmm_glue::memory::MemoryTable;
+use vmm_glue::{Link, worth_logging};
+use worker_link::{FromWorker, ToWorker};
+
+use crate::command::{Answer, Command, Header, Submission};
+use crate::core::{Action, Core, Limits, Ticket, WorkerId};
+use crate::queue::{ControlQueue, QueueError, Request};
+use crate::shared::{Shared, State};
+use crate::window::Window;
+use crate::worker::{Launcher, Worker};
+
+/// Commands that are executed before the workers are served again.
+const MAX_BATCH: usize = 256;
+/// Time for which the queue is polled after a command, without doorbells.
+const LINGER: Duration = Duration::from_micros(20);
+/// Messages of one worker that are handled before the next one's.
+const MAX_MESSAGES: usize = 64;
+/// TIMEOUT: words that no worker reports, because the card writes them, are read at this interval.
+const POLL_WAITS_NS: u64 = 5_000_000;
+
+/// The executor.
+pub(crate) struct Executor {
+    core: Core,
+    shared: Arc<Shared>,
+    link: Link,
+    window: Arc<Window>,
+    launcher: Box<dyn Launcher>,
+    workers: BTreeMap<WorkerId, Worker>,
+    /// Commands without an answer, of the present queue.
+    outstanding: BTreeMap<Ticket, (Header, Request)>,
+    generation: u64,
+    tickets: u64,
+    start: Instant,
+    failures: u64,
+    /// The programs may differ from those that operators see.
+    has_news: bool,
+}
+
+/// Result of a look at the queue.
+enum Found {
+    /// A command.
+    Request(Request),
+    /// No command.
+    Nothing,
+    /// The queue is not set up, or of a later generation.
+    NoQueue,
+}
+
+impl Executor {
+    pub(crate) fn new(
+        limits: Limits,
+        shared: Arc<Shared>,
+        link: Link,
+        window: Arc<Window>,
+        launcher: Box<dyn Launcher>,
+    ) -> Self {
+        Self {
+            core: Core::new(limits),
+            shared,
+            link,
+            window,
+            launcher,
+            workers: BTreeMap::new(),
+            outstanding: BTreeMap::new(),
+            generation: 0,
+            tickets: 0,
+            start: Instant::now(),
+            failures: 0,
+            has_news: false,
+        }
+    }
+
+    /// Runs until the function is dropped.
+    pub(crate) fn run(mut self) {
+        while !self.shared.is_stopped() {
+            let is_busy = self.serve();
+            if std::mem::take(&mut self.has_news) {
+                *self.shared.programs.lock() = self.core.programs();
+            }
+            if let Err(error) = self.wait(is_busy) {
+                tracing::error!(%error, "CUDA programs of this VM are no longer served: waiting failed");
+                return;
+            }
+        }
+        self.core.reset();
+        self.perform();
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Waits for the guest, a worker, or a time.
+    fn wait(&self, is_busy: bool) -> Result<(), Errno> {
+        let mut limit = self.core.next_tick().map(|at| at.saturating_sub(self.now()));
+        if self.core.has_waits() {
+            limit = Some(limit.map_or(POLL_WAITS_NS, |limit| limit.min(POLL_WAITS_NS)));
+        }
+        if is_busy {
+            limit = Some(0);
+        }
+        let limit = limit.map(|ns| Timespec {
+            tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: i64::try_from(ns % 1_000_000_000).unwrap_or(0),
+        });
+        let mut fds = vec![PollFd::from_borrowed_fd(self.shared.wake.fd(), PollFlags::IN)];
+        for worker in self.workers.values() {
+            fds.push(PollFd::from_borrowed_fd(worker.ended(), PollFlags::IN));
+            if let Some(link) = worker.link() {
+                let output = if worker.has_output() { PollFlags::OUT } else { PollFlags::empty() };
+                fds.push(PollFd::from_borrowed_fd(link, PollFlags::IN | output));
+            }
+        }
+        match poll(&mut fds, limit.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Does all work that there is. Returns true if there may be more.
+    fn serve(&mut self) -> bool {
+        self.shared.wake.clear();
+        if self.shared.state.lock().registers.is_resetting() {
+            self.reset();
+        }
+        self.serve_workers();
+        let now = self.now();
+        self.core.tick(now);
+        self.core.check_all(&*self.window);
+        self.perform();
+        self.serve_queue()
+    }
+
+    /// Continues a reset: it is complete when no worker is left and the window is zeroed.
+    fn reset(&mut self) {
+        let generation = self.shared.state.lock().generation;
+        self.has_news = true;
+        self.outstanding.clear();
+        self.core.reset();
+        self.perform();
+        self.serve_workers();
+        if !self.core.is_quiet() {
+            return;
+        }
+        let mut state = self.shared.state.lock();
+        if let Some(window) = state.window.clone() {
+            self.window = window;
+        }
+        drop(state);
+        if let Err(error) = self.window.zero_all() {
+            tracing::error!(%error, "the window cannot be zeroed; the device stays in reset");
+            return;
+        }
+        state = self.shared.state.lock();
+        if state.generation == generation {
+            self.generation = generation;
+            state.registers.reset();
+        }
+    }
+
+    /// Handles the workers' messages and ends.
+    fn serve_workers(&mut self) {
+        let mut ended = Vec::new();
+        let mut messages = Vec::new();
+        for (&id, worker) in &mut self.workers {
+            worker.flush();
+            // An end comes after the messages that were sent before it.
+            let has_ended = is_readable(&*worker);
+            while let Some(message) = worker.receive() {
+                messages.push((id, message));
+                if messages.len() >= MAX_MESSAGES && !has_ended {
+                    break;
+                }
+            }
+            if has_ended {
+                worker.reap();
+                ended.push(id);
+            }
+        }
+        for (id, message) in messages {
+            match message {
+                FromWorker::Check => self.core.check(id, &*self.window),
+                FromWorker::Removed { id: blob } => self.core.removed(id, blob),
+                FromWorker::Failed { reason } => {
+                    self.failures = self.failures.saturating_add(1);
+                    if worth_logging(self.failures) {
+                        tracing::warn!(?reason, "the worker of a CUDA program ends");
+                    }
+                }
+            }
+        }
+        for id in ended {
+            self.workers.remove(&id);
+            self.lose(id);
+        }
+        self.perform();
+    }
+
+    fn lose(&mut self, id: WorkerId) {
+        self.has_news = true;
+        self.shared.workers_lost.fetch_add(1, Ordering::Relaxed);
+        self.core.exited(id);
+    }
+
+    /// Executes commands of the queue. Returns true if more may be there.
+    fn serve_queue(&mut self) -> bool {
+        if !matches!(self.with_queue(ControlQueue::suppress_kicks), Some(())) {
+            return false;
+        }
+        let mut idle_since = None;
+        for _ in 0..MAX_BATCH {
+            match self.next_request() {
+                Found::Request(request) => {
+                    idle_since = None;
+                    self.execute(request);
+                }
+                Found::NoQueue => return false,
+                Found::Nothing => {
+                    // The guest often sends several commands; while it does, it needs no doorbells.
+                    let since = *idle_since.get_or_insert_with(Instant::now);
+                    while since.elapsed() < LINGER {
+                        std::hint::spin_loop();
+                    }
+                    match self.with_queue(ControlQueue::allow_kicks) {
+                        Some(true) => {
+                            let _ = self.with_queue(ControlQueue::suppress_kicks);
+                        }
+                        Some(false) | None => return false,
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    fn next_request(&mut self) -> Found {
+        match self.with_queue(ControlQueue::pop) {
+            Some(Some(request)) => Found::Request(request),
+            Some(None) => Found::Nothing,
+            None => Found::NoQueue,
+        }
+    }
+
+    /// Uses the queue, if the device may. A queue that violates the standard is not used again.
+    fn with_queue<T>(
+        &mut self,
+        act: impl FnOnce(&mut ControlQueue, &MemoryTable) -> Result<T, QueueError>,
+    ) -> Option<T> {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.state.lock();
+        let memory = self.link.memory().snapshot();
+        let State { registers, queue, generation, is_bus_master, .. } = &mut *state;
+        if *generation != self.generation || !*is_bus_master || registers.is_resetting() {
+            return None;
+        }
+        let setup = registers.control_queue()?;
+        if queue.is_none() {
+            *queue = ControlQueue::new(setup, &memory);
+        }
+        let why = match queue.as_mut().map(|queue| act(queue, &memory)) {
+            Some(Ok(result)) => return Some(result),
+            Some(Err(error)) => error.to_string(),
+            None => "its set-up names no memory of the guest".to_owned(),
+        };
+        *queue = None;
+        let vector = registers.fail();
+        drop(state);
+        self.failures = self.failures.saturating_add(1);
+        if worth_logging(self.failures) {
+            tracing::warn!(why, ?setup, "the control queue cannot be used; the guest must reset the device");
+        }
+        if let Some(vector) = vector {
+            self.link.interrupts().trigger_msix(vector.into());
+        }
+        None
+    }
+
+    fn execute(&mut self, request: Request) {
+        self.shared.commands.fetch_add(1, Ordering::Relaxed);
+        let Some((header, command)) = Command::decode(&request.bytes) else {
+            return self.answer(&Header::default(), &request, Answer::Invalid);
+        };
+        let is_routine = matches!(command, Command::Submit(Submission::Doorbell | Submission::Wait { .. }));
+        self.has_news |= !is_routine;
+        self.tickets = self.tickets.wrapping_add(1);
+        let ticket = Ticket(self.tickets);
+        let now = self.now();
+        let answer = self.core.command(&header, command, ticket, &*self.window, now);
+        if answer.is_none() {
+            self.outstanding.insert(ticket, (header, request));
+            return self.perform();
+        }
+        self.perform();
+        if let Some(answer) = answer {
+            self.answer(&header, &request, answer);
+        }
+    }
+
+    /// Answers a command, if its queue still exists.
+    fn answer(&mut self, header: &Header, request: &Request, answer: Answer) {
+        let bytes = answer.encode(header);
+        let interrupt = self.with_queue(|queue, memory| queue.answer(memory, request, &bytes));
+        if interrupt == Some(true) {
+            let vector = self.shared.state.lock().registers.interrupt();
+            if let Some(vector) = vector {
+                self.shared.interrupts.fetch_add(1, Ordering::Relaxed);
+                self.link.interrupts().trigger_msix(vector.into());
+            }
+        }
+    }
+
+    /// Carries out the actions of the state machine.
+    fn perform(&mut self) {
+        loop {
+            let actions = self.core.take_actions();
+            if actions.is_empty() {
+                return;
+            }
+            actions.into_iter().for_each(|action| self.perform_one(action));
+        }
+    }
+
+    fn perform_one(&mut self, action: Action) {
+        match action {
+            Action::Start { worker } => self.start(worker),
+            Action::Blob { worker, blob, kind, range } => {
+                let (offset, size) = (range.offset, range.size);
+                self.send(worker, ToWorker::Blob { id: blob, kind: kind.into(), offset, size });
+            }
+            Action::Remove { worker, blob } => self.send(worker, ToWorker::Remove { id: blob }),
+            Action::Doorbell { worker } => self.send(worker, ToWorker::Doorbell),
+            Action::Leave { worker } => self.send(worker, ToWorker::Goodbye),
+            Action::Kill { worker } => {
+                if let Some(worker) = self.workers.get_mut(&worker) {
+                    worker.kill();
+                }
+            }
+            Action::Zero { range } => {
+                if let Err(error) = self.window.zero(range) {
+                    tracing::error!(%error, ?range, "a part of the window cannot be zeroed");
+                }
+            }
+            Action::Lost { control } => {
+                if control.size >= control::BYTES {
+                    self.window.store(control.offset.saturating_add(control::STATE), state::LOST);
+                }
+            }
+            Action::Answer { ticket, answer } => {
+                if let Some((header, request)) = self.outstanding.remove(&ticket) {
+                    self.answer(&header, &request, answer);
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, id: WorkerId) {
+        let window = self.window.file().try_clone().map_err(|error| error.to_string());
+        match window.and_then(|window| self.launcher.launch(window)) {
+            Ok(started) => {
+                self.shared.workers_started.fetch_add(1, Ordering::Relaxed);
+                self.workers.insert(id, Worker::new(started));
+            }
+            Err(why) => {
+                self.failures = self.failures.saturating_add(1);
+                if worth_logging(self.failures) {
+                    tracing::error!(why, "a CUDA program has no worker");
+                }
+                self.lose(id);
+            }
+        }
+    }
+
+    fn send(&mut self, worker: WorkerId, message: ToWorker) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.send(message);
+        }
+    }
+}
+
+/// Returns true if a worker's process has ended.
+fn is_readable(worker: &Worker) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(worker.ended(), PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}

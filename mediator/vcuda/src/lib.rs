@@ -1,0 +1,47 @@
+//! The CUDA function of a VM: a virtio-gpu device with a private capability set, which the stock driver of Linux uses.
+//!
+//! A program of the guest opens the render node, creates a context and *blobs*: parts of the *window*, a BAR that is
+//! one file of this process. The first blob of a context starts a *worker*, a process of the host that maps the window
+//! and calls CUDA for the program. The device passes doorbells to the worker, and answers the waits of the program's
+//! threads when words in its blobs have reached their values.
+//!
+//! - `core`: the state machine: contexts, blobs, workers, waits.
+//! - `command`: the commands of virtio-gpu and the answers.
+//! - `pci`, `registers`: the configuration space and BAR0; each access is answered at once.
+//! - `queue`: the control queue in the guest's memory, with indirect descriptors.
+//! - `window`: the window's memory.
+//! - `device`: the function as the server of the VMM calls it; `executor`: the thread for the commands; `shared`: the
+//!   state of both.
+//! - `worker`: processes and their links.
+//! - `fuzz` (feature `fuzz`): random steps for tests.
+//!
+//! The crate does not read the programs' rings, and does not know CUDA. Everything from the guest is untrusted: it is
+//! copied once, then checked.
+#![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
+#![cfg_attr(
+    test,
+    allow(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "a test that goes wrong may panic"
+    )
+)]
+
+mod command;
+mod core;
+mod device;
+mod executor;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
+mod pci;
+mod queue;
+mod registers;
+mod shared;
+mod window;
+mod worker;
+
+pub use crate::core::{Limits, ProgramStatus};
+pub use device::{BuildError, CudaDevice, MIN_WINDOW_BYTES, irqs};
+pub use shared::CudaFunction;
+pub use worker::{Launcher, Process, ProgramLauncher, Started};

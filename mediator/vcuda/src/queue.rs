@@ -1,0 +1,121 @@
+//! The control queue in the guest's memory.
+//!
+//! Descriptors and commands are copied once when read, because the guest may change them at any time.
+
+use std::sync::atomic::Ordering;
+
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
+use vmm_glue::memory::MemoryTable;
+
+use crate::command::MAX_COMMAND_BYTES;
+use crate::registers::{QUEUE_SIZES, Setup};
+
+/// Flag of the available ring: the guest wants no interrupt. Source: VIRTIO 1.2, 2.7.6.
+const NO_INTERRUPT: u16 = 1;
+/// Maximum number of writable parts of a command that the device uses.
+const MAX_WRITABLE: usize = 8;
+
+/// Reason that the queue cannot be used any longer. The guest must reset the device.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum QueueError {
+    /// Its rings violate the standard.
+    #[error(transparent)]
+    Rings(#[from] virtio_queue::Error),
+    /// Its rings are not in the guest's memory.
+    #[error(transparent)]
+    Memory(#[from] GuestMemoryError),
+}
+
+/// A command that has no answer yet.
+#[derive(Debug)]
+pub(crate) struct Request {
+    /// First descriptor of its chain.
+    head: u16,
+    /// Its first bytes.
+    pub(crate) bytes: Vec<u8>,
+    writable: Vec<(GuestAddress, usize)>,
+}
+
+/// The control queue.
+#[derive(Debug)]
+pub(crate) struct ControlQueue(Queue);
+
+impl ControlQueue {
+    /// Creates the queue that the guest has set up. Returns `None` if its set-up names no memory of the guest.
+    pub(crate) fn new(setup: Setup, memory: &MemoryTable) -> Option<Self> {
+        let [most, _] = QUEUE_SIZES;
+        let mut queue = Queue::new(most).ok()?;
+        queue.try_set_size(setup.size).ok()?;
+        queue.try_set_desc_table_address(GuestAddress(setup.descriptors)).ok()?;
+        queue.try_set_avail_ring_address(GuestAddress(setup.available)).ok()?;
+        queue.try_set_used_ring_address(GuestAddress(setup.used)).ok()?;
+        queue.set_ready(true);
+        queue.is_valid(memory).then_some(Self(queue))
+    }
+
+    /// Takes the next command.
+    ///
+    /// # Errors
+    /// If the rings cannot be used.
+    pub(crate) fn pop(&mut self, memory: &MemoryTable) -> Result<Option<Request>, QueueError> {
+        let Some(chain) = self.0.iter(memory)?.next() else { return Ok(None) };
+        let mut request = Request { head: chain.head_index(), bytes: Vec::new(), writable: Vec::new() };
+        // The length of a chain is bounded by the crate: 65,535 in an indirect table.
+        for part in chain {
+            let len = usize::try_from(part.len()).unwrap_or(usize::MAX);
+            if part.is_write_only() {
+                if request.writable.len() < MAX_WRITABLE {
+                    request.writable.push((part.addr(), len));
+                }
+            } else if request.bytes.len() < MAX_COMMAND_BYTES && request.writable.is_empty() {
+                let from = request.bytes.len();
+                request.bytes.resize(from.saturating_add(len).min(MAX_COMMAND_BYTES), 0);
+                let to = request.bytes.get_mut(from..).unwrap_or_default();
+                if memory.read_slice(to, part.addr()).is_err() {
+                    // Bytes outside of the guest's memory: the command is cut short there.
+                    request.bytes.truncate(from);
+                }
+            }
+        }
+        Ok(Some(request))
+    }
+
+    /// Answers a command. Returns true if the guest wants an interrupt.
+    ///
+    /// # Errors
+    /// If the rings cannot be used.
+    pub(crate) fn answer(&mut self, memory: &MemoryTable, request: &Request, bytes: &[u8]) -> Result<bool, QueueError> {
+        let mut rest = bytes;
+        let mut written = 0u32;
+        for &(at, len) in &request.writable {
+            let (now, later) = rest.split_at(len.min(rest.len()));
+            if memory.write_slice(now, at).is_err() {
+                break;
+            }
+            written = written.saturating_add(u32::try_from(now.len()).unwrap_or(0));
+            rest = later;
+        }
+        self.0.add_used(memory, request.head, written)?;
+        // The crate's own test for the interrupt ignores the ring's flag.
+        let flags: u16 = memory.load(GuestAddress(self.0.avail_ring()), Ordering::SeqCst)?;
+        Ok(u16::from_le(flags) & NO_INTERRUPT == 0)
+    }
+
+    /// Tells the guest that no doorbell is necessary.
+    ///
+    /// # Errors
+    /// If the rings cannot be used.
+    pub(crate) fn suppress_kicks(&mut self, memory: &MemoryTable) -> Result<(), QueueError> {
+        Ok(self.0.disable_notification(memory)?)
+    }
+
+    /// Tells the guest that each command needs a doorbell. Returns true if commands have arrived without one.
+    ///
+    /// # Errors
+    /// If the rings cannot be used.
+    pub(crate) fn allow_kicks(&mut self, memory: &MemoryTable) -> Result<bool, QueueError> {
+        // This has the full fence between the flag and the index.
+        Ok(self.0.enable_notification(memory)?)
+    }
+}

@@ -1,0 +1,339 @@
+//! A guest's driver and workers in this process.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use vcuda::{CudaDevice, CudaFunction, Launcher, Limits, Process, Started};
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+use vmm_glue::mappable::region_memory;
+use vmm_glue::{Ack, Device, Link, RegionIndex};
+use worker_link::{FromWorker, LinkError, ToWorker};
+
+/// Bytes of the guest's memory.
+pub const RAM: u64 = 4 << 20;
+/// Bytes of the window.
+pub const WINDOW: u64 = vcuda::MIN_WINDOW_BYTES;
+/// Entries of the queue.
+const ENTRIES: u64 = 64;
+const DESCRIPTORS: u64 = 0x1000;
+const AVAILABLE: u64 = 0x2000;
+const USED: u64 = 0x3000;
+/// First byte of the indirect table.
+pub const TABLE: u64 = 0x10_0000;
+const COMMAND: u64 = 0x1_0000;
+const ANSWER: u64 = 0x2_0000;
+/// Distance of two commands.
+const STEP: u64 = 0x200;
+/// TIMEOUT: the executor answers within microseconds, unless the host is busy.
+const ANSWERED: Duration = Duration::from_secs(60);
+
+/// An event of a worker.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Event {
+    Started,
+    Message(ToWorker),
+    Ended,
+}
+
+/// Starts threads as workers. A doorbell makes one add 1 to the first word of its control blob.
+pub struct Threads {
+    events: Sender<Event>,
+    /// Each start waits for a message, if there is a receiver.
+    pub gate: Option<Receiver<()>>,
+    pub refuses: bool,
+}
+
+struct Thread {
+    ended: OwnedFd,
+    socket: OwnedFd,
+}
+
+impl Process for Thread {
+    fn ended(&self) -> BorrowedFd<'_> {
+        self.ended.as_fd()
+    }
+
+    fn kill(&mut self) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
+    fn reap(&mut self) {}
+}
+
+impl Launcher for Threads {
+    fn launch(&mut self, window: OwnedFd) -> Result<Started, String> {
+        if self.refuses {
+            return Err("refused".to_owned());
+        }
+        if let Some(gate) = &self.gate {
+            gate.recv().map_err(|error| error.to_string())?;
+        }
+        let (link, theirs) = worker_link::Link::pair().unwrap();
+        let socket = theirs.as_fd().try_clone_to_owned().unwrap();
+        let (ended, keep) = rustix::pipe::pipe().unwrap();
+        let events = self.events.clone();
+        let _ = events.send(Event::Started);
+        std::thread::spawn(move || {
+            work(&theirs, window, &events);
+            let _ = events.send(Event::Ended);
+            drop(keep);
+        });
+        Ok(Started { link, process: Box::new(Thread { ended, socket }) })
+    }
+}
+
+fn work(link: &worker_link::Link, window: OwnedFd, events: &Sender<Event>) {
+    let region = MmapRegion::<()>::from_file(FileOffset::new(File::from(window), 0), WINDOW as usize).unwrap();
+    let memory = region.as_volatile_slice();
+    let mut control = 0;
+    loop {
+        let message = match link.receive_in_worker() {
+            Ok(message) => message,
+            Err(LinkError::Closed) => return,
+            Err(error) => panic!("{error}"),
+        };
+        let _ = events.send(Event::Message(message));
+        match message {
+            ToWorker::Blob { kind: 1, offset, .. } => control = offset as usize,
+            ToWorker::Doorbell => {
+                let value: u64 = memory.load(control, Ordering::Acquire).unwrap();
+                memory.store(value + 1, control, Ordering::Release).unwrap();
+                let _ = link.send_from_worker(FromWorker::Check);
+            }
+            ToWorker::Remove { id } => {
+                let _ = link.send_from_worker(FromWorker::Removed { id });
+            }
+            ToWorker::Goodbye => return,
+            ToWorker::Blob { .. } => {}
+        }
+    }
+}
+
+/// A driver.
+pub struct Guest {
+    pub device: CudaDevice,
+    pub function: CudaFunction,
+    pub events: Receiver<Event>,
+    pub link: Link,
+    pub ram: MmapRegion<()>,
+    available: u16,
+    used: u16,
+}
+
+impl Guest {
+    /// Starts a device, and its driver.
+    pub fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    pub fn with(change: impl FnOnce(&mut Threads)) -> Self {
+        let (sender, events) = channel();
+        let mut threads = Threads { events: sender, gate: None, refuses: false };
+        change(&mut threads);
+        let link = Link::new(vcuda::irqs()).unwrap();
+        let limits = Limits { window_bytes: WINDOW, workers: 4 };
+        let (mut device, function) = CudaDevice::build("test", limits, &link, Box::new(threads)).unwrap();
+        let file = region_memory("ram", RAM).unwrap();
+        let ram = FileOffset::new(File::from(file.try_clone().unwrap()), 0);
+        let ram = MmapRegion::from_file(ram, RAM as usize).unwrap();
+        let region = link.lend(0, RAM, true, Some(file)).unwrap();
+        device.dma_map(&region).unwrap();
+        let mut guest = Self { device, function, events, link, ram, available: 0, used: 0 };
+        guest.drive();
+        guest
+    }
+
+    /// Sets the device up as the driver does.
+    pub fn drive(&mut self) {
+        (self.available, self.used) = (0, 0);
+        self.ram.as_volatile_slice().write_slice(&[0; 0x4000], 0).unwrap();
+        self.write(RegionIndex::Config, 4, &[6, 0]);
+        self.write(RegionIndex::Bar0, 0x08, &1u32.to_le_bytes());
+        self.write(RegionIndex::Bar0, 0x0c, &3u32.to_le_bytes());
+        self.write(RegionIndex::Bar0, 0x14, &[0xb]);
+        self.write(RegionIndex::Bar0, 0x18, &(ENTRIES as u16).to_le_bytes());
+        for (register, address) in [(0x20, DESCRIPTORS), (0x28, AVAILABLE), (0x30, USED)] {
+            self.write(RegionIndex::Bar0, register, &address.to_le_bytes());
+        }
+        self.write(RegionIndex::Bar0, 0x1c, &[1, 0]);
+        self.write(RegionIndex::Bar0, 0x14, &[0xf]);
+        assert_eq!(self.status(), 0xf);
+    }
+
+    pub fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) {
+        assert_eq!(self.device.region_write(region, offset, data), Ok(Ack::Done));
+    }
+
+    pub fn status(&mut self) -> u8 {
+        let mut status = [0];
+        self.device.region_read(RegionIndex::Bar0, 0x14, &mut status).unwrap();
+        status[0]
+    }
+
+    /// Writes to the guest's memory.
+    pub fn poke(&self, at: u64, data: &[u8]) {
+        self.ram.as_volatile_slice().write_slice(data, at as usize).unwrap();
+    }
+
+    fn peek<const N: usize>(&self, at: u64) -> [u8; N] {
+        let mut data = [0; N];
+        self.ram.as_volatile_slice().read_slice(&mut data, at as usize).unwrap();
+        data
+    }
+
+    /// Returns true if the device wants no doorbells.
+    pub fn kicks_are_suppressed(&self) -> bool {
+        u16::from_le_bytes(self.peek(USED)) & 1 != 0
+    }
+
+    pub fn describe(&self, at: u64, address: u64, len: u32, flags: u16, next: u16) {
+        let mut descriptor = address.to_le_bytes().to_vec();
+        descriptor.extend(len.to_le_bytes());
+        descriptor.extend(flags.to_le_bytes());
+        descriptor.extend(next.to_le_bytes());
+        self.poke(at, &descriptor);
+    }
+
+    /// Makes the chain that begins with a descriptor available.
+    pub fn offer(&mut self, head: u16) {
+        let slot = AVAILABLE + 4 + u64::from(self.available) % ENTRIES * 2;
+        self.poke(slot, &head.to_le_bytes());
+        self.available += 1;
+        self.ram.as_volatile_slice().store(self.available, AVAILABLE as usize + 2, Ordering::Release).unwrap();
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if !self.kicks_are_suppressed() {
+            self.write(RegionIndex::Bar0, 0x3000, &[0, 0]);
+        }
+    }
+
+    /// Sends a command in slot `slot`, of two descriptors.
+    pub fn post(&mut self, slot: u16, command: &[u8]) {
+        let at = u64::from(slot) * STEP;
+        self.poke(COMMAND + at, command);
+        self.poke(ANSWER + at, &[0xee; STEP as usize]);
+        let head = slot * 2;
+        self.describe(DESCRIPTORS + u64::from(head) * 16, COMMAND + at, command.len() as u32, 1, head + 1);
+        self.describe(DESCRIPTORS + u64::from(head + 1) * 16, ANSWER + at, STEP as u32, 2, 0);
+        self.offer(head);
+    }
+
+    /// Returns the number of answers that have come and were not taken.
+    pub fn answers(&self) -> u16 {
+        let index: u16 = self.ram.as_volatile_slice().load(USED as usize + 2, Ordering::Acquire).unwrap();
+        index.wrapping_sub(self.used)
+    }
+
+    /// Waits for the next answer; returns its slot and its bytes.
+    pub fn answer(&mut self) -> (u16, Vec<u8>) {
+        let begin = Instant::now();
+        while self.answers() == 0 {
+            assert!(begin.elapsed() < ANSWERED, "no answer");
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        let element: [u8; 8] = self.peek(USED + 4 + u64::from(self.used) % ENTRIES * 8);
+        self.used += 1;
+        let [id, len] = [0, 4].map(|at| u32::from_le_bytes(element[at..at + 4].try_into().unwrap()));
+        let slot = (id / 2) as u16;
+        let mut bytes = vec![0; len as usize];
+        self.ram.as_volatile_slice().read_slice(&mut bytes, (ANSWER + u64::from(slot) * STEP) as usize).unwrap();
+        (slot, bytes)
+    }
+
+    /// Sends a command and returns the type of its answer, and the answer.
+    pub fn send(&mut self, command: &[u8]) -> (u32, Vec<u8>) {
+        self.post(0, command);
+        let (slot, bytes) = self.answer();
+        assert_eq!(slot, 0, "another command was answered");
+        (u32::from_le_bytes(bytes[..4].try_into().unwrap()), bytes)
+    }
+
+    /// Sends a command that succeeds.
+    pub fn done(&mut self, command: &[u8]) {
+        let (kind, _) = self.send(command);
+        assert!((0x1100..0x1200).contains(&kind), "{kind:#x}");
+    }
+
+    /// Creates context `id` with a control blob, resource `id` at `offset`.
+    pub fn program(&mut self, id: u32, offset: u64) {
+        self.done(&context(id));
+        self.done(&blob(id, id, 1, CONTROL_BYTES));
+        self.done(&map(id, offset));
+    }
+
+    /// Waits for an event of a worker.
+    pub fn event(&self) -> Event {
+        self.events.recv_timeout(ANSWERED).unwrap()
+    }
+
+    /// Waits until a condition holds.
+    pub fn until(&mut self, mut holds: impl FnMut(&mut Self) -> bool) {
+        let begin = Instant::now();
+        while !holds(self) {
+            assert!(begin.elapsed() < ANSWERED, "it does not come to pass");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// Maps the window as the VMM does.
+    pub fn window(&self) -> MmapRegion<()> {
+        let regions = self.device.regions();
+        let file = regions[4].mappable().unwrap().file().try_clone().unwrap();
+        MmapRegion::from_file(FileOffset::new(File::from(file), 0), WINDOW as usize).unwrap()
+    }
+}
+
+/// Bytes of a control blob.
+pub const CONTROL_BYTES: u64 = cuda_ring::control::BYTES;
+
+/// Returns a command.
+pub fn command(kind: u32, context: u32, body: &[u32]) -> Vec<u8> {
+    fenced(kind, context, None, body)
+}
+
+/// Returns a command with a fence on a ring.
+pub fn fenced(kind: u32, context: u32, fence: Option<(u64, u8)>, body: &[u32]) -> Vec<u8> {
+    let mut bytes = kind.to_le_bytes().to_vec();
+    bytes.extend(u32::from(fence.is_some()).wrapping_mul(3).to_le_bytes());
+    let (fence, ring) = fence.unwrap_or_default();
+    bytes.extend(fence.to_le_bytes());
+    bytes.extend(context.to_le_bytes());
+    bytes.extend([ring, 0, 0, 0]);
+    bytes.extend(body.iter().flat_map(|word| word.to_le_bytes()));
+    bytes
+}
+
+pub fn context(id: u32) -> Vec<u8> {
+    let mut body = vec![4, 24];
+    body.extend([u32::from_le_bytes(*b"prog"); 1]);
+    body.extend([0; 15]);
+    command(0x200, id, &body)
+}
+
+pub fn destroy(id: u32) -> Vec<u8> {
+    command(0x201, id, &[])
+}
+
+pub fn blob(context: u32, resource: u32, id: u64, bytes: u64) -> Vec<u8> {
+    let halves = |value: u64| [value as u32, (value >> 32) as u32];
+    let ([id, id_high], [size, size_high]) = (halves(id), halves(bytes));
+    command(0x10c, context, &[resource, 2, 1, 0, id, id_high, size, size_high])
+}
+
+pub fn map(resource: u32, offset: u64) -> Vec<u8> {
+    command(0x208, 0, &[resource, 0, offset as u32, (offset >> 32) as u32])
+}
+
+pub fn unref(resource: u32) -> Vec<u8> {
+    command(0x102, 0, &[resource, 0])
+}
+
+pub fn doorbell(context: u32) -> Vec<u8> {
+    command(0x207, context, &[4, 0, 1])
+}
+
+pub fn wait(context: u32, fence: (u64, u8), value: u64) -> Vec<u8> {
+    fenced(0x207, context, Some(fence), &[24, 0, 2, 0, 0, 0, value as u32, (value >> 32) as u32])
+}
