@@ -1,5 +1,5 @@
-//! Graphs that programs build from nodes. A launch runs the nodes in the order in which they were added, which satisfies
-//! every dependency.
+//! Graphs that programs build from nodes. A launch runs the nodes in the order in which they were added, which
+//! satisfies every dependency.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -1,4 +1,5 @@
-//! Graphs that are built from nodes, tensor maps, and the occupancy of clusters: functions that a program finds by name.
+//! Graphs that are built from nodes, tensor maps, and the occupancy of clusters: functions that a program finds by
+//! name.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
