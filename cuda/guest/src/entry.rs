@@ -83,6 +83,7 @@ fn handlers() -> Vec<(&'static str, Handler)> {
         crate::streams::HANDLERS,
         crate::code::HANDLERS,
         crate::functions::HANDLERS,
+        crate::graphs::HANDLERS,
         crate::launches::HANDLERS,
         crate::host_functions::HANDLERS,
         crate::lookup::HANDLERS,

@@ -19,6 +19,7 @@ mod entry;
 mod errors;
 mod fork;
 mod functions;
+mod graphs;
 mod host_functions;
 mod launches;
 mod lookup;
