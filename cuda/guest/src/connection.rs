@@ -242,7 +242,7 @@ impl Connection {
             }
             std::hint::spin_loop();
             polls += 1;
-            if polls % 64 == 0 && begin.elapsed() > SPIN {
+            if polls.is_multiple_of(64) && begin.elapsed() > SPIN {
                 break;
             }
         }

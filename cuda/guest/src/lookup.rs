@@ -13,6 +13,9 @@ use crate::result::{INVALID_VALUE, NOT_FOUND, SUCCESS};
 pub const HANDLERS: &[(&str, Handler)] =
     &[("cuGetProcAddress", get_first), ("cuGetProcAddress_v2", get_second), ("cuGetExportTable", export_table)];
 
+/// A family: its name, and version, kind and symbol of each form.
+pub type Family = (&'static str, &'static [(u32, bool, usize)]);
+
 /// The tables that the build generates.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables {
@@ -20,8 +23,8 @@ pub struct Tables {
     pub entries: &'static [unsafe extern "C" fn()],
     /// Name, index of the call or -1, and whether it is a per-thread variant.
     pub symbols: &'static [(&'static str, i32, bool)],
-    /// Families in the order of their names: name, and version, kind and symbol of each form.
-    pub families: &'static [(&'static str, &'static [(u32, bool, usize)])],
+    /// Families in the order of their names.
+    pub families: &'static [Family],
 }
 
 /// Static: installed before the first call.

@@ -151,7 +151,7 @@ impl<C: Words, R: Words> Consumer<C, R> {
             if filled == 0 {
                 return Ok(false);
             }
-            if filled > self.geometry.bytes || filled % 8 != 0 {
+            if filled > self.geometry.bytes || !filled.is_multiple_of(8) {
                 return Err(Broken);
             }
             let offset = self.tail & (self.geometry.bytes - 1);

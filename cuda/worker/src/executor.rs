@@ -332,7 +332,7 @@ impl Executor {
         }
         let fits = data.len() == bytes.div_ceil(8) && bytes <= own::IMAGE_PART_BYTES;
         // Only the last part may end within a word.
-        if !fits || objects.image_bytes % 8 != 0 || objects.image_bytes + bytes > own::MAX_IMAGE_BYTES {
+        if !fits || !objects.image_bytes.is_multiple_of(8) || objects.image_bytes + bytes > own::MAX_IMAGE_BYTES {
             return Err(Broken::Malformed);
         }
         objects.image.truncate(objects.image_bytes / 8);
