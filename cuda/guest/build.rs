@@ -35,7 +35,7 @@ fn stubs() -> String {
     );
     let mut sorted: Vec<_> = families().map(|(_, family)| family).collect();
     sorted.sort_by_key(|family| family.name);
-    let _ = writeln!(text, "pub static FAMILIES: &[(&str, &[(u32, bool, usize)])] = &[");
+    let _ = writeln!(text, "pub static FAMILIES: &[crate::lookup::Family] = &[");
     for family in sorted {
         let _ = write!(text, "    (\"{}\", &[", family.name);
         for form in family.forms() {

@@ -206,6 +206,14 @@ pub fn decode(call: &Call, words: &[u64], handles: &dyn Handles, arena: &mut Are
                 room(&mut prepared, arena, bytes, bytes)?
             }
             Arg::In(bytes) => copy(arena, &mut reader, usize::from(bytes))?,
+            Arg::InAddressed(bytes) => {
+                let words = reader.bytes(usize::from(bytes))?;
+                if !words.first().is_some_and(|address| handles.has_range(*address, 0)) {
+                    refused.get_or_insert(INVALID_VALUE);
+                }
+                let first = arena.fill(words, usize::from(bytes))?;
+                arena.address(first)
+            }
             Arg::InOptional(bytes) => match reader.word()? {
                 0 => 0,
                 _ => copy(arena, &mut reader, usize::from(bytes))?,

@@ -120,7 +120,9 @@ pub enum Arg {
     OutPart(u16, u16),
     /// A pointer to this many bytes that the function reads.
     In(u16),
-    /// The same, or null.
+    /// The same; the first word is an address like [`Self::Address`].
+    InAddressed(u16),
+    /// A pointer to this many bytes that the function reads, or null.
     InOptional(u16),
     /// A pointer to this many bytes that the function reads and writes.
     InOut(u16),

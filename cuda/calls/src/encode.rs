@@ -92,7 +92,9 @@ pub unsafe fn encode(
             }
             Arg::Null if value != 0 => return Err(NOT_SUPPORTED),
             Arg::Null => {}
-            Arg::Out(_) | Arg::OutPart(..) | Arg::In(_) | Arg::InOut(_) | Arg::Text if value == 0 => {
+            Arg::Out(_) | Arg::OutPart(..) | Arg::In(_) | Arg::InAddressed(_) | Arg::InOut(_) | Arg::Text
+                if value == 0 =>
+            {
                 return Err(INVALID_VALUE);
             }
             Arg::Out(bytes) => encoded.result_words += words(usize::from(bytes)),
@@ -110,7 +112,7 @@ pub unsafe fn encode(
                 encoded.result_words += words(room);
             }
             // SAFETY: the caller's promise; the pointer is not null.
-            Arg::In(bytes) => unsafe { append(into, value, usize::from(bytes)) },
+            Arg::In(bytes) | Arg::InAddressed(bytes) => unsafe { append(into, value, usize::from(bytes)) },
             Arg::InOptional(bytes) => {
                 into.push(u64::from(value != 0));
                 if value != 0 {

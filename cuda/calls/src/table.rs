@@ -1,8 +1,8 @@
 //! The functions that guests can call. Their order is part of the messages: new ones are added at the end of a part.
 
 use crate::describe::Arg::{
-    Address, Array, ArrayButOne, Drop, Handle, Handles, Image, In, InOut, New, Null, Optional, Out, OutBytes,
-    OutOptional, OutPart, Range, Text, Word,
+    Address, Array, ArrayButOne, Drop, Handle, Handles, Image, In, InAddressed, InOut, New, Null, Optional, Out,
+    OutBytes, OutOptional, OutPart, Range, Text, Word,
 };
 use crate::describe::Kind::{Context, Event, Exec, Function, Gpu, Graph, Library, Memory, Module, Node, Pool, Stream};
 use crate::describe::{Call, answered, guest, posted};
@@ -258,6 +258,26 @@ pub static CALLS: &[Call] = &[
     answered("cuGraphKernelNodeCopyAttributes", &[Handle(Node), Handle(Node)]),
     answered("cuGraphDestroyNode", &[Drop(Node)]),
     answered("cuGraphAddDependencies", &[Handle(Graph), Handles(Node, 3), Handles(Node, 3), Word]),
+    // Nodes of graphs, and graphs that can be launched.
+    guest("cuGraphInstantiate"),
+    guest("cuGraphInstantiate_v2"),
+    guest("cuGraphInstantiateWithParams"),
+    guest("cuGraphExecUpdate"),
+    answered("cuGraphAddEventRecordNode", &[New(Node), Handle(Graph), Handles(Node, 3), Word, Handle(Event)]),
+    answered("cuGraphAddEventWaitNode", &[New(Node), Handle(Graph), Handles(Node, 3), Word, Handle(Event)]),
+    answered("cuGraphEventRecordNodeSetEvent", &[Handle(Node), Handle(Event)]),
+    answered("cuGraphEventWaitNodeSetEvent", &[Handle(Node), Handle(Event)]),
+    answered("cuGraphExecEventRecordNodeSetEvent", &[Handle(Exec), Handle(Node), Handle(Event)]),
+    answered("cuGraphExecEventWaitNodeSetEvent", &[Handle(Exec), Handle(Node), Handle(Event)]),
+    answered("cuGraphExecChildGraphNodeSetParams", &[Handle(Exec), Handle(Node), Handle(Graph)]),
+    answered(
+        "cuGraphAddMemsetNode",
+        &[New(Node), Handle(Graph), Handles(Node, 3), Word, InAddressed(40), Optional(Context)],
+    ),
+    answered("cuGraphMemsetNodeSetParams", &[Handle(Node), InAddressed(40)]),
+    answered("cuGraphExecMemsetNodeSetParams", &[Handle(Exec), Handle(Node), InAddressed(40), Optional(Context)]),
+    answered("cuGraphNodeSetEnabled", &[Handle(Exec), Handle(Node), Word]),
+    answered("cuGraphNodeGetEnabled", &[Handle(Exec), Handle(Node), Out(4)]),
     // Tensor maps: opaque results of the driver, without access to the address.
     answered(
         "cuTensorMapEncodeTiled",

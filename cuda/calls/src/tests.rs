@@ -1,4 +1,4 @@
-//! Every function is described, and what one side encodes the other side decodes.
+//! Every function is described, and each side decodes the other side's words.
 
 #![allow(unsafe_code, reason = "the encoder reads through pointers")]
 
@@ -79,9 +79,13 @@ fn arguments(call: &Call, buffer: &mut [u64], table: &mut Table) -> Vec<u64> {
         }
         Arg::Null => 0,
         Arg::Image => 1,
+        Arg::InAddressed(_) => {
+            buffer[200] = 3;
+            at + 8 * 200
+        }
         Arg::Handles(kind, _) => {
             table.0.insert(handle(kind, 5), 0x9000 + kind as u64);
-            buffer.fill(handle(kind, 5));
+            buffer[..64].fill(handle(kind, 5));
             at
         }
         _ => at,
@@ -161,7 +165,7 @@ fn address_of_the_worker_is_refused() {
 fn any_words_decode_or_are_refused() {
     let mut random = fastrand::Rng::with_seed(7);
     let (mut table, mut arena) = (Table::default(), Arena::default());
-    let mut buffer = vec![0; 64];
+    let mut buffer = vec![0; 256];
     for call in CALLS {
         arguments(call, &mut buffer, &mut table);
         for _ in 0..200 {

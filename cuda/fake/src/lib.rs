@@ -8,6 +8,7 @@
 //! - Work ([`work`]): each stream has a thread; kernels of all processes share the card's only [`engine`]. Captures
 //!   are as easily invalidated as real ones. Memory for a graph's allocations is reserved when the graph is uploaded or
 //!   launched.
+//! - Graphs are captured, or built from nodes ([`graphs`]).
 //! - Kernels ([`kernels`]) are identified by name; modules and libraries ([`code`]) have all of them.
 //! - Functions are found by name and version, and in export tables ([`lookup`]); [`facts`] has the attributes of
 //!   devices, contexts and streams.
@@ -28,12 +29,14 @@ mod current;
 mod engine;
 mod facts;
 mod further;
+mod graphs;
 mod kernels;
 mod lookup;
 mod memory;
 mod nvml;
 mod nvml_facts;
 mod pinned;
+mod registered;
 mod space;
 mod work;
 

@@ -15,7 +15,7 @@ use crate::result::{
     NOT_READY, SUCCESS,
 };
 use crate::space::GRANULE;
-use crate::{card, current, memory, pinned};
+use crate::{card, current, memory, registered};
 
 /// `CUhostFn`.
 pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
@@ -285,7 +285,7 @@ pub fn destroy(handle: u64) -> i32 {
 pub fn submit(handle: u64, op: Op) -> i32 {
     let op = match op {
         Op::Copy(to, from, bytes)
-            if capturing(handle) == Ok(0) && memory::find(from).is_none() && !pinned::is_registered(from) =>
+            if capturing(handle) == Ok(0) && memory::find(from).is_none() && !registered::is_registered(from) =>
         {
             // SAFETY: see UNSAFETY.
             Op::Write(to, unsafe { std::slice::from_raw_parts(from as *const u8, bytes as usize) }.into())
@@ -383,6 +383,45 @@ pub fn end(handle: u64) -> Result<u64, i32> {
         work.graphs.insert(id, capture.ops);
         Ok(id)
     })
+}
+
+/// Creates an empty graph.
+pub fn create_graph() -> u64 {
+    with(|work| {
+        let id = work.id();
+        work.graphs.insert(id, Vec::new());
+        id
+    })
+}
+
+/// The operations of a graph.
+pub fn operations(graph: u64) -> Result<Vec<Op>, i32> {
+    with(|work| work.graphs.get(&graph).cloned().ok_or(INVALID_HANDLE))
+}
+
+/// Adds an operation to a graph. Returns the number of its node.
+pub fn add_node(graph: u64, op: Op) -> Result<u64, i32> {
+    with(|work| {
+        let ops = work.graphs.get_mut(&graph).ok_or(INVALID_HANDLE)?;
+        ops.push(op);
+        Ok(graph << 16 | (ops.len() as u64 - 1))
+    })
+}
+
+/// Replaces the operation of a node in a graph that was made from the node's.
+pub fn replace_node(made: u64, node: u64, op: Op) -> Result<(), i32> {
+    with(|work| {
+        let ops = work.graphs.get_mut(&made).ok_or(INVALID_HANDLE)?;
+        *ops.get_mut((node & 0xffff) as usize).ok_or(INVALID_VALUE)? = op;
+        Ok(())
+    })
+}
+
+/// The next record of an event, as an operation.
+pub fn record_operation(event: u64) -> Result<Op, i32> {
+    let found = find(event)?;
+    let record = found.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+    Ok(Op::Record(found, record))
 }
 
 /// Copies a graph into one that can be launched.

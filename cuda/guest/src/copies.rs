@@ -4,6 +4,7 @@
 //! UNSAFETY: reads and writes the program's memory, as the copies demand.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -11,9 +12,9 @@ use cuda_calls::own;
 use cuda_ring::{Blob, BlobKind, control, staging};
 
 use crate::addresses::{Place, place};
-use crate::call::{code, index, invoke};
+use crate::call::{code, index, invoke, resolve_stream};
 use crate::connection::{self, Connection};
-use crate::entry::{Frame, Handler};
+use crate::frame::{Frame, Handler};
 use crate::result::OUT_OF_MEMORY;
 use crate::streams;
 use crate::thread::{self, Thread};
@@ -142,25 +143,35 @@ fn from_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u6
     thread::with(|thread| {
         let staging = staging_blob(connection, thread)?;
         let _reading = staging.reading.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut begun, mut done) = (0, 0);
-        let mut failed = Ok(());
-        while done < bytes {
-            // One piece is in flight for each answer: a slot holds one answer at a time.
-            let part = (bytes - begun).min(staging::PIECE_BYTES);
-            let piece = IN_PIECES + (begun / staging::PIECE_BYTES) % DEPTH as u64;
-            let expected = connection.begin(thread, own::COPY_OUT, None, |message| {
-                message.extend([piece, from + begun, part, stream]);
-                Ok(())
-            })?;
-            begun += part;
-            let answer = connection.end(expected, None)?;
-            if answer.code != 0 {
-                failed = Err(answer.code);
-                break;
+        let (mut begun, mut done, mut failed) = (0, 0, Ok(()));
+        let mut pending = VecDeque::new();
+        loop {
+            // The next pieces are filled while one is copied out.
+            while failed.is_ok() && begun < bytes && pending.len() < DEPTH {
+                let part = (bytes - begun).min(staging::PIECE_BYTES);
+                let piece = IN_PIECES + (begun / staging::PIECE_BYTES) % DEPTH as u64;
+                let words = [piece, from + begun, part, stream];
+                let expected = connection.begin(thread, own::COPY_OUT, None, |message| {
+                    message.extend(words);
+                    Ok(())
+                });
+                match expected {
+                    Ok(expected) => pending.push_back((expected, piece, part)),
+                    Err(code) => failed = Err(code),
+                }
+                begun += part;
             }
-            let memory = staging.blob.address + piece * staging::PIECE_BYTES;
-            // SAFETY: the worker has filled the piece, which is this call's alone; the destination is the program's.
-            unsafe { std::ptr::copy_nonoverlapping(memory as *const u8, (to + done) as *mut u8, part as usize) };
+            let Some((expected, piece, part)) = pending.pop_front() else { break };
+            // After a failure the others are only waited for: the pieces are the next copy's.
+            let code = connection.end(expected, None)?.code;
+            if code != 0 {
+                failed = Err(code);
+            }
+            if failed.is_ok() {
+                let memory = staging.blob.address + piece * staging::PIECE_BYTES;
+                // SAFETY: the worker has filled the piece, which is this call's alone; the destination is the program's.
+                unsafe { std::ptr::copy_nonoverlapping(memory as *const u8, (to + done) as *mut u8, part as usize) };
+            }
             done += part;
         }
         failed
@@ -190,11 +201,11 @@ fn perform(to: u64, from: u64, bytes: u64, stream: u64, wait: bool) -> Result<()
 }
 
 fn copy(frame: &Frame) -> i32 {
-    let stream = streams::resolve(0, frame.per_thread);
+    let stream = resolve_stream(0, frame.per_thread);
     code(stream.and_then(|stream| perform(frame.arg(0), frame.arg(1), frame.arg(2), stream, true)))
 }
 
 fn copy_async(frame: &Frame) -> i32 {
-    let stream = streams::resolve(frame.arg(3), frame.per_thread);
+    let stream = resolve_stream(frame.arg(3), frame.per_thread);
     code(stream.and_then(|stream| perform(frame.arg(0), frame.arg(1), frame.arg(2), stream, false)))
 }

@@ -3,6 +3,8 @@
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
+mod nodes;
+
 use std::ffi::{CString, c_int, c_void};
 use std::fmt;
 

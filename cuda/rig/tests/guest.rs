@@ -56,13 +56,21 @@ fn runtime_of_cuda_13_works_in_a_guest() {
 
 #[test]
 fn results_are_those_of_a_run_on_the_driver() {
-    for arguments in [&["train", "--mib", "20", "--rounds", "10"][..], &["churn", "--steps", "100"]] {
+    for arguments in [&["train", "--mib", "20", "--rounds", "10"][..], &["churn", "--steps", "100"], &["nodes"]] {
         let rig = Rig::new(256);
         let plain = text(rig.command(PROGRAM, "plain").args(arguments));
         let _owner = owner(&rig, 64, &[]);
         let guest = Loopback::start(&rig, "a");
         assert_eq!(text(guest.command(&rig, PROGRAM).args(arguments)), plain, "{arguments:?}");
     }
+}
+
+#[test]
+fn graphs_of_nodes_and_tensor_maps_work() {
+    let rig = Rig::new(256);
+    let nodes = text(rig.command(PROGRAM, "plain").arg("nodes"));
+    let (first, second, third) = ("1111111111111111", "2222222222222222", "3333333333333333");
+    assert_eq!(nodes.trim(), format!("[{first}, {second}, {third}, {second}] true 66"));
 }
 
 #[test]

@@ -151,10 +151,11 @@ mod tests {
             assert!(kind.bytes().is_none_or(|bytes| bytes.is_multiple_of(BLOB_GRANULE)), "{kind:?}");
         }
         assert_eq!(BlobKind::from_number(0), None);
-        let words = |count: u64| 8 * count;
-        assert!(control::CALLBACKS_DONE < control::CALLBACKS);
-        assert!(control::CALLBACKS + words(control::CALLBACK_COUNT) <= control::PIECES);
-        assert!(control::PIECES + words(staging::PIECE_COUNT) <= control::SLOTS);
-        assert!(control::SLOTS + control::SLOT_COUNT * control::SLOT_BYTES <= control::AREAS);
+        const {
+            assert!(control::CALLBACKS_DONE < control::CALLBACKS);
+            assert!(control::CALLBACKS + 8 * control::CALLBACK_COUNT <= control::PIECES);
+            assert!(control::PIECES + 8 * staging::PIECE_COUNT <= control::SLOTS);
+            assert!(control::SLOTS + control::SLOT_COUNT * control::SLOT_BYTES <= control::AREAS);
+        }
     }
 }

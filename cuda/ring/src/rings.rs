@@ -12,6 +12,10 @@ pub const PAD: u16 = u16::MAX;
 /// Words of the longest message, its header included.
 pub const MAX_WORDS: usize = 4096;
 
+/// Bytes of messages that the worker has not read at most: some hundred launches. A program that runs further ahead
+/// than on the driver itself would wait for seconds at its next answered call.
+const MAX_AHEAD: u64 = 64 << 10;
+
 /// First word of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -35,7 +39,7 @@ impl Header {
     }
 }
 
-/// Where a ring and its positions are.
+/// Place of a ring and of its positions.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry {
     /// Offset of the producer's position in the control blob.
@@ -78,8 +82,8 @@ impl<C: Words, R: Words> Producer<C, R> {
         Self { control, ring, geometry, head: 0, tail: 0 }
     }
 
-    /// Publishes a message of up to [`MAX_WORDS`] words, which begins with its header. Returns true if the worker sleeps
-    /// and the caller must ring the doorbell.
+    /// Publishes a message of up to [`MAX_WORDS`] words, which begins with its header. Returns true if the worker
+    /// sleeps and the caller must ring the doorbell.
     ///
     /// # Errors
     /// If the ring has no room.
@@ -89,10 +93,11 @@ impl<C: Words, R: Words> Producer<C, R> {
         let rest = self.geometry.bytes - offset;
         let pad = if rest < size { rest } else { 0 };
         let end = self.head + pad + size;
-        if end - self.tail > self.geometry.bytes {
+        let room = self.geometry.bytes.min(MAX_AHEAD + pad);
+        if end - self.tail > room {
             self.tail = self.control.load(self.geometry.tail).min(self.head);
-            if end - self.tail > self.geometry.bytes {
-                return Err(Full(end - self.geometry.bytes));
+            if end - self.tail > room {
+                return Err(Full(end - room));
             }
         }
         if pad > 0 {
@@ -146,7 +151,7 @@ impl<C: Words, R: Words> Consumer<C, R> {
             if filled == 0 {
                 return Ok(false);
             }
-            if filled > self.geometry.bytes || filled % 8 != 0 {
+            if filled > self.geometry.bytes || !filled.is_multiple_of(8) {
                 return Err(Broken);
             }
             let offset = self.tail & (self.geometry.bytes - 1);

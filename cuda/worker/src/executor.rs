@@ -8,8 +8,8 @@ use cuda_ring::{ADDRESSES, Header, Shared, Words as _, control, slots, state};
 
 use crate::driver::{Driver, NOT_SUPPORTED, Needed};
 use crate::objects::{Objects, TooMany};
+use crate::pending::{Origin, Wait, Waits};
 use crate::processes;
-use crate::waits::{Wait, Waits};
 use crate::window::Window;
 
 /// A message that ends its program's context.
@@ -93,16 +93,6 @@ pub struct Executor {
     started: bool,
     /// Failures that were reported, by message and error.
     reported: BTreeSet<(u16, i32)>,
-}
-
-/// Maximum number of reported failures of a program.
-const MAX_REPORTED: usize = 64;
-
-/// Header and route of the message that is being executed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Origin {
-    pub header: Header,
-    pub route: Route,
 }
 
 impl std::fmt::Debug for Executor {
@@ -357,7 +347,7 @@ impl Executor {
         }
         let fits = data.len() == bytes.div_ceil(8) && bytes <= own::IMAGE_PART_BYTES;
         // Only the last part may end within a word.
-        if !fits || objects.image_bytes % 8 != 0 || objects.image_bytes + bytes > own::MAX_IMAGE_BYTES {
+        if !fits || !objects.image_bytes.is_multiple_of(8) || objects.image_bytes + bytes > own::MAX_IMAGE_BYTES {
             return Err(Broken::Malformed);
         }
         objects.image.truncate(objects.image_bytes / 8);

@@ -1,9 +1,9 @@
 //! Cards that use NVIDIA's driver. Each card has an owner, a separate process that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `function` (VMs on the card); the
-//! crate `cuda_status` has its last status. [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains
-//! why the owner is not part of the daemon.
+//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `function` (VMs on the card).
+//! The crate `cuda_status` has its last status. [Decision 119](../../../docs/decisions/119-cuda-owner-process.md)
+//! explains why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. A change of a card waits for other changes of this card and for its owner, and
 //! holds no other lock.

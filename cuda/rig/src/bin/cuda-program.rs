@@ -137,7 +137,9 @@ enum What {
     /// Runs graphs that allocate; prints the reduction of free memory in MiB, and the results of graphs that request
     /// too much.
     Graphs,
-    /// Prints the results of invalid calls, and the reported properties of memory that it maps itself.
+    /// Builds a graph from nodes, encodes a tensor map, and asks for the occupancy of clusters; prints the results.
+    Nodes,
+    /// Prints the results of wrong calls, and what is said of memory that it maps itself.
     Wrong,
     /// Maps its memory itself until it is refused, frees it, and repeats this; prints the MiB of both times.
     OwnFill {
@@ -231,6 +233,10 @@ fn main() -> Result<()> {
         What::Share { kib } => share(cuda, kib),
         What::Attach { handle, kib } => attach(cuda, &handle, kib),
         What::Graphs => graphs(cuda),
+        What::Nodes => {
+            let words = cuda.build_graph()?;
+            print(format!("{words:x?} {} {}", cuda.encode_map()?, cuda.clusters(cuda.kernel("fill")?)?))
+        }
         What::Wrong => print(own::wrong(cuda)?),
         What::OwnFill { step_mib } => print(own::fill(cuda, step_mib)?),
         What::Fork => fork(cuda),

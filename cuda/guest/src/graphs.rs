@@ -1,0 +1,77 @@
+//! Graphs that can be launched: older forms of their functions.
+//!
+//! UNSAFETY: reads and writes structures of the program.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use crate::call::{code, index, invoke, resolve_stream, to};
+use crate::frame::{Frame, Handler};
+use crate::result::{INVALID_VALUE, SUCCESS};
+
+pub const HANDLERS: &[(&str, Handler)] = &[
+    ("cuGraphInstantiate", instantiate),
+    ("cuGraphInstantiate_v2", instantiate),
+    ("cuGraphInstantiateWithParams", instantiate_with_parameters),
+    ("cuGraphExecUpdate", update),
+];
+
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`: the graph is uploaded in a stream.
+const UPLOAD: u64 = 2;
+/// `CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE`.
+const UPDATE_FAILURE: i32 = 910;
+
+/// `CUDA_GRAPH_INSTANTIATE_PARAMS`.
+#[repr(C)]
+struct Parameters {
+    flags: u64,
+    stream: u64,
+    node: u64,
+    result: u32,
+}
+
+/// Instantiates a graph. Returns the driver's result.
+fn make(place: u64, graph: u64, flags: u64) -> i32 {
+    code(invoke(index!("cuGraphInstantiateWithFlags"), &[place, graph, flags]))
+}
+
+/// The first forms also report the node of an error and a text: there is none, whatever the result is.
+fn instantiate(frame: &Frame) -> i32 {
+    frame.put_optional(2, 0u64);
+    if frame.arg(4) > 0 {
+        frame.put_optional(3, 0u8);
+    }
+    make(frame.arg(0), frame.arg(1), 0)
+}
+
+fn instantiate_with_parameters(frame: &Frame) -> i32 {
+    // SAFETY: the program passes a structure.
+    let Some(parameters) = (unsafe { (frame.arg(2) as *mut Parameters).as_mut() }) else { return INVALID_VALUE };
+    let mut made = 0u64;
+    let result = make(to(&mut made), frame.arg(1), parameters.flags & !UPLOAD);
+    parameters.node = 0;
+    // `CUDA_GRAPH_INSTANTIATE_ERROR`.
+    parameters.result = u32::from(result != SUCCESS);
+    if result != SUCCESS {
+        return result;
+    }
+    if parameters.flags & UPLOAD != 0 {
+        let upload = resolve_stream(parameters.stream, frame.per_thread)
+            .and_then(|stream| invoke(index!("cuGraphUpload"), &[made, stream]));
+        if let Err(error) = upload {
+            // The program has no handle of the graph.
+            let _ = invoke(index!("cuGraphExecDestroy"), &[made]);
+            return error;
+        }
+    }
+    frame.put(0, made)
+}
+
+/// The first form of an update: the node of an error, and the reason.
+fn update(frame: &Frame) -> i32 {
+    // `CUgraphExecUpdateResultInfo`, of which the reason reaches the guest.
+    let mut reason = [0u64; 3];
+    let result = code(invoke(index!("cuGraphExecUpdate_v2"), &[frame.arg(0), frame.arg(1), to(&mut reason)]));
+    frame.put_optional(2, 0u64);
+    // `CU_GRAPH_EXEC_UPDATE_ERROR`: the reason of a failed call is not known.
+    frame.put_optional(3, if result == UPDATE_FAILURE { 1 } else { reason[0] as u32 });
+    result
+}
