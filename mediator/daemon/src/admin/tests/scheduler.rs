@@ -196,7 +196,10 @@ fn vm_by_passthrough_and_its_card_have_no_scheduler() {
     for answer in answers {
         let error = refused(answer);
         assert_eq!(error.code, ErrorCode::Conflict);
-        assert_eq!(error.error, "VM `p` has its card by passthrough, or is a tenant of a CUDA card: its part of the card is fixed");
+        assert_eq!(
+            error.error,
+            "VM `p` has its card by passthrough, or is a tenant of a CUDA card: its part of the card is fixed"
+        );
     }
     assert_eq!(client.get::<SchedulerList>("/v1/schedulers").unwrap().schedulers, []);
     client.request(Method::GET, "/metrics", Default::default()).unwrap();
