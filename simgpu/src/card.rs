@@ -202,8 +202,7 @@ impl SimGpu {
         self.shared.gpu.lock()
     }
 
-    /// Takes all channels off the engines, and stops the card's own work until [`Self::go_on`]. Registers and memory
-    /// remain accessible.
+    /// Takes all channels off the engines, and stops the card's work until [`Self::go_on`]. Registers stay accessible.
     ///
     /// # Errors
     /// [`NotQuiescent`]: the card continues. A later call may succeed, once the work in progress has ended.

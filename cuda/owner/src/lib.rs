@@ -9,7 +9,8 @@
 //! through mappings of its own. To move chunks it quiesces a program, copies its chunks, and the program maps the
 //! copies at the same addresses. `vram` decides the moves, `sched::turns` the turns; neither knows CUDA.
 //!
-//! Not in this crate: access to a GPU except through `owner-driver`, and decisions about cards that the mediator itself owns.
+//! Not in this crate: access to a GPU except through `owner-driver`, and decisions about cards that the mediator itself
+//! owns.
 
 pub mod control;
 pub mod core;

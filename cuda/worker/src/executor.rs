@@ -305,7 +305,7 @@ impl Executor {
         }
     }
 
-    /// Names a call without an answer that has failed, once for each error: the program gets the error from a later call.
+    /// Names a call without an answer that has failed, once for each error. A later call returns the error.
     fn report(&mut self, op: u16, code: i32) {
         if self.reported.len() >= MAX_REPORTED || !self.reported.insert((op, code)) {
             return;

@@ -1,9 +1,9 @@
 //! Cards that use NVIDIA's driver. Each card has an owner, a separate process that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `function` (VMs on the card).
-//! The crate `cuda_status` has its last status. [Decision 119](../../../docs/decisions/119-cuda-owner-process.md)
-//! explains why the owner is not part of the daemon.
+//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card). The crate `owner_process` has the
+//! owner's process, and `cuda_status` its last status. [Decision
+//! 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. A change of a card waits for other changes of this card and for its owner, and
 //! holds no other lock.
@@ -26,24 +26,14 @@ use super::backend::{BackendError, Built, CardBackend, CardStatus};
 use super::error::DaemonError;
 use config::{CardSpec, CudaSpec, OnStuck, TenantSpec, VmSpec};
 use overrides::Tuning;
+use owner_process::{CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, Supervisor};
 
 mod function;
-mod process;
-
-use process::{CardIdentity, Command, Supervisor};
 
 /// Size of a MiB in bytes.
 const MIB: u64 = 1 << 20;
 /// Number of nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
-/// Time limit for an owner's answer.
-// TIMEOUT: a working owner answers at once; otherwise it is stuck in the driver.
-const ANSWER: Duration = Duration::from_secs(10);
-/// Time limit for evicting other tenants' memory for a guarantee.
-// TIMEOUT: programs quiesce within 2 s each, and 60 GiB can move in this time.
-const GUARANTEE_TIMEOUT: Duration = Duration::from_secs(6);
-/// Time between two requests for a guarantee that needs evictions.
-pub(super) const GUARANTEE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum number of waiting changes to one card, so that changes of other cards get a permit.
 const CHANGES: usize = 16;
 /// Length of a quantum as a multiple of the copies' duration at its start, if the configuration sets none (decision
@@ -157,7 +147,7 @@ impl Change<'_> {
         let sent = self.card.commands.send(Command::Ask(Box::new(request), reply));
         sent.map_err(|_| gone("the daemon ends".to_owned()))?;
         locks::may_wait();
-        // The thread always answers: it waits for the owner for at most `ANSWER`.
+        // The thread always answers: it waits for the owner for a bounded time.
         let answer = answer.recv().map_err(|_| gone("the daemon ends".to_owned()))?;
         match answer.map_err(gone)? {
             Answer::Failed(what) => Err(DaemonError::Setting { of: of.to_owned(), what }),

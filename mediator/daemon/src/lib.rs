@@ -3,10 +3,11 @@
 //! Parts: `backend` (the interface to a virtual machine's device), `cards` (the cards of a configuration), `vm` (a
 //! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (its status for operators), `scheduling`
 //! (how the time of cards is shared, live), `draining` (cards that are emptied), `moving` (from one card to another),
-//! `rebalancing` (automatic moves), `leases` (limits that end with a process), `upgrade` (another daemon takes over everything), `desired` (all that can be
-//! changed, at once; `overrides` stores the overrides; `listening` the sockets), `account` (users and groups), `error`,
-//! `devices` (crates `vgpu` and `passthrough` as backends), `admin` (the admin API), `serving` (from ready to the end),
-//! `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
+//! `rebalancing` (automatic moves), `leases` (limits that end with a process), `upgrade` (another daemon takes over
+//! everything), `desired` (all that can be changed, at once; `overrides` stores the overrides; `listening` the
+//! sockets), `account` (users and groups), `error`, `devices` (crates `vgpu` and `passthrough` as backends), `admin`
+//! (the admin API), `serving` (from ready to the end), `program` (from its arguments to its end), `fixture` (feature
+//! `test-rig`: a daemon for tests).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another thread. Virtual
 //! machines are added and removed one at a time, which may take long (memory is scrubbed); readers never wait for this.

@@ -120,7 +120,7 @@ impl Daemon {
             if self.state.lock().coming.contains(name) {
                 // The tenant is being added, which waits for memory.
                 drop(turn);
-                locks::sleep(cuda::GUARANTEE_RETRY_INTERVAL);
+                locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
                 continue;
             }
             // The tenant may have been removed meanwhile, and added to another card.
@@ -289,7 +289,7 @@ impl Daemon {
             }
             // The card, and this tenant, may change meanwhile.
             drop(turn);
-            locks::sleep(cuda::GUARANTEE_RETRY_INTERVAL);
+            locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
         };
         tracing::info!(tenant = name, memory = ?spec.memory, time = ?spec.time, "the tenant's part of the card is set");
         self.events.add(NewEvent::tenant(EventKind::Changed, name, changed(patch) + why).on(&spec.card));

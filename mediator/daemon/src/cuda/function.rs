@@ -15,10 +15,10 @@ use worker_link::WorkerOptions;
 use config::{FunctionSpec, VmSpec};
 use listening::folders;
 
-use super::process::INSTALLED;
 use super::{CudaCard, MIB, tenant};
 use crate::backend::{BackendError, BackendStatus, Built, VmBackend};
 use crate::error::DaemonError;
+use owner_process::INSTALLED;
 
 /// Name of the program that calls CUDA for a guest's program.
 const WORKER: &str = "cuda-worker";

@@ -1,4 +1,11 @@
-//! The owner's process: starts it, communicates with it, and restarts it when it ends.
+//! The process of a CUDA card's owner: starts it, communicates with it, and restarts it when it ends.
+//!
+//! [`Supervisor`] runs on a thread of its caller and takes [`Command`]s. `incidents` reports the owner's actions on
+//! tenants in the log and as events.
+//!
+//! The crate does not decide which tenants exist, and does not keep their settings over a restart of the daemon.
+
+mod incidents;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -15,12 +22,18 @@ use cuda_status::StatusCell;
 use events::{Log, NewEvent};
 use listening::folders;
 
-use super::{ANSWER, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, incidents};
-
+/// Time limit for an owner's answer.
+// TIMEOUT: a working owner answers at once; otherwise it is stuck in the driver.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Time limit for evicting other tenants' memory for a guarantee.
+// TIMEOUT: programs quiesce within 2 s each, and 60 GiB can move in this time.
+pub const GUARANTEE_TIMEOUT: Duration = Duration::from_secs(6);
+/// Time between two requests for a guarantee that needs evictions.
+pub const GUARANTEE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Name of the owner's program.
 const PROGRAM: &str = "cuda-owner";
 /// Folder of the program where it is installed by the package.
-pub(super) const INSTALLED: &str = "/usr/lib/gpu-mediator";
+pub const INSTALLED: &str = "/usr/lib/gpu-mediator";
 /// Interval at which the process is checked and describes the card. This also finds a process that hangs.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Delay before an owner that ended is restarted, doubled each time that it ends at once, up to [`DELAY_MOST`].
@@ -44,7 +57,7 @@ const CARD_LOST: &str =
     "the card was reset or has failed: programs that used it have lost their memory and must be started again";
 
 /// A command to the thread of a [`Supervisor`].
-pub(super) enum Command {
+pub enum Command {
     /// Sends a request to the owner; an error is the reason that no owner runs.
     Ask(Box<Request>, Sender<Result<Answer, String>>),
     /// Ends the owner.
@@ -61,15 +74,15 @@ struct Process {
 
 /// The driver's identifiers of a card.
 #[derive(Clone, Debug)]
-pub(super) struct CardIdentity {
+pub struct CardIdentity {
     /// Name of the card's model.
-    pub(super) model: String,
+    pub model: String,
     /// UUID of the card in NVML's form.
-    pub(super) uuid: String,
+    pub uuid: String,
 }
 
 /// The owner of a card, across restarts of its process.
-pub(super) struct Supervisor {
+pub struct Supervisor {
     card: String,
     settings: Settings,
     /// Configured tenants, sent to each new process.
@@ -88,7 +101,9 @@ pub(super) struct Supervisor {
 }
 
 impl Supervisor {
-    pub(super) fn new(
+    /// Creates the supervisor of a card, without a process. Events go to the log `events`; once `stop` is set, no
+    /// caller needs an answer.
+    pub fn new(
         card: &str,
         settings: Settings,
         status_cell: &Arc<StatusCell>,
@@ -111,7 +126,10 @@ impl Supervisor {
     }
 
     /// Starts a process and sends it the configured tenants. Returns the identity of the card.
-    pub(super) fn start(&mut self) -> Result<CardIdentity, String> {
+    ///
+    /// # Errors
+    /// The reason that the owner does not start, or that the driver does not open the card.
+    pub fn start(&mut self) -> Result<CardIdentity, String> {
         let mut process = Process::spawn()?;
         let started = self.tell_all(&mut process);
         if started.is_err() {
@@ -154,7 +172,7 @@ impl Supervisor {
     }
 
     /// Serves requests until it gets a stop command, or all senders are dropped.
-    pub(super) fn run(mut self, commands: &Receiver<Command>) {
+    pub fn run(mut self, commands: &Receiver<Command>) {
         loop {
             match commands.recv_timeout(POLL_INTERVAL) {
                 Ok(Command::Ask(request, reply)) => {
