@@ -12,6 +12,10 @@ pub const PAD: u16 = u16::MAX;
 /// Words of the longest message, its header included.
 pub const MAX_WORDS: usize = 4096;
 
+/// Bytes of messages that the worker has not read at most: some hundred launches. A program that runs further ahead
+/// than on the driver itself would wait for seconds at its next answered call.
+const MAX_AHEAD: u64 = 64 << 10;
+
 /// First word of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -89,10 +93,11 @@ impl<C: Words, R: Words> Producer<C, R> {
         let rest = self.geometry.bytes - offset;
         let pad = if rest < size { rest } else { 0 };
         let end = self.head + pad + size;
-        if end - self.tail > self.geometry.bytes {
+        let room = self.geometry.bytes.min(MAX_AHEAD + pad);
+        if end - self.tail > room {
             self.tail = self.control.load(self.geometry.tail).min(self.head);
-            if end - self.tail > self.geometry.bytes {
-                return Err(Full(end - self.geometry.bytes));
+            if end - self.tail > room {
+                return Err(Full(end - room));
             }
         }
         if pad > 0 {

@@ -2,10 +2,10 @@
 //!
 //! Parts: the types of the TOML file (this file), [`check`] for rules beyond the types, [`place`] for the card of a
 //! virtual machine that names none, `function` for virtual machines on CUDA cards, `rebalance` for automatic moves of
-//! running ones, [`position`] for the line and the key of a mistake, `parse` for all mistakes of a file, [`profile`] for
-//! named keys that several tables share, [`patch`] for tables that are changed while the daemon runs, [`live`] for the
-//! list of keys that can be changed, [`size`] for the syntax of sizes. A virtual machine that is added while the daemon
-//! runs passes the same checks.
+//! running ones, [`position`] for the line and the key of a mistake, `parse` for all mistakes of a file, [`profile`]
+//! for named keys that several tables share, [`patch`] for tables that are changed while the daemon runs, [`live`] for
+//! the list of keys that can be changed, [`size`] for the syntax of sizes. A virtual machine that is added while the
+//! daemon runs passes the same checks.
 //!
 //! The crate does not open a card or a socket, or write the file.
 

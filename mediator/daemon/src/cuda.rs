@@ -1,9 +1,9 @@
 //! Cards behind NVIDIA's driver. Each has an owner, a separate process, that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `function` (VMs on the card); the
-//! crate `cuda_status` has its last status. [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains
-//! why the owner is not part of the daemon.
+//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `function` (VMs on the card).
+//! The crate `cuda_status` has its last status. [Decision 119](../../../docs/decisions/119-cuda-owner-process.md)
+//! explains why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. Changes of one card wait for each other and for its owner, with no other lock held.
 

@@ -93,6 +93,7 @@ impl VmBackend for FakeBackend {
             driver: api::Driver { pci_id: "10de:06d8".to_owned(), bus_master: true, ..api::Driver::default() },
             denied: vec![denied("PFB.THING", Some(0x10_0000), 4), denied("BAR1", None, 0)],
             counters: BTreeMap::from([("doorbells".to_owned(), 7)]),
+            programs: Vec::new(),
         }
     }
 

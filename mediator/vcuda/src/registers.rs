@@ -343,7 +343,7 @@ mod tests {
         u64::from_le_bytes(data)
     }
 
-    /// Does what Linux's driver does up to DRIVER_OK.
+    /// Drives the registers like Linux, up to DRIVER_OK.
     fn driven() -> Registers {
         let mut registers = Registers::default();
         let mut offered = 0;
