@@ -5,7 +5,7 @@
 //! back ([`Prepared`], [`unpack`]). Functions whose arguments need more than a description (launches, copies, pinned
 //! memory) have messages of their own: [`own`].
 //!
-//! The crate neither calls the driver nor knows rings; it works on slices of words.
+//! The crate does not call the driver, and does not know rings: it works on slices of words.
 
 mod decode;
 mod describe;

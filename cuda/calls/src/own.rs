@@ -52,7 +52,7 @@ pub const FUNCTION_INFO: u16 = FIRST + 4;
 pub const LAUNCH: u16 = FIRST + 5;
 /// Copy to the card: address, bytes, stream; the bytes. With an answer when it is done, if wanted.
 pub const COPY_INLINE: u16 = FIRST + 6;
-/// Copy from a staging piece to the card: piece, address, bytes, stream. Counts the piece's word when the bytes are read.
+/// Copy from a staging piece to the card: piece, address, bytes, stream. Counts the piece's word when it is done.
 pub const COPY_IN: u16 = FIRST + 7;
 /// Copy from the card to a staging piece: piece, address, bytes, stream. Answered when the bytes are there.
 pub const COPY_OUT: u16 = FIRST + 8;

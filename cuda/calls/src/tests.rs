@@ -1,4 +1,4 @@
-//! Every function is described, and what one side encodes the other side decodes.
+//! Every function is described, and each side decodes the other side's words.
 
 #![allow(unsafe_code, reason = "the encoder reads through pointers")]
 

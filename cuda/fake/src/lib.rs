@@ -36,6 +36,7 @@ mod memory;
 mod nvml;
 mod nvml_facts;
 mod pinned;
+mod registered;
 mod space;
 mod work;
 

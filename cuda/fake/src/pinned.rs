@@ -4,11 +4,11 @@
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of the driver API")]
 
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use crate::api::context;
+use crate::registered::REGISTERED;
 use crate::result::{INVALID_VALUE, NOT_READY, SUCCESS};
 use crate::work::{self, Op};
 
@@ -16,15 +16,6 @@ use crate::work::{self, Op};
 const ALREADY_REGISTERED: c_int = 712;
 /// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.
 const NOT_REGISTERED: c_int = 713;
-
-/// Registered ranges of this process, by their first address. Static: the exported functions share it.
-static REGISTERED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
-
-/// Returns true if an address is in registered memory.
-pub fn is_registered(at: u64) -> bool {
-    let registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
-    registered.range(..=at).next_back().is_some_and(|(start, length)| at - start < *length)
-}
 
 /// Registers host memory; kernels reach all memory of the process anyway.
 #[unsafe(no_mangle)]

@@ -15,7 +15,7 @@ use crate::result::{
     NOT_READY, SUCCESS,
 };
 use crate::space::GRANULE;
-use crate::{card, current, memory, pinned};
+use crate::{card, current, memory, registered};
 
 /// `CUhostFn`.
 pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
@@ -285,7 +285,7 @@ pub fn destroy(handle: u64) -> i32 {
 pub fn submit(handle: u64, op: Op) -> i32 {
     let op = match op {
         Op::Copy(to, from, bytes)
-            if capturing(handle) == Ok(0) && memory::find(from).is_none() && !pinned::is_registered(from) =>
+            if capturing(handle) == Ok(0) && memory::find(from).is_none() && !registered::is_registered(from) =>
         {
             // SAFETY: see UNSAFETY.
             Op::Write(to, unsafe { std::slice::from_raw_parts(from as *const u8, bytes as usize) }.into())

@@ -3,15 +3,16 @@
 //! UNSAFETY: encodes arguments and stores results through the pointers that the program passes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use std::sync::Mutex;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use cuda_calls::{Arg, CALLS, Call, Kind, MAX_ARGUMENTS, Treatment, encode, handle, unpack};
 use cuda_ring::slots;
 
-use crate::entry::Frame;
+use crate::frame::Frame;
 use crate::result::NOT_SUPPORTED;
-use crate::{connection, report, streams, thread};
+use crate::{connection, report, thread};
 
 /// Objects so far, by kind. Static: handles are unique in the process.
 static COUNTS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
@@ -81,7 +82,7 @@ pub fn perform(index: usize, args: &mut [u64; MAX_ARGUMENTS], per_thread: bool) 
     let op = u16::try_from(index).map_err(|_| NOT_SUPPORTED)?;
     for (arg, value) in call.args.iter().zip(args.iter_mut()) {
         if *arg == Arg::Handle(Kind::Stream) {
-            *value = streams::resolve(*value, per_thread)?;
+            *value = resolve_stream(*value, per_thread)?;
         }
     }
     let mut encoded = cuda_calls::Encoded::default();
@@ -131,7 +132,7 @@ pub fn perform(index: usize, args: &mut [u64; MAX_ARGUMENTS], per_thread: bool) 
             unsafe { (place as *mut u64).write_unaligned(made) };
         }
         if kind == Kind::Stream {
-            streams::remember(made, thread::current());
+            remember_stream(made, thread::current());
         }
     }
     Ok(())
@@ -147,6 +148,48 @@ pub fn invoke(index: usize, arguments: &[u64]) -> Result<(), i32> {
         *arg = *value;
     }
     perform(index, &mut args, false)
+}
+
+/// The default stream of the calling thread.
+pub const PER_THREAD: u64 = 2;
+
+/// Context of each stream. Static: the exported functions have no other state.
+static STREAM_CONTEXTS: LazyLock<Mutex<HashMap<u64, u32>>> = LazyLock::new(Mutex::default);
+
+/// Records the context of a new stream.
+pub fn remember_stream(stream: u64, context: u32) {
+    STREAM_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, context);
+}
+
+/// Returns the stream for a message. A thread's own default stream is an ordinary blocking stream for the worker, which
+/// has one thread for all.
+pub fn resolve_stream(stream: u64, per_thread: bool) -> Result<u64, i32> {
+    if stream != PER_THREAD && !(per_thread && stream == 0) {
+        return Ok(stream);
+    }
+    let context = thread::current();
+    let known = thread::with(|thread| {
+        Ok(thread.streams.borrow().iter().find(|(of, _)| *of == context).map(|(_, stream)| *stream))
+    })?;
+    if let Some(stream) = known {
+        return Ok(stream);
+    }
+    let mut made = 0u64;
+    invoke(index!("cuStreamCreate"), &[to(&mut made), 0])?;
+    thread::with(|thread| {
+        thread.streams.borrow_mut().push((context, made));
+        Ok(made)
+    })
+}
+
+/// Returns the context of a stream that the program has created.
+pub fn stream_context(stream: u64) -> Option<u32> {
+    STREAM_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).get(&stream).copied()
+}
+
+/// Forgets a stream.
+pub fn forget_stream(stream: u64) {
+    STREAM_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).remove(&stream);
 }
 
 /// Returns the address of a local for a result, as an argument.

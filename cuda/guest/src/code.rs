@@ -12,7 +12,7 @@ use cuda_calls::own;
 use crate::addresses;
 use crate::call::{code, index, invoke, to};
 use crate::connection::{self, Connection};
-use crate::entry::{Frame, Handler};
+use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY};
 use crate::thread;
 

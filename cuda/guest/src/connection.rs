@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use cuda_calls::CALLS;
@@ -15,7 +15,7 @@ use cuda_ring::{
 
 use crate::result::{LAUNCH_FAILED, NO_DEVICE, NOT_INITIALIZED, NOT_SUPPORTED};
 use crate::thread::{self, Thread};
-use crate::{addresses, fork, report, transport};
+use crate::{addresses, report, transport};
 
 /// Time for which a thread polls for an answer before it sleeps.
 const SPIN: Duration = Duration::from_micros(30);
@@ -34,9 +34,11 @@ pub struct Connection {
 /// Environment variable: with `1` each call waits for its answer.
 const SYNCHRONOUS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SYNC";
 
-/// Static: the exported functions have no other state. `Err` has the result of every call. What it points to is never
+/// Static: the exported functions have no other state. `Err` has the result of every call. The value is never
 /// freed; in a child of the process it is null again.
 static CONNECTION: AtomicPtr<Result<Connection, i32>> = AtomicPtr::new(std::ptr::null_mut());
+/// A function that the start of the worker calls. Static: set when the library is loaded.
+static ON_START: OnceLock<fn()> = OnceLock::new();
 /// A thread starts the worker. Not a lock: in a child, a lock of another thread would stay locked.
 static STARTING: AtomicBool = AtomicBool::new(false);
 
@@ -67,6 +69,11 @@ fn known() -> Option<&'static Result<Connection, i32>> {
     unsafe { CONNECTION.load(Ordering::Acquire).as_ref() }
 }
 
+/// Names a function that the start of the worker calls.
+pub fn on_start(function: fn()) {
+    let _ = ON_START.set(function);
+}
+
 /// Returns the worker if it was started.
 ///
 /// # Errors
@@ -89,7 +96,9 @@ fn start() -> Result<Connection, i32> {
         report!("no CUDA device: {error}");
         NO_DEVICE
     })?;
-    fork::watch();
+    if let Some(on_start) = ON_START.get() {
+        on_start();
+    }
     let answer = thread::with(|thread| {
         let words = [cuda_ring::VERSION, CALLS.len() as u64, u64::from(std::process::id())];
         connection.ask(thread, own::START, 0, None, |message| message.extend(words))
@@ -298,7 +307,7 @@ impl Connection {
         }
     }
 
-    /// Sends a message with an answer, and returns what to wait for.
+    /// Sends a message with an answer, and returns its slot and count.
     pub fn begin(
         &self,
         thread: &Thread,

@@ -7,7 +7,7 @@ use cuda_calls::{Kind, handle, index_of, own};
 
 use crate::call::{code, index, invoke};
 use crate::devices::{MAX_DEVICES, checked, ready};
-use crate::entry::{Frame, Handler};
+use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, SUCCESS};
 use crate::{connection, thread};
 
@@ -42,7 +42,7 @@ const MAX_CONTEXTS: usize = 4096;
 /// `CU_CTX_MAP_HOST` is always set.
 const MAP_HOST: u32 = 8;
 
-/// Static: what each context is, by its number: device and flags, and bit 31 while it exists.
+/// Device and flags of each context by its number, and bit 31 while it exists. Static: read without a lock.
 static CONTEXTS: [AtomicU32; MAX_CONTEXTS] = [const { AtomicU32::new(0) }; MAX_CONTEXTS];
 const EXISTS: u32 = 1 << 31;
 

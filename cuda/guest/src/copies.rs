@@ -11,9 +11,9 @@ use cuda_calls::own;
 use cuda_ring::{Blob, BlobKind, control, staging};
 
 use crate::addresses::{Place, place};
-use crate::call::{code, index, invoke};
+use crate::call::{code, index, invoke, resolve_stream};
 use crate::connection::{self, Connection};
-use crate::entry::{Frame, Handler};
+use crate::frame::{Frame, Handler};
 use crate::result::OUT_OF_MEMORY;
 use crate::streams;
 use crate::thread::{self, Thread};
@@ -190,11 +190,11 @@ fn perform(to: u64, from: u64, bytes: u64, stream: u64, wait: bool) -> Result<()
 }
 
 fn copy(frame: &Frame) -> i32 {
-    let stream = streams::resolve(0, frame.per_thread);
+    let stream = resolve_stream(0, frame.per_thread);
     code(stream.and_then(|stream| perform(frame.arg(0), frame.arg(1), frame.arg(2), stream, true)))
 }
 
 fn copy_async(frame: &Frame) -> i32 {
-    let stream = streams::resolve(frame.arg(3), frame.per_thread);
+    let stream = resolve_stream(frame.arg(3), frame.per_thread);
     code(stream.and_then(|stream| perform(frame.arg(0), frame.arg(1), frame.arg(2), stream, false)))
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use crate::call::{code, described, index, invoke, to};
 use crate::connection;
-use crate::entry::{Frame, Handler};
+use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_DEVICE, INVALID_VALUE, NOT_INITIALIZED};
 
 pub const HANDLERS: &[(&str, Handler)] = &[

@@ -9,58 +9,16 @@ use std::sync::LazyLock;
 
 use cuda_calls::{CALLS, Treatment};
 
+use crate::frame::{Frame, Handler};
+use crate::lookup::{self, Tables};
 use crate::result::{NOT_INITIALIZED, NOT_SUPPORTED};
 use crate::{call, fork, report};
 
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
 
-/// Arguments of a call, and which one it is.
-#[derive(Clone, Copy, Debug)]
-pub struct Frame {
-    registers: *const u64,
-    stack: *const u64,
-    /// Index of its description.
-    pub index: usize,
-    /// The per-thread variant: the default stream is the thread's own.
-    pub per_thread: bool,
-}
-
-impl Frame {
-    /// Returns an argument. The function has at least that many.
-    pub fn arg(&self, index: usize) -> u64 {
-        // SAFETY: the stub stored six registers; the caller pushed the others in front of the return address.
-        unsafe { if index < 6 { *self.registers.add(index) } else { *self.stack.add(index - 6) } }
-    }
-
-    /// Returns an argument as a 32-bit number.
-    pub fn int(&self, index: usize) -> u32 {
-        self.arg(index) as u32
-    }
-
-    /// Writes a result of the call through a pointer argument.
-    pub fn put<T>(&self, index: usize, value: T) -> i32 {
-        let pointer = self.arg(index) as *mut T;
-        if pointer.is_null() {
-            return crate::result::INVALID_VALUE;
-        }
-        // SAFETY: the program passes room for the result, as the driver API demands.
-        unsafe { pointer.write_unaligned(value) };
-        0
-    }
-
-    /// Like [`Self::put`], for results that may be null.
-    pub fn put_optional<T>(&self, index: usize, value: T) {
-        if self.arg(index) != 0 {
-            self.put(index, value);
-        }
-    }
-}
-
-/// A function that completes a call in the guest.
-pub type Handler = fn(&Frame) -> i32;
-
 /// Handlers by index of the call.
 static HANDLERS: LazyLock<Vec<Handler>> = LazyLock::new(|| {
+    lookup::install(Tables { entries: &ENTRIES, symbols: &SYMBOLS, families: FAMILIES });
     let own = handlers();
     let of = |(name, treatment): (&str, Treatment)| {
         let found = own.iter().find(|(of, _)| *of == name).map(|(_, handler)| *handler);

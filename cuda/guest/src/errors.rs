@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use crate::entry::{Frame, Handler};
+use crate::frame::{Frame, Handler};
 use crate::result::INVALID_VALUE;
 
 pub const HANDLERS: &[(&str, Handler)] = &[("cuGetErrorName", name), ("cuGetErrorString", text)];

@@ -8,7 +8,7 @@ use cuda_calls::{Kind, index_of, own};
 use crate::call::{code, index, invoke, to};
 use crate::connection;
 use crate::contexts::current_device;
-use crate::entry::{Frame, Handler};
+use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::thread::Thread;
 

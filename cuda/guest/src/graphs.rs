@@ -3,10 +3,9 @@
 //! UNSAFETY: reads and writes structures of the program.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use crate::call::{code, index, invoke, to};
-use crate::entry::{Frame, Handler};
+use crate::call::{code, index, invoke, resolve_stream, to};
+use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_VALUE, SUCCESS};
-use crate::streams;
 
 pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuGraphInstantiate", instantiate),
@@ -55,7 +54,7 @@ fn instantiate_with_parameters(frame: &Frame) -> i32 {
         return result;
     }
     if parameters.flags & UPLOAD != 0 {
-        let upload = streams::resolve(parameters.stream, frame.per_thread)
+        let upload = resolve_stream(parameters.stream, frame.per_thread)
             .and_then(|stream| invoke(index!("cuGraphUpload"), &[made, stream]));
         if let Err(error) = upload {
             // The program has no handle of the graph.

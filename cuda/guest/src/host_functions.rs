@@ -10,11 +10,11 @@ use std::sync::{Mutex, Once, PoisonError};
 use cuda_calls::own;
 use cuda_ring::{Words as _, control};
 
-use crate::call::code;
+use crate::call::{code, resolve_stream};
 use crate::connection;
-use crate::entry::{Frame, Handler};
+use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_VALUE, OUT_OF_MEMORY};
-use crate::{streams, thread};
+use crate::thread;
 
 pub const HANDLERS: &[(&str, Handler)] = &[("cuLaunchHostFunc", launch)];
 
@@ -56,7 +56,7 @@ fn launch(frame: &Frame) -> i32 {
     }
     let send = || {
         let connection = connection::get()?;
-        let stream = streams::resolve(frame.arg(0), frame.per_thread)?;
+        let stream = resolve_stream(frame.arg(0), frame.per_thread)?;
         thread::with(|thread| {
             connection.post(thread, own::HOST_FUNCTION, |message| {
                 message.extend([stream, number]);

@@ -5,11 +5,11 @@
 
 use cuda_calls::own::{self, ATTRIBUTE_WORDS, MAX_ATTRIBUTES};
 
-use crate::call::code;
-use crate::entry::{Frame, Handler};
+use crate::call::{code, resolve_stream};
+use crate::frame::{Frame, Handler};
 use crate::functions::{Parameters, record};
 use crate::result::{INVALID_CONTEXT, INVALID_VALUE};
-use crate::{connection, streams, thread};
+use crate::{connection, thread};
 
 pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuLaunchKernel", launch),
@@ -98,7 +98,7 @@ unsafe fn append(message: &mut Vec<u64>, launch: &Launch, parameters: &Parameter
 
 fn send(launch: &Launch, per_thread: bool) -> Result<(), i32> {
     let connection = connection::get()?;
-    let stream = streams::resolve(launch.stream, per_thread)?;
+    let stream = resolve_stream(launch.stream, per_thread)?;
     let record = record(launch.function)?;
     let [_, _, _, bx, by, bz] = launch.dimensions.map(u64::from);
     // Errors that programs look for at the launch itself. Others come with the thread's next call.
@@ -177,7 +177,7 @@ fn max_clusters(frame: &Frame) -> i32 {
             return Err(INVALID_VALUE);
         }
         let connection = connection::get()?;
-        let stream = streams::resolve(launch.stream, false)?;
+        let stream = resolve_stream(launch.stream, false)?;
         thread::with(|thread| {
             let answer = connection.ask(thread, own::MAX_CLUSTERS, 0, None, |message| {
                 append_head(message, &launch, stream, 0);

@@ -18,6 +18,7 @@ mod devices;
 mod entry;
 mod errors;
 mod fork;
+mod frame;
 mod functions;
 mod graphs;
 mod host_functions;

@@ -4,13 +4,33 @@
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CStr, c_char, c_void};
+use std::sync::OnceLock;
 
 use crate::devices::driver_version;
-use crate::entry::{ENTRIES, FAMILIES, Frame, Handler, SYMBOLS};
+use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_VALUE, NOT_FOUND, SUCCESS};
 
 pub const HANDLERS: &[(&str, Handler)] =
     &[("cuGetProcAddress", get_first), ("cuGetProcAddress_v2", get_second), ("cuGetExportTable", export_table)];
+
+/// The tables that the build generates.
+#[derive(Clone, Copy, Debug)]
+pub struct Tables {
+    /// Exported functions in the order of symbols.
+    pub entries: &'static [unsafe extern "C" fn()],
+    /// Name, index of the call or -1, and whether it is a per-thread variant.
+    pub symbols: &'static [(&'static str, i32, bool)],
+    /// Families in the order of their names: name, and version, kind and symbol of each form.
+    pub families: &'static [(&'static str, &'static [(u32, bool, usize)])],
+}
+
+/// Static: installed before the first call.
+static TABLES: OnceLock<Tables> = OnceLock::new();
+
+/// Names the tables.
+pub fn install(tables: Tables) {
+    let _ = TABLES.set(tables);
+}
 
 /// Flag of the call: functions work on the per-thread default stream.
 const PER_THREAD: u64 = 1 << 1;
@@ -20,12 +40,13 @@ fn symbol(name: &str, version: u32, per_thread: bool) -> Result<usize, u32> {
     /// `CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND` and `.._VERSION_NOT_SUFFICIENT`.
     const MISSING: u32 = 1;
     const TOO_NEW: u32 = 2;
-    let at = FAMILIES.binary_search_by(|(family, _)| (*family).cmp(name)).map_err(|_| MISSING)?;
-    let forms = FAMILIES.get(at).map(|(_, forms)| *forms).unwrap_or_default();
+    let tables = TABLES.get().ok_or(MISSING)?;
+    let at = tables.families.binary_search_by(|(family, _)| (*family).cmp(name)).map_err(|_| MISSING)?;
+    let forms = tables.families.get(at).map(|(_, forms)| *forms).unwrap_or_default();
     let newest = |kind: bool| forms.iter().rfind(|form| form.1 == kind && form.0 <= version).map(|form| form.2);
     let found = per_thread.then(|| newest(true)).flatten().or_else(|| newest(false)).ok_or(TOO_NEW)?;
     // A function that guests do not have is not found, so that runtimes do without it.
-    match SYMBOLS.get(found) {
+    match tables.symbols.get(found) {
         Some((_, index, _)) if *index >= 0 => Ok(found),
         _ => Err(MISSING),
     }
@@ -44,7 +65,7 @@ fn get(frame: &Frame, per_thread: bool, status: Option<usize>) -> i32 {
     if let Some(index) = status {
         frame.put_optional(index, found.err().unwrap_or(0));
     }
-    match found.ok().and_then(|found| ENTRIES.get(found)) {
+    match found.ok().and_then(|found| TABLES.get()?.entries.get(found)) {
         Some(entry) => frame.put(1, *entry as *mut c_void),
         None => {
             frame.put(1, std::ptr::null_mut::<c_void>());

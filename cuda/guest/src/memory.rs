@@ -6,12 +6,11 @@
 use std::ffi::c_void;
 
 use crate::addresses::{self, Place};
-use crate::call::{code, index, invoke, to};
+use crate::call::{code, index, invoke, resolve_stream, to};
 use crate::contexts::{current_device, current_handle};
-use crate::entry::{Frame, Handler};
+use crate::frame::{Frame, Handler};
 use crate::pinned;
 use crate::result::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
-use crate::streams;
 
 pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemAlloc_v2", allocate),
@@ -86,7 +85,7 @@ fn allocate_pitch(frame: &Frame) -> i32 {
 fn allocate_async(frame: &Frame) -> i32 {
     let bytes = frame.arg(1);
     let call = || {
-        let stream = streams::resolve(frame.arg(2), frame.per_thread)?;
+        let stream = resolve_stream(frame.arg(2), frame.per_thread)?;
         let mut address = 0u64;
         invoke(index!("cuMemAllocAsync+"), &[to(&mut address), bytes, stream]).map(|()| (address, bytes))
     };
@@ -96,7 +95,7 @@ fn allocate_async(frame: &Frame) -> i32 {
 fn allocate_from_pool(frame: &Frame) -> i32 {
     let bytes = frame.arg(1);
     let call = || {
-        let stream = streams::resolve(frame.arg(3), frame.per_thread)?;
+        let stream = resolve_stream(frame.arg(3), frame.per_thread)?;
         let mut address = 0u64;
         let args = [to(&mut address), bytes, frame.arg(2), stream];
         invoke(index!("cuMemAllocFromPoolAsync+"), &args).map(|()| (address, bytes))

@@ -7,7 +7,7 @@ use cuda_calls::{CALLS, encode, unpack};
 use guest_nvml::{Failure, Worker};
 
 use crate::result::{INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, SUCCESS};
-use crate::{connection, thread};
+use crate::{connection, fork, thread};
 
 /// The connection, as NVML's functions need it.
 struct Connected;
@@ -18,6 +18,7 @@ struct Connected;
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
+    connection::on_start(fork::watch);
     guest_nvml::install(&Connected);
 }
 

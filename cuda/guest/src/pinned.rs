@@ -7,7 +7,7 @@ use cuda_calls::own;
 use cuda_ring::{ADDRESSES, BLOB_GRANULE, Blob, BlobKind, PINNED_ADDRESSES};
 
 use crate::call::code;
-use crate::entry::{Frame, Handler};
+use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_CONTEXT, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::{connection, thread};
 

@@ -1,14 +1,11 @@
 //! Streams: the default streams, waits, and facts that the guest knows.
 
-use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, PoisonError};
-
 use cuda_calls::{Kind, handle, own};
 
-use crate::call::{code, described, index, invoke, to};
+use crate::call::{PER_THREAD, code, described, forget_stream, index, invoke, resolve_stream, stream_context, to};
 use crate::contexts::current_handle;
 use crate::devices::ready;
-use crate::entry::{Frame, Handler};
+use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
 use crate::{connection, thread};
 
@@ -21,38 +18,6 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuStreamGetCaptureInfo_v3", capture_info),
     ("cuGraphGetNodes", graph_nodes),
 ];
-
-/// The default stream of the calling thread.
-const PER_THREAD: u64 = 2;
-
-/// Context of each stream. Static: the exported functions have no other state.
-static CONTEXTS: LazyLock<Mutex<HashMap<u64, u32>>> = LazyLock::new(Mutex::default);
-
-/// Records the context of a new stream.
-pub fn remember(stream: u64, context: u32) {
-    CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, context);
-}
-
-/// Returns the stream for a message. A thread's own default stream is an ordinary blocking stream for the worker, which
-/// has one thread for all.
-pub fn resolve(stream: u64, per_thread: bool) -> Result<u64, i32> {
-    if stream != PER_THREAD && !(per_thread && stream == 0) {
-        return Ok(stream);
-    }
-    let context = thread::current();
-    let known = thread::with(|thread| {
-        Ok(thread.streams.borrow().iter().find(|(of, _)| *of == context).map(|(_, stream)| *stream))
-    })?;
-    if let Some(stream) = known {
-        return Ok(stream);
-    }
-    let mut made = 0u64;
-    invoke(index!("cuStreamCreate"), &[to(&mut made), 0])?;
-    thread::with(|thread| {
-        thread.streams.borrow_mut().push((context, made));
-        Ok(made)
-    })
-}
 
 /// Sends a message of a wait, and waits for its answer.
 pub fn wait(op: u16, object: u64) -> Result<(), i32> {
@@ -69,7 +34,7 @@ fn checked(kind: Kind, object: u64) -> Result<u64, i32> {
 }
 
 fn synchronize(frame: &Frame) -> i32 {
-    let stream = ready().and_then(|()| resolve(frame.arg(0), frame.per_thread));
+    let stream = ready().and_then(|()| resolve_stream(frame.arg(0), frame.per_thread));
     code(stream.and_then(|stream| checked(Kind::Stream, stream)).and_then(|stream| wait(own::WAIT_STREAM, stream)))
 }
 
@@ -78,14 +43,14 @@ fn synchronize_event(frame: &Frame) -> i32 {
 }
 
 fn get_context(frame: &Frame) -> i32 {
-    let known = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).get(&frame.arg(0)).copied();
+    let known = stream_context(frame.arg(0));
     frame.put(1, known.map_or_else(current_handle, |number| handle(Kind::Context, number)))
 }
 
 fn destroy(frame: &Frame) -> i32 {
     let result = described(frame);
     if result == 0 {
-        CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).remove(&frame.arg(0));
+        forget_stream(frame.arg(0));
     }
     result
 }
@@ -96,7 +61,7 @@ fn capture_info(frame: &Frame) -> i32 {
         return INVALID_VALUE;
     }
     let (mut status, mut id) = (0i32, 0u64);
-    let asked = resolve(frame.arg(0), frame.per_thread)
+    let asked = resolve_stream(frame.arg(0), frame.per_thread)
         .and_then(|stream| invoke(index!("cuStreamGetCaptureInfo_v2+"), &[stream, to(&mut status), to(&mut id)]));
     if let Err(error) = asked {
         return error;

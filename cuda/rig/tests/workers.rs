@@ -1,5 +1,5 @@
-//! Programs with the guest library next to each other and to programs of the host: failures of workers and owners, memory
-//! that moves, and shares of a card's time. Real processes, on the fake driver.
+//! Programs with the guest library next to each other and to programs of the host: failures of workers and owners,
+//! memory that moves, and shares of a card's time. Real processes, on the fake driver.
 
 mod support;
 

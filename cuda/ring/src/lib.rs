@@ -1,10 +1,10 @@
 //! Memory that a guest's CUDA library and its worker share, and the rings in it.
 //!
-//! - [`BlobKind`] and its layout ([`control`], [`ring`], [`staging`]): what is where in the blobs of the window.
+//! - [`BlobKind`] and its layout ([`control`], [`ring`], [`staging`]): places of all parts in the blobs of the window.
 //! - [`Words`]: access to shared words. [`Shared`] is mapped memory; tests have a model with store buffers.
 //! - [`Producer`] and [`Consumer`]: messages in a ring. [`slots`]: their answers.
 //! - [`sleep`]: sleeping and waking of both sides.
-//! - [`Transport`]: what the guest library needs of the system to reach its worker.
+//! - [`Transport`]: the way of the guest library to its worker.
 //!
 //! The worker trusts nothing in this memory: it copies each message before it checks it.
 //! The crate does not know any function of CUDA.

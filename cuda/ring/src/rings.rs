@@ -39,7 +39,7 @@ impl Header {
     }
 }
 
-/// Where a ring and its positions are.
+/// Place of a ring and of its positions.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry {
     /// Offset of the producer's position in the control blob.
@@ -82,8 +82,8 @@ impl<C: Words, R: Words> Producer<C, R> {
         Self { control, ring, geometry, head: 0, tail: 0 }
     }
 
-    /// Publishes a message of up to [`MAX_WORDS`] words, which begins with its header. Returns true if the worker sleeps
-    /// and the caller must ring the doorbell.
+    /// Publishes a message of up to [`MAX_WORDS`] words, which begins with its header. Returns true if the worker
+    /// sleeps and the caller must ring the doorbell.
     ///
     /// # Errors
     /// If the ring has no room.

@@ -27,7 +27,7 @@ pub fn must_notify(control: &impl Words) -> bool {
     control.load(control::WAITING) != 0
 }
 
-/// Calls `sleep` until the word at `offset` is at least `value`, or `sleep` returns false. Announces the wait meanwhile.
+/// Calls `sleep` until the word at `offset` is at least `value`, or `sleep` returns false. Announces the wait.
 pub fn wait(control: &impl Words, offset: u64, value: u64, mut sleep: impl FnMut() -> bool) {
     // A full fence: the word is read after the announcement.
     control.add(control::WAITING, 1);

@@ -5,8 +5,8 @@ use cuda_calls::{Fault, Handles as _, Kind};
 use cuda_ring::staging;
 
 use crate::driver::{INVALID_VALUE, Needed};
-use crate::executor::{Broken, Executor, Origin};
-use crate::waits::Wait;
+use crate::executor::{Broken, Executor};
+use crate::pending::{Origin, Wait};
 
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 const CAPTURE_UNSUPPORTED: i32 = 900;

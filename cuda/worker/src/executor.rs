@@ -8,8 +8,8 @@ use cuda_ring::{ADDRESSES, Header, Shared, Words as _, control, slots, state};
 
 use crate::driver::{Driver, NOT_SUPPORTED, Needed};
 use crate::objects::{Objects, TooMany};
+use crate::pending::{Origin, Wait, Waits};
 use crate::processes;
-use crate::waits::{Wait, Waits};
 use crate::window::Window;
 
 /// A message that ends its program's context.
@@ -91,13 +91,6 @@ pub struct Executor {
     mode: u16,
     next_reservation: u64,
     started: bool,
-}
-
-/// Header and route of the message that is being executed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Origin {
-    pub header: Header,
-    pub route: Route,
 }
 
 impl std::fmt::Debug for Executor {

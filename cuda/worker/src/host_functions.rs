@@ -12,7 +12,8 @@ use cuda_calls::{Fault, Handles as _, Kind};
 use cuda_ring::{Shared, Words as _, control};
 
 use crate::driver::Needed;
-use crate::executor::{Broken, Executor, Origin};
+use crate::executor::{Broken, Executor};
+use crate::pending::Origin;
 
 /// Shared memory and waking, for threads of the driver.
 struct Callbacks {

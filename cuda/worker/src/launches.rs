@@ -4,7 +4,8 @@ use cuda_calls::own::{self, ATTRIBUTE_WORDS, LAUNCH_WORDS, MAX_ATTRIBUTES, MAX_P
 use cuda_calls::{Fault, Handles as _, Kind};
 
 use crate::driver::{INVALID_VALUE, NOT_SUPPORTED, Needed};
-use crate::executor::{Broken, Executor, Origin, Parameters};
+use crate::executor::{Broken, Executor, Parameters};
+use crate::pending::Origin;
 
 /// Attributes whose values contain neither handles nor addresses of the worker: cooperative, cluster dimension and
 /// policy, programmatic serialization, priority, memory synchronization domains, preferred cluster, shared memory.

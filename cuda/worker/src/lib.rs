@@ -10,7 +10,8 @@
 //! - [`waits`] has calls that are answered when work of the card is done. They never stop the ring.
 //! - [`objects`] maps the guest's handles to the driver's; [`window`] has the shared memory; [`driver`] the library.
 //!
-//! A crash ends the process, and with it one guest program.
+//! A crash ends the process, and with it one guest program. The crate does not schedule work:
+//! the shim and its owner do. It does not create blobs, and knows neither virtual machines nor their devices.
 
 mod copies;
 mod driver;
@@ -20,6 +21,7 @@ pub mod fuzz;
 mod host_functions;
 mod launches;
 mod objects;
+mod pending;
 mod pinned;
 mod processes;
 mod serve;

@@ -4,7 +4,8 @@ use cuda_calls::own;
 use cuda_ring::BlobKind;
 
 use crate::driver::{NOT_SUPPORTED, Needed};
-use crate::executor::{Broken, Executor, Origin};
+use crate::executor::{Broken, Executor};
+use crate::pending::Origin;
 
 /// `CU_MEMHOSTREGISTER_PORTABLE` and `CU_MEMHOSTREGISTER_DEVICEMAP`.
 const PORTABLE_AND_MAPPED: u64 = 3;

@@ -1,49 +1,11 @@
 //! Calls that are answered when work of the card is done. The worker polls for them between messages, so that a call
 //! that waits never stops those of other threads.
 
-use std::collections::VecDeque;
-
 use cuda_ring::{Words as _, control};
 
 use crate::driver::{NOT_READY, Needed};
-use crate::executor::{Broken, Executor, Origin};
-
-/// Waits of a program at most: one for each thread's slot.
-const MAX_WAITS: usize = control::SLOT_COUNT as usize;
-
-/// Work that a call waits for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
-    /// A stream of the driver.
-    Stream(u64),
-    /// An event of the driver.
-    Event(u64),
-    /// All these streams.
-    Context(Vec<u64>),
-}
-
-/// A use of a staging piece: the event behind the copy that reads it.
-#[derive(Clone, Copy, Debug)]
-struct PieceUse {
-    piece: u64,
-    event: u64,
-    context: u32,
-}
-
-/// All waits of a program.
-#[derive(Debug, Default)]
-pub(crate) struct Waits {
-    calls: Vec<(Origin, Wait)>,
-    pieces: VecDeque<PieceUse>,
-    /// Events for pieces that are not in use, by their context.
-    events: Vec<(u32, u64)>,
-}
-
-impl Waits {
-    pub fn is_empty(&self) -> bool {
-        self.calls.is_empty() && self.pieces.is_empty()
-    }
-}
+use crate::executor::{Broken, Executor};
+use crate::pending::{MAX_WAITS, Origin, PieceUse, Wait};
 
 impl Executor {
     /// Begins a wait, or answers at once.

@@ -1,5 +1,5 @@
-//! A CUDA program for tests that uses pinned memory, functions of the host in a stream, large copies of pageable memory,
-//! the thread's own default stream and events. It checks each result, and prints a checksum.
+//! A CUDA program for tests that uses pinned memory, functions of the host in a stream, large copies of pageable
+//! memory, the thread's own default stream and events. It checks each result, and prints a checksum.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

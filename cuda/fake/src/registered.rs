@@ -1,0 +1,13 @@
+//! Registered ranges of host memory.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Registered ranges of this process, by their first address. Static: the exported functions share it.
+pub static REGISTERED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+
+/// Returns true if an address is in registered memory.
+pub fn is_registered(at: u64) -> bool {
+    let registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    registered.range(..=at).next_back().is_some_and(|(start, length)| at - start < *length)
+}

@@ -1,0 +1,51 @@
+//! Arguments of a call.
+//!
+//! UNSAFETY: reads arguments from registers and stack as the calls need them, and stores results through pointers.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+/// Arguments of a call, and which one it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame {
+    /// The first six arguments.
+    pub registers: *const u64,
+    /// The others, as the caller pushed them.
+    pub stack: *const u64,
+    /// Index of its description.
+    pub index: usize,
+    /// The per-thread variant: the default stream is the thread's own.
+    pub per_thread: bool,
+}
+
+impl Frame {
+    /// Returns an argument. The function has at least that many.
+    pub fn arg(&self, index: usize) -> u64 {
+        // SAFETY: the stub stored six registers; the caller pushed the others in front of the return address.
+        unsafe { if index < 6 { *self.registers.add(index) } else { *self.stack.add(index - 6) } }
+    }
+
+    /// Returns an argument as a 32-bit number.
+    pub fn int(&self, index: usize) -> u32 {
+        self.arg(index) as u32
+    }
+
+    /// Writes a result of the call through a pointer argument.
+    pub fn put<T>(&self, index: usize, value: T) -> i32 {
+        let pointer = self.arg(index) as *mut T;
+        if pointer.is_null() {
+            return crate::result::INVALID_VALUE;
+        }
+        // SAFETY: the program passes room for the result, as the driver API demands.
+        unsafe { pointer.write_unaligned(value) };
+        0
+    }
+
+    /// Like [`Self::put`], for results that may be null.
+    pub fn put_optional<T>(&self, index: usize, value: T) {
+        if self.arg(index) != 0 {
+            self.put(index, value);
+        }
+    }
+}
+
+/// A function that completes a call in the guest.
+pub type Handler = fn(&Frame) -> i32;

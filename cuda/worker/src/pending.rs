@@ -1,0 +1,50 @@
+//! Records of calls that are answered later.
+
+use std::collections::VecDeque;
+
+use cuda_calls::own::Route;
+use cuda_ring::{Header, control};
+
+/// Header and route of the message that is being executed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub header: Header,
+    pub route: Route,
+}
+
+/// Waits of a program at most: one for each thread's slot.
+pub(crate) const MAX_WAITS: usize = control::SLOT_COUNT as usize;
+
+/// Work that a call waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// A stream of the driver.
+    Stream(u64),
+    /// An event of the driver.
+    Event(u64),
+    /// All these streams.
+    Context(Vec<u64>),
+}
+
+/// A use of a staging piece: the event behind the copy that reads it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PieceUse {
+    pub piece: u64,
+    pub event: u64,
+    pub context: u32,
+}
+
+/// All waits of a program.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    pub calls: Vec<(Origin, Wait)>,
+    pub pieces: VecDeque<PieceUse>,
+    /// Events for pieces that are not in use, by their context.
+    pub events: Vec<(u32, u64)>,
+}
+
+impl Waits {
+    pub fn is_empty(&self) -> bool {
+        self.calls.is_empty() && self.pieces.is_empty()
+    }
+}
