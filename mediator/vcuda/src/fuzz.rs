@@ -132,7 +132,10 @@ pub fn run(input: &[u8]) {
             Step::Command { context, command } => {
                 let _ = core.command(&header(context), command, Ticket(number), &words, number);
             }
-            Step::Store { .. } => core.check_all(&words),
+            Step::Store { word, value } => {
+                words.0.set(value.wrapping_add(word.into()));
+                core.check_all(&words);
+            }
             Step::Removed { worker, blob } => core.removed(worker, blob),
             Step::Exited { worker } => core.exited(worker),
             Step::Tick { seconds } => core.tick(u64::from(seconds).wrapping_mul(1 << 30)),

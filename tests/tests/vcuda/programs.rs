@@ -1,7 +1,8 @@
 //! CUDA programs in a guest, with the daemon, workers and the fake driver on the host.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -41,6 +42,9 @@ fn driver_api_program_computes_in_a_guest() -> Result<()> {
     let scratch = Scratch::new("cuda-programs")?;
     let folder = scratch.path();
     let fake = built("libcuda_fake.so")?;
+    let plain_folder = folder.join("plain");
+    std::fs::create_dir(&plain_folder)?;
+    symlink(&fake, plain_folder.join("libcuda.so.1"))?;
     let (worker, card) = (worker(folder)?, folder.join("card"));
     // The owner of the card inherits them; workers start with an empty environment.
     let variables = [("FAKE_CUDA_FOLDER", card.as_os_str()), ("FAKE_CUDA_MIB", "256".as_ref())];
@@ -64,9 +68,17 @@ fn driver_api_program_computes_in_a_guest() -> Result<()> {
     vm.wait_ready()?;
     vm.run_within("load", LIMIT)?.success().context("the modules")?;
     let look = vm.run_within("run /cuda/cuda-program look", LIMIT)?.success()?;
-    println!("{}", look.text());
-    let trained = vm.run_within("run /cuda/cuda-program train --mib 8 --rounds 2", LIMIT)?.success()?;
-    println!("{}", trained.text());
+    ensure!(look.text().trim() == "free=64 total=64 device=64", "the tenant's memory: {}", look.text());
+    // The program checks each word, and prints a checksum that depends on its arguments alone.
+    let arguments = ["train", "--mib", "8", "--rounds", "2"];
+    let trained = vm.run_within(&format!("run /cuda/cuda-program {}", arguments.join(" ")), LIMIT)?.success()?;
+    let plain = Command::new(built("cuda-program")?)
+        .args(arguments)
+        .envs(variables)
+        .env("LD_LIBRARY_PATH", &plain_folder)
+        .output()
+        .context("the program without a VM")?;
+    ensure!(trained.text().trim() == String::from_utf8_lossy(&plain.stdout).trim(), "{}: {plain:?}", trained.text());
     let status = daemon.ctl_json(&["vm", "show", VM])?;
     ensure!(status["mode"] == "cuda" && status["counters"]["workers_started"] == 2, "{status}");
     Ok(())
