@@ -169,7 +169,7 @@ fn from_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u6
             }
             if failed.is_ok() {
                 let memory = staging.blob.address + piece * staging::PIECE_BYTES;
-                // SAFETY: the worker has filled the piece, which only this call uses; the destination is the program's.
+                // SAFETY: the worker has filled the piece, which is this call's alone; the room is the program's.
                 unsafe { std::ptr::copy_nonoverlapping(memory as *const u8, (to + done) as *mut u8, part as usize) };
             }
             done += part;

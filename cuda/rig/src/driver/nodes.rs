@@ -54,9 +54,7 @@ macro_rules! function {
     ($cuda:expr, $name:literal, $version:literal, fn($($argument:ty),* $(,)?)) => {{
         let found = $cuda.find($name, $version)?;
         // SAFETY: the header declares the function with these arguments.
-        let function =
-            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(found) };
-        function
+        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(found) }
     }};
 }
 
