@@ -1,7 +1,7 @@
 //! `cargo xtask package`: the Debian packages, and the same files as RPMs.
 //!
-//! Parts: `spec` (the packages), `recipe` (how one is made), `symbols` (debug symbols), `tree` (the layout of a
-//! package's files), `rpm` (the other format), `check` (checks of a finished package).
+//! Parts: `spec` (the packages), `recipe` (how one is made), `symbols` (debug symbols), `tree` (the layout of its
+//! files), `rpm` (the other format), `check` (checks of a finished package).
 //!
 //! The same sources and programs give the same bytes: times are the time of the last commit (or `SOURCE_DATE_EPOCH`),
 //! names are sorted, and root owns everything.

@@ -37,7 +37,7 @@ fn blocks(page: &str, language: &str) -> Vec<String> {
 #[test]
 fn daemon_takes_the_configurations_of_the_pages() {
     let folder = tempfile::tempdir().unwrap();
-    for name in ["kubernetes.md", "slurm.md", "libvirt.md"] {
+    for name in ["kubernetes.md", "slurm.md", "libvirt.md", "proxmox.md"] {
         let found = blocks(&page(name), "toml");
         assert!(!found.is_empty(), "{name} has a configuration");
         for text in found {

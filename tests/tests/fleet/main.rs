@@ -1,5 +1,5 @@
-//! Workload managers on a Debian host: libvirt, Slurm, and containers with CDI; Proxmox's hook; and all that is
-//! released.
+//! Workload managers on a Debian host: libvirt, Slurm, and containers with CDI; Proxmox's hook; and
+//! releases.
 
 mod cdi;
 mod client;

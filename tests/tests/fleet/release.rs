@@ -1,4 +1,4 @@
-//! A release: packages, scripts, manifests with their chart, and the image of the driver for Kubernetes.
+//! Releases: packages, scripts, manifests with their chart, and the image of the driver for Kubernetes.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -85,7 +85,7 @@ fn packages_pass_lintian_and_rpmlint() -> Result<()> {
     }
     let report = tools.run(scratch.path(), "rpmlint /mnt/*.rpm")?;
     println!("{}{}", report.stdout, report.stderr);
-    // The maintainer signs them at a release.
+    // A release is signed by hand.
     ensure!(marked(&report.stdout, ": E: ") == ["no-signature"].into(), "errors of rpmlint");
     ensure!(report.stdout.contains("2 packages and 0 specfiles checked"), "rpmlint has not read both");
     Ok(())

@@ -27,7 +27,7 @@ fn json(host: &Host, command: &str) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| format!("{command}:\n{text}"))
 }
 
-/// Returns the answer that the page reads from a path of the API.
+/// Returns the page's answer for a path of the API.
 fn shown(host: &Host, path: &str) -> Result<Value> {
     json(host, &format!("curl --silent --show-error --fail {ADDRESS}/{path}"))
 }
@@ -84,7 +84,7 @@ fn first_hour_ends_with_two_vms_on_the_page() -> Result<()> {
         "another address answers"
     );
 
-    // Without the drop-in, the service names the missing setting.
+    // Without the drop-in, the service names it.
     host.ok("rm /etc/systemd/system/gpu-mediator.service.d/page.conf && systemctl daemon-reload")?;
     ensure!(host.sh("systemctl restart gpu-mediator")?.code != 0, "the page is served without a network");
     let journal = host.ok("journalctl --no-pager --unit=gpu-mediator --lines=20 --output=cat")?;
