@@ -18,13 +18,13 @@ const OLD: &str = "0.0.9";
 /// Maximum time for building a package, including `cargo`.
 const PACKAGE_LIMIT: Duration = Duration::from_secs(300);
 
-/// Builds the package of the programs under test.
-pub fn package(folder: &Path) -> Result<PathBuf> {
+/// Builds the package of the programs under test, with further `options`.
+pub fn package(folder: &Path, options: &[&str]) -> Result<PathBuf> {
     let programs = binary("mediatord")?;
     let programs = programs.parent().context("a folder of programs")?;
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["run", "--quiet", "--package", "xtask", "--", "package", "--daemon", "--binaries"]).arg(programs);
-    let ended = run_to_end(command.arg("--out").arg(folder), PACKAGE_LIMIT)?.success()?;
+    let ended = run_to_end(command.args(options).arg("--out").arg(folder), PACKAGE_LIMIT)?.success()?;
     Ok(ended.stdout.trim().into())
 }
 
@@ -74,7 +74,7 @@ memory = { host_mib = 320 }
 /// Boots a host with the packages and an administrator's tools.
 fn host() -> Result<Host> {
     let scratch = Scratch::new("package")?;
-    let new = package(scratch.path())?;
+    let new = package(scratch.path(), &[])?;
     let old = reversioned(&new, OLD, scratch.path())?;
     let mut files = Files::default();
     files.copy(&old, "root/old.deb", 0o644)?;
