@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cuda_control::{Answer, MemoryShare, Quanta, Request, Rules, Settings, Tenant, TimeShare};
 use cuda_status::{Seen, StatusCell, show};
