@@ -1,20 +1,25 @@
 //! A record of a scheduler's events and decisions: one line of JSON for each event. A record of a real run is replayed
 //! through the same state machine, which must make the same decisions.
 //!
-//! The first line contains the format and the scheduler at the start of the record, without its accounts; each other
-//! line contains a time, an event and its decisions. So a record may begin at any time.
+//! The first line holds the format and the scheduler at the start of the record, without its accounts; each other line
+//! a time, an event and its decisions, or a move of memory. So a record may begin at any time.
 //!
 //! [`Trace::replay`] checks that the decisions are the same; [`Trace::under`] makes decisions with other settings.
 
+mod bounded;
 mod under;
+
+pub use bounded::Recording;
 
 use crate::{Decision, Event, Nanos, Scheduler, TenantId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
 
-/// Number of the record format.
-const FORMAT: u32 = 3;
+/// Number of the format.
+const FORMAT: u32 = 4;
+/// Oldest format that is read: it has no moves of memory.
+const OLDEST_FORMAT: u32 = 3;
 
 /// Format of a record's first line, checked before the rest of the line is parsed.
 #[derive(Debug, Deserialize)]
@@ -27,6 +32,8 @@ struct Header<'a> {
     sched_trace: u32,
     at: Nanos,
     names: &'a BTreeMap<TenantId, String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    turns: bool,
     scheduler: &'a Scheduler,
 }
 
@@ -34,7 +41,37 @@ struct Header<'a> {
 struct Start {
     at: Nanos,
     names: BTreeMap<TenantId, String>,
+    #[serde(default)]
+    turns: bool,
     scheduler: Scheduler,
+}
+
+/// A move of memory between a card and host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryMove {
+    /// Its start.
+    pub from: Nanos,
+    /// Its end.
+    pub until: Nanos,
+    /// The owner of the memory.
+    pub vgpu: TenantId,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// The memory has moved to the card; false for a move to host memory.
+    pub to_card: bool,
+}
+
+/// A line after the first.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Moved { moved: MemoryMove },
+    Event(Entry),
+}
+
+#[derive(Serialize)]
+struct Moved {
+    moved: MemoryMove,
 }
 
 /// One event of a record.
@@ -59,17 +96,30 @@ impl<W: Write> Recorder<W> {
     /// Starts a record of `scheduler` from `at` on; `names` are the operators' names of its vGPUs.
     ///
     /// # Errors
+    /// Errors of `to`.
+    pub fn new(to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
+        Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: false, scheduler })
+    }
+
+    /// Starts a record of a scheduler that gives turns with the whole card ([`crate::Turns`]).
+    ///
+    /// # Errors
+    /// Errors of `to`.
+    pub fn of_turns(to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
+        Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: true, scheduler })
+    }
+
+    fn start(mut to: W, header: &Header<'_>) -> io::Result<Self> {
+        line(&mut to, header)?;
+        Ok(Self { to })
+    }
+
+    /// Writes a move of memory that has ended.
+    ///
+    /// # Errors
     /// Errors of the writer.
-    pub fn new(mut to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
-        line(&mut to, &Header { sched_trace: FORMAT, at, names, scheduler })?;
-        let mut recorder = Self { to };
-        for vgpu in scheduler.vgpus() {
-            // The serialized scheduler omits these settings.
-            if let Some(&params) = scheduler.competing(vgpu) {
-                recorder.record(at, Event::Competes { vgpu, params: Some(params) }, &[])?;
-            }
-        }
-        Ok(recorder)
+    pub fn record_move(&mut self, moved: MemoryMove) -> io::Result<()> {
+        line(&mut self.to, &Moved { moved })
     }
 
     /// Writes an event and its decisions.
@@ -129,8 +179,14 @@ pub struct Trace {
     pub at: Nanos,
     /// Operators' names of the vGPUs that existed at the start.
     pub names: BTreeMap<TenantId, String>,
+    /// The scheduler gives turns with the whole card.
+    pub turns: bool,
     /// All events, in order.
     pub entries: Vec<Entry>,
+    /// Numbers of their lines, from 1.
+    pub lines: Vec<usize>,
+    /// Moves of memory, in the order of their ends.
+    pub moves: Vec<MemoryMove>,
 }
 
 /// Outcome of replaying a record.
@@ -152,21 +208,37 @@ impl Trace {
         let (first, _) = lines.next().ok_or(TraceError::Empty)?;
         let first = first?;
         let Format { sched_trace } = parse(&first, 1)?;
-        if sched_trace != FORMAT {
+        if !(OLDEST_FORMAT..=FORMAT).contains(&sched_trace) {
             return Err(TraceError::Format(sched_trace));
         }
-        let Start { at, names, scheduler } = parse(&first, 1)?;
+        let Start { at, names, turns, scheduler } = parse(&first, 1)?;
         if !scheduler.is_whole() {
             return Err(TraceError::State);
         }
-        let entries = lines.map(|(text, line)| parse(&text?, line)).collect::<Result<_, _>>()?;
-        Ok(Self { scheduler, at, names, entries })
+        let mut trace = Self { scheduler, at, names, turns, entries: Vec::new(), lines: Vec::new(), moves: Vec::new() };
+        for (text, line) in lines {
+            match parse(&text?, line)? {
+                Line::Moved { moved } => trace.moves.push(moved),
+                Line::Event(entry) => {
+                    trace.entries.push(entry);
+                    trace.lines.push(line);
+                }
+            }
+        }
+        Ok(trace)
+    }
+
+    /// Returns the time of its last line.
+    #[must_use]
+    pub fn end(&self) -> Nanos {
+        let moved = self.moves.last().map_or(self.at, |moved| moved.until);
+        self.entries.last().map_or(moved, |entry| entry.at.max(moved))
     }
 
     /// Returns the record's length, in ns.
     #[must_use]
     pub fn length(&self) -> u64 {
-        self.entries.last().map_or(0, |entry| entry.at.since(self.at))
+        self.end().since(self.at)
     }
 
     /// Feeds the events to a scheduler with the original settings.

@@ -13,6 +13,7 @@
 //!
 //! The module is pure: it has no I/O and no threads, and takes the time as an argument.
 
+use crate::trace::{MemoryMove, Recording};
 use crate::{
     Account, Channel, Config, ConfigError, Decision, Engine, Event, LatencyClass, Nanos, Scheduler, TenantId, Ticket,
     VgpuParams,
@@ -122,6 +123,7 @@ pub struct Turns {
     /// Time up to which overrunning turns are charged.
     charged_until: Nanos,
     orders: Vec<Order>,
+    recording: Option<Recording>,
 }
 
 impl Turns {
@@ -132,7 +134,30 @@ impl Turns {
     pub fn new(scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<Self, ConfigError> {
         let scheduler = Scheduler::new(gating(scheduler), now)?;
         let members = BTreeMap::new();
-        Ok(Self { scheduler, config, members, next_ticket: 0, switches: 0, charged_until: now, orders: Vec::new() })
+        let (orders, recording) = (Vec::new(), None);
+        Ok(Self { scheduler, config, members, next_ticket: 0, switches: 0, charged_until: now, orders, recording })
+    }
+
+    /// Begins a record of at most `limit` bytes; `names` are the tenants' names. Returns false if one is being made, or
+    /// the scheduler's state does not fit.
+    pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize, now: Nanos) -> bool {
+        if self.recording.is_some() {
+            return false;
+        }
+        self.recording = Recording::new((&self.scheduler, true), now, names, limit).ok();
+        self.recording.is_some()
+    }
+
+    /// Ends the record and returns it; `None` if none is being made.
+    pub fn end_record(&mut self) -> Option<Vec<u8>> {
+        self.recording.take().map(Recording::end)
+    }
+
+    /// Adds a move of a tenant's memory to the record.
+    pub fn note_move(&mut self, moved: MemoryMove) {
+        if let Some(recording) = &mut self.recording {
+            recording.note_move(moved);
+        }
     }
 
     /// Returns the scheduler, for its accounts and settings.
@@ -477,10 +502,11 @@ impl Turns {
         };
         let ticket = self.ticket();
         let mut after = self.scheduler.clone();
-        if !picks_again(&mut after, tenant, slice.ticket, ticket, now) {
-            return false;
-        }
+        let Some(steps) = picks_again(&mut after, tenant, slice.ticket, ticket, now) else { return false };
         self.scheduler = after;
+        if let Some(recording) = &mut self.recording {
+            steps.into_iter().for_each(|(event, decisions)| recording.note(now, event, &decisions));
+        }
         if let Some(member) = self.members.get_mut(&tenant) {
             member.slice = Some(Slice { ticket, since: now, ..slice });
         }
@@ -503,7 +529,7 @@ impl Turns {
             .collect();
         for (tenant, slice) in worse {
             let ticket = self.ticket();
-            if !picks_again(&mut self.scheduler.clone(), tenant, slice.ticket, ticket, now) {
+            if picks_again(&mut self.scheduler.clone(), tenant, slice.ticket, ticket, now).is_none() {
                 self.recall(tenant, now);
             }
         }
@@ -521,6 +547,9 @@ impl Turns {
     fn event(&mut self, now: Nanos, event: Event) {
         let mut decisions = Vec::new();
         self.scheduler.event(now, event, &mut decisions);
+        if let Some(recording) = &mut self.recording {
+            recording.note(now, event, &decisions);
+        }
         for decision in decisions {
             match decision {
                 Decision::Start(ticket) => self.begin(ticket, now),
@@ -551,13 +580,23 @@ impl Turns {
     }
 }
 
-/// Ends the first of two slices of a tenant in `scheduler`. Returns true if the second slice then begins.
-fn picks_again(scheduler: &mut Scheduler, tenant: TenantId, ends: Ticket, begins: Ticket, now: Nanos) -> bool {
-    let mut decisions = Vec::new();
+/// Ends the first of two slices of a tenant in `scheduler`. Returns the events with their decisions if the second slice
+/// begins then.
+fn picks_again(
+    scheduler: &mut Scheduler,
+    tenant: TenantId,
+    ends: Ticket,
+    begins: Ticket,
+    now: Nanos,
+) -> Option<[(Event, Vec<Decision>); 2]> {
     let arrival = Event::Arrival { vgpu: tenant, channel: CHANNEL, engine: ENGINE, ticket: begins };
-    scheduler.event(now, arrival, &mut decisions);
-    scheduler.event(now, Event::Completed { ticket: ends, ended: Some(now) }, &mut decisions);
-    decisions == [Decision::Start(begins)]
+    let steps = [arrival, Event::Completed { ticket: ends, ended: Some(now) }].map(|event| {
+        let mut decisions = Vec::new();
+        scheduler.event(now, event, &mut decisions);
+        (event, decisions)
+    });
+    let all = steps.iter().flat_map(|(_, decisions)| decisions);
+    all.eq(&[Decision::Start(begins)]).then_some(steps)
 }
 
 /// Returns the settings for the start of a slice after the end of the previous one.

@@ -162,6 +162,10 @@ pub enum Request {
     Tune(Box<Rules>),
     /// Releases a tenant from quarantine by its name, and clears its strikes.
     Release(String),
+    /// Begins a record of the card's turns, as `sched::trace` describes it, of at most this many bytes.
+    Record(usize),
+    /// Ends the record. Answered by [`Answer::Record`].
+    EndRecord,
     /// Shows the card, with the uses of its time in intervals that begin at `since_ns` or later, by its own clock.
     View {
         /// Begin of the first interval.
@@ -190,6 +194,8 @@ pub enum Answer {
     Moving(String),
     /// The request will be done when these processes have ended.
     Leaving(Vec<u32>),
+    /// Lines of a record.
+    Record(String),
     /// The card's current state.
     View(Box<Card>),
 }

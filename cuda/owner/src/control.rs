@@ -166,6 +166,14 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
             });
             released.ok_or(ENDED)?
         }
+        Request::Record(limit) => match server.call(move |core| core.start_record(limit)).ok_or(ENDED)? {
+            true => Ok(Answer::Done),
+            false => Err("a record is being made already".to_owned()),
+        },
+        Request::EndRecord => {
+            let record = server.call(Core::end_record).ok_or(ENDED)?.ok_or("no record is being made")?;
+            Ok(Answer::Record(String::from_utf8_lossy(&record).into_owned()))
+        }
         Request::View { since_ns } => {
             let shown = server.call(move |core| Card { incidents: incidents(core), ..show(core, since_ns) });
             let view = shown.ok_or(ENDED)?;

@@ -24,6 +24,7 @@ mod memory;
 mod occupation;
 mod pieces;
 mod reclaim;
+mod recording;
 mod relocate;
 mod sessions;
 mod shares;

@@ -1,16 +1,24 @@
 //! `mediatorctl sched record --format perfetto`: a record of a card's scheduler as a trace for Perfetto.
 //!
-//! The format is the JSON of chrome://tracing, which Perfetto reads, too: each virtual machine is a process, each of
-//! its submissions a row with its phases (queued, runs, waits), and kills and quarantines are marks. Times are in
-//! microseconds since the record began.
+//! The format is the JSON of chrome://tracing, which Perfetto reads, too. Each tenant is a process. A VM's submission is
+//! a row with its phases (queued, runs, waits). A tenant of a CUDA card has one row with its turns, waits and overruns.
+//! Moves of memory are rows of their own, kills and quarantines are marks. The card is a process as well: its row has
+//! the gaps in which no work ran. Times are in microseconds since the record began.
 //!
-//! Source: "Trace Event Format", Google, sections on async events, instant events and metadata.
+//! Source: "Trace Event Format", Google, sections on complete, async and instant events and on metadata.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use sched::trace::{Entry, Trace};
+use sched::trace::{Entry, MemoryMove, Trace};
 use sched::{Channel, Decision, Engine, Event, Nanos, TenantId, Ticket};
 use serde_json::{Value, json};
+
+/// Process of the card.
+const CARD: u64 = 1;
+/// Process of the first tenant.
+const FIRST_TENANT: u64 = 2;
+/// Row of the turns of a tenant, of its marks, and of the gaps of the card.
+const TURNS: u64 = 1;
 
 /// A submission whose end the record has not reached.
 struct Open {
@@ -21,30 +29,61 @@ struct Open {
     since: Nanos,
 }
 
+/// A phase of a tenant of a CUDA card.
+struct Phase {
+    name: &'static str,
+    from: Nanos,
+    until: Nanos,
+}
+
 /// A trace under construction.
 struct Timeline<'a> {
     trace: &'a Trace,
     open: BTreeMap<Ticket, Open>,
     events: Vec<Value>,
+    seen: BTreeSet<TenantId>,
+    /// Phases of tenants of a CUDA card, in order.
+    phases: BTreeMap<TenantId, Vec<Phase>>,
+    /// Times in which work ran on the card.
+    busy: Vec<(Nanos, Nanos)>,
 }
 
 /// Converts a record.
 pub(super) fn convert(trace: &Trace, card: &str) -> Value {
-    let mut timeline = Timeline { trace, open: BTreeMap::new(), events: Vec::new() };
-    for (vm, name) in &trace.names {
-        let named = json!({ "ph": "M", "name": "process_name", "pid": vm.0, "args": { "name": name } });
-        timeline.events.push(named);
-    }
+    let mut timeline = Timeline {
+        trace,
+        open: BTreeMap::new(),
+        events: Vec::new(),
+        seen: trace.names.keys().copied().collect(),
+        phases: BTreeMap::new(),
+        busy: Vec::new(),
+    };
     for entry in &trace.entries {
         timeline.add(entry);
     }
     // Submissions without an end last until the end of the record.
-    let end = trace.entries.last().map_or(trace.at, |entry| entry.at);
     let left: Vec<Ticket> = timeline.open.keys().copied().collect();
     for ticket in left {
-        timeline.close(ticket, end);
+        timeline.close(ticket, trace.end());
     }
-    json!({ "displayTimeUnit": "ms", "otherData": { "card": card }, "traceEvents": timeline.events })
+    timeline.turns();
+    for (number, moved) in trace.moves.iter().enumerate() {
+        timeline.moved(number, moved);
+    }
+    timeline.gaps();
+    let mut events = timeline.names(card);
+    // A stable order by time, as readers without a sort of their own expect.
+    timeline.events.sort_by(|one, other| time(one).total_cmp(&time(other)));
+    events.append(&mut timeline.events);
+    json!({ "displayTimeUnit": "ms", "otherData": { "card": card }, "traceEvents": events })
+}
+
+fn time(event: &Value) -> f64 {
+    event["ts"].as_f64().unwrap_or_default()
+}
+
+fn process(tenant: TenantId) -> u64 {
+    FIRST_TENANT + u64::from(tenant.0)
 }
 
 impl Timeline<'_> {
@@ -53,11 +92,12 @@ impl Timeline<'_> {
         match *event {
             Event::Arrival { vgpu: vm, channel, engine, ticket }
             | Event::Adopted { vgpu: vm, channel, engine, ticket } => {
-                self.open.insert(ticket, Open { vm, channel, engine, phase: "queued", since: at });
+                self.seen.insert(vm);
+                self.open.insert(ticket, Open { vm, channel, engine, phase: self.name("queued"), since: at });
             }
-            Event::Waiting { ticket } => self.enter(ticket, "waits", at),
-            Event::Resumed { ticket } => self.enter(ticket, "runs", at),
-            Event::Requeued { ticket } => self.enter(ticket, "queued", at),
+            Event::Waiting { ticket } => self.enter(ticket, self.name("waits"), at),
+            Event::Resumed { ticket } => self.enter(ticket, self.name("runs"), at),
+            Event::Requeued { ticket } => self.enter(ticket, self.name("queued"), at),
             Event::Completed { ticket, ended } => self.close(ticket, ended.unwrap_or(at)),
             Event::Withdrawn { ticket } => self.close(ticket, at),
             Event::ChannelEnded { vgpu, channel } => {
@@ -72,11 +112,21 @@ impl Timeline<'_> {
         }
         for decision in decisions {
             match *decision {
-                Decision::Start(ticket) => self.enter(ticket, "runs", at),
+                Decision::Start(ticket) => self.enter(ticket, self.name("runs"), at),
                 Decision::Quarantined { vgpu, .. } => self.mark(vgpu, "quarantined", at),
                 Decision::Released { vgpu } => self.mark(vgpu, "released", at),
                 Decision::Kill { .. } => {}
             }
+        }
+    }
+
+    /// Returns the name of a phase: in turns with the whole card, other words fit.
+    fn name(&self, phase: &'static str) -> &'static str {
+        match phase {
+            "queued" if self.trace.turns => "waits",
+            "runs" if self.trace.turns => "turn",
+            "waits" if self.trace.turns => "overruns",
+            phase => phase,
         }
     }
 
@@ -98,16 +148,106 @@ impl Timeline<'_> {
     fn show(&mut self, ticket: Ticket, at: Nanos) {
         let Some(&Open { vm, engine, phase, since, .. }) = self.open.get(&ticket) else { return };
         // The card's time of an end may precede the mediator's time of the start by its exactness.
-        for (kind, time) in [("b", since), ("e", at.max(since))] {
-            let at_us = self.microseconds(time);
-            let event = json!({ "ph": kind, "cat": engine.name(), "name": phase, "id": ticket.0, "pid": vm.0, "tid": 0, "ts": at_us });
+        let until = at.max(since);
+        if phase == self.name("runs") || phase == "overruns" {
+            self.busy.push((since, until));
+        }
+        if self.trace.turns {
+            return self.phase(vm, Phase { name: phase, from: since, until });
+        }
+        self.pair(engine.name(), phase, (ticket.0, vm), (since, until), None);
+    }
+
+    /// Adds a phase of a tenant of a CUDA card. Slices of one turn become one phase.
+    fn phase(&mut self, tenant: TenantId, Phase { name, from, until }: Phase) {
+        let phases = self.phases.entry(tenant).or_default();
+        match phases.last_mut() {
+            Some(last) if last.name == name && last.until == from => last.until = until,
+            _ if from == until => {}
+            _ => phases.push(Phase { name, from, until }),
+        }
+    }
+
+    /// Adds an interval that may overlap others of its process.
+    fn pair(
+        &mut self,
+        category: &str,
+        name: &str,
+        (id, tenant): (u64, TenantId),
+        (from, until): (Nanos, Nanos),
+        arguments: Option<Value>,
+    ) {
+        let pid = process(tenant);
+        for (kind, at) in [("b", from), ("e", until)] {
+            let ts = self.microseconds(at);
+            let mut event =
+                json!({ "ph": kind, "cat": category, "name": name, "id": id, "pid": pid, "tid": TURNS, "ts": ts });
+            if let (Some(arguments), "b") = (&arguments, kind) {
+                event["args"] = arguments.clone();
+            }
             self.events.push(event);
         }
     }
 
+    /// Adds an interval of a row.
+    fn complete(&mut self, pid: u64, name: &str, from: Nanos, until: Nanos) {
+        let (ts, end) = (self.microseconds(from), self.microseconds(until));
+        self.events.push(json!({ "ph": "X", "name": name, "pid": pid, "tid": TURNS, "ts": ts, "dur": end - ts }));
+    }
+
+    /// Adds the phases of tenants of a CUDA card.
+    fn turns(&mut self) {
+        for (tenant, mut phases) in std::mem::take(&mut self.phases) {
+            // Submissions are closed in the order of their ends.
+            phases.sort_by_key(|phase| (phase.from, phase.until));
+            for Phase { name, from, until } in phases {
+                self.complete(process(tenant), name, from, until);
+            }
+        }
+    }
+
+    fn moved(&mut self, number: usize, &MemoryMove { from, until, vgpu, bytes, to_card }: &MemoryMove) {
+        self.seen.insert(vgpu);
+        let name = if to_card { "to the card" } else { "to host memory" };
+        let from = from.max(self.trace.at);
+        let mib = bytes as f64 / f64::from(1 << 20);
+        let times = (from, until.max(from));
+        self.pair("memory", name, (number as u64, vgpu), times, Some(json!({ "MiB": mib })));
+    }
+
+    /// Adds the intervals in which no work ran.
+    fn gaps(&mut self) {
+        let mut busy = std::mem::take(&mut self.busy);
+        busy.sort_unstable();
+        let mut end = self.trace.at;
+        for (from, until) in busy {
+            if from > end {
+                self.complete(CARD, "gap", end, from);
+            }
+            end = end.max(until);
+        }
+        if self.trace.end() > end {
+            self.complete(CARD, "gap", end, self.trace.end());
+        }
+    }
+
     fn mark(&mut self, vm: TenantId, name: &str, at: Nanos) {
-        let at_us = self.microseconds(at);
-        self.events.push(json!({ "ph": "i", "s": "p", "name": name, "pid": vm.0, "tid": 0, "ts": at_us }));
+        self.seen.insert(vm);
+        let ts = self.microseconds(at);
+        self.events.push(json!({ "ph": "i", "s": "p", "name": name, "pid": process(vm), "tid": TURNS, "ts": ts }));
+    }
+
+    /// Returns the names of processes and rows.
+    fn names(&self, card: &str) -> Vec<Value> {
+        let row = if self.trace.turns { "turns" } else { "work" };
+        let named = |kind: &str, pid: u64, name: &str| json!({ "ph": "M", "name": kind, "pid": pid, "tid": TURNS, "args": { "name": name } });
+        let mut names = vec![named("process_name", CARD, &format!("card {card}")), named("thread_name", CARD, "gaps")];
+        for tenant in &self.seen {
+            let name = self.trace.names.get(tenant).cloned().unwrap_or_else(|| format!("#{}", tenant.0));
+            names.push(named("process_name", process(*tenant), &name));
+            names.push(named("thread_name", process(*tenant), row));
+        }
+        names
     }
 
     fn microseconds(&self, at: Nanos) -> f64 {
@@ -116,79 +256,4 @@ impl Timeline<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use sched::{Config, Scheduler, VgpuParams};
-
-    const VM: TenantId = TenantId(3);
-
-    /// Records events of one virtual machine through a real scheduler.
-    fn record(events: &[(u64, Event)]) -> Trace {
-        let scheduler = Scheduler::new(Config::default(), Nanos(1_000)).unwrap();
-        let mut running = scheduler.clone();
-        let added = (1_000, Event::Added { vgpu: VM, params: VgpuParams::default() });
-        let mut entries = Vec::new();
-        for &(at, event) in [added].iter().chain(events) {
-            let mut decisions = Vec::new();
-            running.event(Nanos(at), event, &mut decisions);
-            entries.push(Entry { at: Nanos(at), event, decisions });
-        }
-        Trace { scheduler, at: Nanos(1_000), names: [(VM, "web".to_owned())].into(), entries }
-    }
-
-    /// Returns the phases as name, ticket, begin and end, after checking that they come in pairs.
-    fn phases(trace: &Value) -> Vec<(String, u64, f64, f64)> {
-        let events = trace["traceEvents"].as_array().unwrap();
-        let of_kind = |kind: &str| events.iter().filter(|event| event["ph"] == kind).cloned().collect::<Vec<_>>();
-        let (begins, ends) = (of_kind("b"), of_kind("e"));
-        assert_eq!(begins.len(), ends.len());
-        let pairs = begins.iter().zip(&ends);
-        pairs
-            .map(|(begin, end)| {
-                assert_eq!([&begin["id"], &begin["name"], &begin["pid"]], [&end["id"], &end["name"], &end["pid"]]);
-                let name = begin["name"].as_str().unwrap().to_owned();
-                (name, begin["id"].as_u64().unwrap(), begin["ts"].as_f64().unwrap(), end["ts"].as_f64().unwrap())
-            })
-            .collect()
-    }
-
-    fn arrival(ticket: u64) -> Event {
-        Event::Arrival { vgpu: VM, channel: Channel(1), engine: Engine::Compute, ticket: Ticket(ticket) }
-    }
-
-    #[test]
-    fn phases_of_submissions_follow_each_other_without_gaps() {
-        let trace = record(&[
-            (2_000, arrival(1)),
-            (5_000, Event::Waiting { ticket: Ticket(1) }),
-            (6_000, Event::Resumed { ticket: Ticket(1) }),
-            (9_000, Event::Completed { ticket: Ticket(1), ended: Some(Nanos(8_500)) }),
-            (9_500, arrival(2)),
-            (10_000, Event::ChannelEnded { vgpu: VM, channel: Channel(1) }),
-        ]);
-        let shown = convert(&trace, "card0");
-        let expected = [
-            ("queued", 1, 1.0, 1.0),
-            ("runs", 1, 1.0, 4.0),
-            ("waits", 1, 4.0, 5.0),
-            ("runs", 1, 5.0, 7.5),
-            ("queued", 2, 8.5, 8.5),
-            ("runs", 2, 8.5, 9.0),
-        ];
-        assert_eq!(phases(&shown), expected.map(|(name, ticket, from, to)| (name.to_owned(), ticket, from, to)));
-        assert_eq!(shown["traceEvents"][0]["args"]["name"], "web");
-    }
-
-    #[test]
-    fn submission_without_an_end_lasts_until_the_end_of_the_record() {
-        let trace = record(&[(2_000, arrival(1)), (4_000, arrival(2))]);
-        let ends: Vec<f64> = phases(&convert(&trace, "card0")).iter().map(|(.., end)| *end).collect();
-        assert_eq!(ends.iter().copied().fold(0.0, f64::max), 3.0, "{ends:?}");
-    }
-
-    #[test]
-    fn unknown_submissions_and_empty_records_are_harmless() {
-        let trace = record(&[(2_000, Event::Completed { ticket: Ticket(9), ended: None })]);
-        assert_eq!(phases(&convert(&trace, "card0")), []);
-    }
-}
+mod tests;

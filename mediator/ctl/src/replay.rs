@@ -61,8 +61,8 @@ pub fn replay(file: &Path, policy: Option<PolicyKind>) -> Result<Replayed, Clien
             let replay = trace.replay();
             if let Some((first, _)) = replay.other.first() {
                 let (other, events) = (replay.other.len(), trace.entries.len());
-                // The first line is not an event.
-                return Err(ClientError::Differs { other, events, first: first + 2 });
+                let first = trace.lines.get(*first).copied().unwrap_or_default();
+                return Err(ClientError::Differs { other, events, first });
             }
             replay.scheduler
         }

@@ -55,10 +55,7 @@ pub enum DaemonError {
         /// The remaining processes.
         pids: Vec<u32>,
     },
-    /// The request is only possible for cards of virtual machines.
-    #[error("card `{0}` is of kind = \"cuda\", of which there is no such record")]
-    NoRecordOfCuda(String),
-    /// A tenant already has this name.
+    /// The name belongs to a tenant.
     #[error("there is a tenant `{0}` already")]
     TenantThere(String),
     /// Another process holds limits of the tenant.
@@ -215,9 +212,7 @@ impl DaemonError {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::NoVm(_) | Self::NoTenant(_) | Self::NoProfile(_) | Self::NoCard(_) => ErrorCode::NotFound,
-            Self::NoRecordOfCuda(_) | Self::Crowded(_) | Self::TenantThere(_) | Self::Leased { .. } => {
-                ErrorCode::Conflict
-            }
+            Self::Crowded(_) | Self::TenantThere(_) | Self::Leased { .. } => ErrorCode::Conflict,
             Self::Busy(..) | Self::NoScheduler(_) | Self::Unscheduled(_) | Self::NoRecord(_) | Self::Counting(_) => {
                 ErrorCode::Conflict
             }
@@ -263,7 +258,6 @@ impl DaemonError {
             }
             Self::Crowded(_) => "wait until some are done, then try again",
             Self::Lingering { .. } => "end them; those of other users the daemon may kill only with CAP_KILL",
-            Self::NoRecordOfCuda(_) => "see `mediatorctl sched show` and `sched report` for who had the card",
             Self::Leased { .. } => {
                 "wait until it has ended, or leave --memory and --weight out; `mediatorctl tenant set` sets limits that stay"
             }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use cuda_control::{Answer, Request};
 use sched::{Account, Engine, History, Nanos, Quarantine, Sample, VgpuParams};
 use serde_json::{Map, Value};
 use vram::TenantId;
@@ -24,7 +25,9 @@ const INTERVAL_MS: u64 = History::INTERVAL_NS / MS;
 pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::MAX_INTERVALS as u64;
 /// Maximum size of a scheduler's record in bytes: about 200,000 events.
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
-/// Log message for an operator's release from quarantine.
+/// Same for the record of a CUDA card, which its owner sends as one message: about 50,000 events.
+const CUDA_RECORD_BYTES: usize = 8 << 20;
+/// Text of an operator's release from quarantine.
 pub(super) const RELEASED: &str = "released from quarantine, and its strikes are forgotten";
 /// Default window over which received shares are measured, in ms.
 pub(crate) const WINDOW_MS: u64 = 1000;
@@ -174,12 +177,17 @@ impl Daemon {
     /// # Errors
     /// If no card has the name, it is passed through or unused, or a record of it is already running.
     pub(crate) fn record_scheduler(self: &Arc<Self>, card: &str) -> Result<SchedulerRecord, DaemonError> {
-        if self.known(card)?.cuda.is_some() {
-            return Err(DaemonError::NoRecordOfCuda(card.to_owned()));
-        }
-        let (_, names) = self.look(card, 0)?;
-        if !self.known(card)?.backend.start_record(&names, RECORD_BYTES) {
-            return Err(DaemonError::NoRecord(card.to_owned()));
+        if let Some(cuda) = self.known(card)?.cuda.as_deref() {
+            let begun = cuda.change()?.ask(&format!("card `{card}`"), Request::Record(CUDA_RECORD_BYTES));
+            begun.map_err(|error| match error {
+                DaemonError::Setting { .. } => DaemonError::NoRecord(card.to_owned()),
+                error => error,
+            })?;
+        } else {
+            let (_, names) = self.look(card, 0)?;
+            if !self.known(card)?.backend.start_record(&names, RECORD_BYTES) {
+                return Err(DaemonError::NoRecord(card.to_owned()));
+            }
         }
         tracing::info!(card, "the card's scheduler is recorded");
         Ok(SchedulerRecord { daemon: Arc::clone(self), card: card.to_owned(), over: false })
@@ -323,19 +331,35 @@ impl SchedulerRecord {
     /// If the card was handed over meanwhile.
     pub fn end(mut self) -> Result<Vec<u8>, DaemonError> {
         self.over = true;
-        let record = self.daemon.known(&self.card)?.backend.end_record();
-        record.ok_or_else(|| DaemonError::Failed(format!("card `{}` is not the mediator's any more", self.card)))
+        self.daemon.end_record(&self.card)
+    }
+}
+
+impl Daemon {
+    fn end_record(&self, card: &str) -> Result<Vec<u8>, DaemonError> {
+        if let Some(cuda) = self.known(card)?.cuda.as_deref() {
+            return match cuda.change()?.ask(&format!("card `{card}`"), Request::EndRecord)? {
+                Answer::Record(lines) => Ok(lines.into_bytes()),
+                other => Err(DaemonError::Failed(format!("the owner of card `{card}` answers {other:?}"))),
+            };
+        }
+        let record = self.known(card)?.backend.end_record();
+        record.ok_or_else(|| DaemonError::Failed(format!("card `{card}` is not the mediator's any more")))
     }
 }
 
 impl Drop for SchedulerRecord {
     fn drop(&mut self) {
-        // The client has disconnected; discard the record.
-        if !self.over
-            && let Ok(card) = self.daemon.known(&self.card)
-        {
-            card.backend.end_record();
+        if self.over {
+            return;
         }
+        // The client no longer exists; discard the record. The owner of a CUDA card may answer slowly.
+        let (daemon, card) = (Arc::clone(&self.daemon), self.card.clone());
+        std::thread::spawn(move || {
+            if let Err(error) = daemon.end_record(&card) {
+                tracing::warn!(card, %error, "an abandoned record is not ended");
+            }
+        });
     }
 }
 

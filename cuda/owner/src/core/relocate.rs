@@ -393,13 +393,14 @@ impl Core {
             self.give_back(items);
             return self.go_on(id);
         }
-        let order = relocation.order;
+        let (order, tenant) = (relocation.order, relocation.tenant);
         let moves = items.iter().map(|item| Chunk { id: item.chunk, place: super::said_place(to) }).collect();
         let pieces = items.iter().map(|item| item.to).collect();
         let copied = items.len() as u64 * self.config.chunk_bytes;
         relocation.since = Some(self.clock);
         relocation.redirecting.push_back(items);
-        self.residency.moved(self.clock, copied, ns);
+        self.quanta.relocated(self.clock, copied, ns);
+        self.note_copies(tenant, copied, to, ns);
         tracing::debug!(session = id.0, order, mib = copied >> 20, ?to, us = ns / 1000, "copied");
         self.actions.push(Action::Send { session: id, message: FromOwner::Redirect { order, moves }, pieces });
     }

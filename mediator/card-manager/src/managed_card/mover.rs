@@ -6,10 +6,11 @@
 use super::{CardState, ManagedCard};
 use crate::tenants::GuestEvent;
 use card_memory::{FIRST_BYTES, Plan, Planned, Relocated, SCAN_INTERVAL, Wakeup};
+use sched::trace::MemoryMove;
 use std::collections::BTreeSet;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
-use vram::{Step, TenantId};
+use vram::{Step, TenantId, To};
 
 /// Maximum number of plans that are carried out for one wake-up before VMs that wait for memory are notified.
 const MAX_PLANS_PER_WAKEUP: u32 = 16;
@@ -169,9 +170,13 @@ impl ManagedCard {
 
     /// Same as [`Self::relocate`], and also counts the moves.
     pub fn relocate_counted(&self, vm: TenantId, steps: &[Step]) -> Relocated {
+        let from = self.lock().card_time();
         let done = self.relocate(vm, steps);
         if done.moved != 0 {
-            self.lock().has_moved(vm, &done);
+            let mut state = self.lock();
+            state.has_moved(vm, &done);
+            let (until, to_card) = (state.card_time(), steps.first().is_some_and(|step| step.to == To::Card));
+            state.note_move(MemoryMove { from, until, vgpu: vm, bytes: done.bytes, to_card });
         }
         done
     }

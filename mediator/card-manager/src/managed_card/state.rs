@@ -7,7 +7,8 @@ use card_memory::iova::RamShare;
 use card_memory::shortage::Shortage;
 use card_memory::{Accesses, CardVram, Memory, Plan, Planned, Relocated};
 use channels::{Channels, Pause};
-use sched::{Engine, Event, Scheduler};
+use sched::trace::MemoryMove;
+use sched::{Engine, Scheduler};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::{Done, TenantId};
@@ -219,8 +220,13 @@ impl CardState {
         self.work.start_record(at, names, limit)
     }
 
-    /// Starts a record of the number of accesses to a VM's memory. Returns `false` if the VM does not exist, or already
-    /// has such a record.
+    /// Adds a move of a VM's memory to the record of the scheduler.
+    pub(super) fn note_move(&mut self, moved: MemoryMove) {
+        self.work.note_move(moved);
+    }
+
+    /// Begins a record of how often a VM's memory is accessed. Returns `false` if the VM does not exist, or it has one
+    /// already.
     pub fn start_accesses(&mut self, vm: TenantId) -> bool {
         let now = self.now_ns();
         self.memory.start_accesses(now, vm)

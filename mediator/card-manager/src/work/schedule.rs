@@ -3,7 +3,6 @@
 
 use super::descheduled::DescheduledChannels;
 use super::needs::Needs;
-use super::recording::Recording;
 use crate::alarm::{Alarm, TimerAlarm};
 use crate::tenants::GuestEvent;
 use nvspec::fifo::ChannelId;
@@ -77,8 +76,8 @@ pub struct Schedule<A = TimerAlarm> {
     pub(super) looked: Nanos,
     /// VMs whose overdue work was logged, with the time.
     pub(crate) told: BTreeMap<TenantId, Nanos>,
-    /// The operator's running record.
-    pub(crate) recording: Option<Recording>,
+    /// The operator's recording.
+    pub(crate) recording: Option<sched::trace::Recording>,
 }
 
 impl<A: Alarm> Schedule<A> {
