@@ -3,12 +3,10 @@
 //! A separate process, because a crash in NVIDIA's driver must not affect the cards of virtual machines.
 
 use crate::core::{
-    CardConfig, CardView, Core, GivenUp, Incident, OnStranger, OnStuck, TenantAction, TenantError, TenantSpec,
-    TenantView, Unaccounted, Wait,
+    CardConfig, CardView, Core, OnStranger, OnStuck, TenantError, TenantSpec, TenantView, Unaccounted, Wait,
 };
 use crate::server::{Rights, Server};
-use cuda_control::{Action, Answer, Card, Quanta, Request, Rules, Settings, Tenant};
-use owner_driver::{Driver, Real, nvml_uuid};
+use cuda_control::{Answer, Card, Quanta, Request, Rules, Settings, Tenant};
 use sched::VgpuParams;
 use std::io::{self, BufRead, Write};
 use std::sync::Arc;
@@ -166,18 +164,17 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
             });
             released.ok_or(ENDED)?
         }
-        Request::Record(limit) => match server.call(move |core| core.start_record(limit)).ok_or(ENDED)? {
-            true => Ok(Answer::Done),
-            false => Err("a record is being made already".to_owned()),
-        },
+        Request::Record(limit) => {
+            let begun = server.call(move |core| core.start_record(limit)).ok_or(ENDED)?;
+            begun.then_some(Answer::Done).ok_or_else(|| "a record is being made already".to_owned())
+        }
         Request::EndRecord => {
             let record = server.call(Core::end_record).ok_or(ENDED)?.ok_or("no record is being made")?;
             Ok(Answer::Record(String::from_utf8_lossy(&record).into_owned()))
         }
         Request::View { since_ns } => {
-            let shown = server.call(move |core| Card { incidents: incidents(core), ..show(core, since_ns) });
-            let view = shown.ok_or(ENDED)?;
-            Ok(Answer::View(Box::new(view)))
+            let shown = server.call(move |core| Card { incidents: core.take_incidents(), ..show(core, since_ns) });
+            Ok(Answer::View(Box::new(shown.ok_or(ENDED)?)))
         }
     }
 }
@@ -263,28 +260,6 @@ fn reason(wait: Wait, name: &impl Fn(vram::TenantId) -> String) -> cuda_control:
     }
 }
 
-/// Takes the actions on tenants since the last answer.
-fn incidents(core: &mut Core) -> Vec<cuda_control::Incident> {
-    let (incidents, forgotten) = core.take_incidents();
-    let forgotten =
-        (forgotten > 0).then(|| cuda_control::Incident { tenant: String::new(), action: Action::Forgotten(forgotten) });
-    let told = incidents.into_iter().map(|Incident { tenant, action }| {
-        let action = match action {
-            TenantAction::Killed(program) => Action::Killed(given_up(program)),
-            TenantAction::KillFailed(program) => Action::KillFailed(given_up(program)),
-            TenantAction::Suspended(program) => Action::Suspended(given_up(program)),
-            TenantAction::Struck(strikes) => Action::Struck(strikes),
-            TenantAction::Quarantined => Action::Quarantined,
-        };
-        cuda_control::Incident { tenant, action }
-    });
-    forgotten.into_iter().chain(told).collect()
-}
-
-fn given_up(GivenUp { pid, program, reason }: GivenUp) -> cuda_control::GivenUp {
-    cuda_control::GivenUp { pid, program, why: reason.in_words().to_owned() }
-}
-
 fn show(core: &Core, since_ns: u64) -> Card {
     let CardView { memory, turns_ns, turns, relocations, declined, tenants, unexplained_bytes, .. } = core.view();
     let bytes = |chunks: u32| u64::from(chunks) * memory.chunk_bytes;
@@ -326,7 +301,7 @@ fn show(core: &Core, since_ns: u64) -> Card {
             killed: tenant.killed,
             kill_failures: tenant.kill_failures,
             suspended: tenant.suspended,
-            given_up: tenant.given_up.into_iter().map(given_up).collect(),
+            given_up: tenant.given_up.into_iter().map(Into::into).collect(),
             overrun_ns: tenant.overrun_ns,
             unaccounted: tenant
                 .unaccounted

@@ -35,7 +35,7 @@ mod unmanaged;
 mod view;
 mod waits;
 
-pub use given_up::{GivenUp, Incident, Reason, TenantAction};
+pub use given_up::{GivenUp, Reason};
 pub use types::{
     Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, TenantError, TenantSpec, Unaccounted,
     UnmanagedProcess, User,

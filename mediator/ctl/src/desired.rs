@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use serde_json::Value;
 
 use super::client::{Client, ClientError};
+use super::progress::Progress;
 use super::{Code, Form};
 use api::{Action, Applied, Comparison, Desired, Exported, KeyChange, Kind, Step};
 
@@ -62,7 +63,9 @@ impl Apply {
     /// Applies the file. Returns the steps that were done.
     pub fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let path = format!("{PATH}?prune={}&dry_run={}", self.prune, self.dry_run);
-        let applied: Applied = client.patch(&path, &desired(&self.file)?)?;
+        let wanted = desired(&self.file)?;
+        let _progress = Progress::of_command(form, format!("applying {}", self.file.display()));
+        let applied: Applied = client.patch(&path, &wanted)?;
         Ok(form.render(&applied, shown))
     }
 }

@@ -5,7 +5,8 @@
 //! `sched` (commands on how cards' time is shared), [`report`] (a picture of that), [`replay`] (decides a record of it
 //! again), `top` (the same live), `desired` (a desired state in a file), `doctor` (checks of a host), `events` (the
 //! daemon's events), `libvirt` (the hook of libvirt), `watch` (repeats a command), `pages` (man pages and completion),
-//! [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a unit).
+//! `sections` (their exit statuses and files), `progress` (of commands that take long), [`client`] (HTTP over the
+//! socket), [`output`] (tables), [`values`] (values with a unit).
 //!
 //! Exit codes are part of the interface, see [`Code`]; so are `--output json` and `yaml`, which print the API's answers
 //! unchanged.
@@ -41,10 +42,12 @@ pub mod output;
 mod pages;
 mod perfetto;
 mod profile;
+mod progress;
 pub mod replay;
 pub mod report;
 mod saving;
 mod sched;
+mod sections;
 mod tenant;
 mod top;
 mod usage;

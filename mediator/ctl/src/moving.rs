@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use super::client::{self, Client, ClientError};
+use super::progress::Progress;
 use super::{Code, Form, output};
 use api::{DrainReport, MoveTo, Moved};
 
@@ -14,6 +15,7 @@ const MOVE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Moves a virtual machine; returns the output.
 pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<String>) -> Result<String, ClientError> {
     let path = format!("/v1/vms/{}/move", client::segment(name));
+    let _progress = Progress::of_command(form, format!("moving VM {name}"));
     let done: Moved = client.waiting(MOVE_TIMEOUT).post(&path, &MoveTo { card })?;
     Ok(form.render(&done, moved))
 }
@@ -21,6 +23,7 @@ pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<Strin
 /// Drains a card. Returns the output, and the exit code for whether VMs or tenants remain.
 pub(super) fn drain(client: Client, form: Form, name: &str) -> Result<(String, Code), ClientError> {
     let path = format!("/v1/cards/{}/drain", client::segment(name));
+    let _progress = Progress::of_command(form, format!("moving the VMs of card {name}"));
     let done: DrainReport = client.waiting(MOVE_TIMEOUT).post(&path, &())?;
     let code = if done.left.is_empty() { Code::Good } else { Code::Conflict };
     Ok((form.render(&done, report), code))

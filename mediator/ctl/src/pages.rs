@@ -8,7 +8,7 @@ use clap::{CommandFactory, ValueEnum};
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 
-use super::examples;
+use super::{examples, sections};
 
 /// The page that describes the configuration file.
 const CONFIGURATION: &str = include_str!("../../../docs/reference/configuration.md");
@@ -47,9 +47,17 @@ pub(super) fn write(folder: &Path) -> io::Result<()> {
         false => arg,
     });
     clap_mangen::generate_to(command, folder)?;
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let Some(page) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".1")) else { continue };
+        let text =
+            fs::read_to_string(&path)?.replace("\n.SH EXTRA\n", "\n.SH EXAMPLES\n").replace("\nExamples:\n", "\n");
+        fs::write(&path, text + &sections::of_page(page))?;
+    }
     let daemon = Man::new(config::arguments::Arguments::command()).section("8");
     let mut page = Vec::new();
     daemon.render(&mut page)?;
+    page.extend(sections::of_page("mediatord").into_bytes());
     fs::write(folder.join("mediatord.8"), page)?;
     fs::write(folder.join("gpu-mediator.toml.5"), configuration())
 }
@@ -185,7 +193,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path()).unwrap();
         let text = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
-        assert!(text("mediatorctl.1").contains("Exit codes"));
+        for page in fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()) {
+            let name = page.file_name().unwrap().to_str().unwrap();
+            let text = fs::read_to_string(&page).unwrap();
+            if name.starts_with("mediator") {
+                assert!(text.contains(".SH \"EXIT STATUS\"\n") && text.contains(".SH FILES\n"), "{name}: {text}");
+                assert!(!text.contains("EXTRA"), "{name}: {text}");
+            }
+        }
+        assert!(text("mediatorctl-run.1").contains("the status of the program"));
+        assert!(text("mediatorctl-vm-add.1").contains(".SH EXAMPLES\n"), "{}", text("mediatorctl-vm-add.1"));
+        assert!(text("mediatorctl.1").contains("/etc/gpu\\-mediator.toml"), "{}", text("mediatorctl.1"));
         assert!(text("mediatorctl-vm-add.1").contains("\\-\\-vram\\-mib"));
         assert!(text("mediatorctl-apply.1").contains("\\-\\-prune"));
         assert!(text("mediatord.8").contains("\\-\\-ignore\\-state"));

@@ -1,9 +1,9 @@
 //! `mediatorctl sched record --format perfetto`: a record of a card's scheduler as a trace for Perfetto.
 //!
-//! The format is the JSON of chrome://tracing, which Perfetto reads, too. Each tenant is a process. A VM's submission is
-//! a row with its phases (queued, runs, waits). A tenant of a CUDA card has one row with its turns, waits and overruns.
-//! Moves of memory are rows of their own, kills and quarantines are marks. The card is a process as well: its row has
-//! the gaps in which no work ran. Times are in microseconds since the record began.
+//! The format is the JSON of chrome://tracing, which Perfetto reads, too. Each tenant is a process. A VM's submission
+//! is a row with its phases (queued, runs, waits). A tenant of a CUDA card has one row with its turns, waits and
+//! overruns. Moves of memory are rows of their own, kills and quarantines are marks. The card is a process as well: its
+//! row has the gaps in which no work ran. Times are in microseconds since the record began.
 //!
 //! Source: "Trace Event Format", Google, sections on complete, async and instant events and on metadata.
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::Form;
 use super::client::{self, Client, ClientError};
+use super::progress::Progress;
 use api::Restored;
 use serde_json::json;
 
@@ -56,12 +57,15 @@ pub(super) fn save(client: Client, form: Form, name: &str, file: &Path, force: b
         return Err(ClientError::Exists { path: file.to_owned() });
     }
     let mut beside = Beside::create(file).map_err(failed)?;
+    let progress = Progress::of_bytes(form, None, format!("saving VM {name}"));
     let mut bytes = 0u64;
     client.waiting(SAVE_TIMEOUT).stream_out(&format!("/v1/vms/{}/save", client::segment(name)), |piece| {
         bytes = bytes.saturating_add(piece.len() as u64);
+        progress.advance(piece.len());
         beside.file.write_all(piece).map_err(failed)
     })?;
     beside.finish(file, force).map_err(failed)?;
+    drop(progress);
     let done = json!({ "vm": name, "file": file.display().to_string(), "bytes": bytes });
     Ok(form.render(&done, |_| format!("VM {name} is saved in {}: {} MiB\n", file.display(), bytes.div_ceil(1 << 20))))
 }
@@ -70,7 +74,10 @@ pub(super) fn save(client: Client, form: Form, name: &str, file: &Path, force: b
 pub(super) fn restore(client: Client, form: Form, name: &str, file: &Path) -> Result<String, ClientError> {
     let source = File::open(file).map_err(|source| ClientError::Unreadable { path: file.to_owned(), source })?;
     let path = format!("/v1/vms/{}/restore", client::segment(name));
-    let done: Restored = client.waiting(SAVE_TIMEOUT).stream_in(&path, source)?;
+    let total = source.metadata().ok().map(|metadata| metadata.len());
+    let progress = Progress::of_bytes(form, total, format!("restoring VM {name}"));
+    let done: Restored = client.waiting(SAVE_TIMEOUT).stream_in(&path, progress.counted(source))?;
+    drop(progress);
     Ok(form.render(&done, |done| {
         let Restored { vm, card, memory_mib, pause_ms } = done;
         format!("VM {vm} goes on from {} on {card}: {memory_mib} MiB, it waited {pause_ms} ms\n", file.display())

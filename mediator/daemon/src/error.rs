@@ -59,13 +59,8 @@ pub enum DaemonError {
     #[error("there is a tenant `{0}` already")]
     TenantThere(String),
     /// Another process holds limits of the tenant.
-    #[error("process {pid} holds limits of tenant `{tenant}` already")]
-    Leased {
-        /// Name of the tenant.
-        tenant: String,
-        /// The process.
-        pid: i32,
-    },
+    #[error("process {1} holds limits of tenant `{0}` already")]
+    Leased(String, i32),
     /// The client's process cannot be watched.
     #[error("the end of the client's process cannot be noticed: {0}")]
     Unwatched(String),
@@ -212,7 +207,7 @@ impl DaemonError {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::NoVm(_) | Self::NoTenant(_) | Self::NoProfile(_) | Self::NoCard(_) => ErrorCode::NotFound,
-            Self::Crowded(_) | Self::TenantThere(_) | Self::Leased { .. } => ErrorCode::Conflict,
+            Self::Crowded(_) | Self::TenantThere(_) | Self::Leased(..) => ErrorCode::Conflict,
             Self::Busy(..) | Self::NoScheduler(_) | Self::Unscheduled(_) | Self::NoRecord(_) | Self::Counting(_) => {
                 ErrorCode::Conflict
             }
@@ -258,7 +253,7 @@ impl DaemonError {
             }
             Self::Crowded(_) => "wait until some are done, then try again",
             Self::Lingering { .. } => "end them; those of other users the daemon may kill only with CAP_KILL",
-            Self::Leased { .. } => {
+            Self::Leased(..) => {
                 "wait until it has ended, or leave --memory and --weight out; `mediatorctl tenant set` sets limits that stay"
             }
             Self::Unwatched(_) => "ask on the daemon's host, or set limits that stay with `mediatorctl tenant set`",

@@ -4,10 +4,9 @@
 //! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (its status for operators), `scheduling`
 //! (how the time of cards is shared, live), `draining` (cards that are emptied), `moving` (from one card to another),
 //! `rebalancing` (automatic moves), `leases` (limits that end with a process), `upgrade` (another daemon takes over
-//! everything), `desired` (all that can be changed, at once; `overrides` stores the overrides; `listening` the
-//! sockets), `account` (users and groups), `error`, `devices` (crates `vgpu` and `passthrough` as backends), `admin`
-//! (the admin API), `serving` (from ready to the end), `program` (from its arguments to its end), `fixture` (feature
-//! `test-rig`: a daemon for tests).
+//! everything), `desired` (all that can be changed, at once; `overrides` stores it; `listening` the sockets), `account`
+//! (users and groups), `error`, `devices` (crates `vgpu` and `passthrough` as backends), `admin` (the admin API),
+//! `serving` (from ready to the end), `program` (from its arguments to its end), `fixture` (feature `test-rig`).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another thread. Virtual
 //! machines are added and removed one at a time, which may take long (memory is scrubbed); readers never wait for this.
@@ -67,10 +66,10 @@ use backend::{CardBackend, OpenCard};
 use cuda::CudaCard;
 use draining::Arrival;
 use endpoint::{Endpoint, EndpointServer};
-use leases::Lease;
 use listening::{Sockets, folders};
 use metrics::moves::Moves;
 use overrides::Revision;
+use overrides::lease::Lease;
 use overrides::{Live, OverrideStore, Tuning};
 use show::{Found, show};
 use upgrade::{Generations, UpgradeChain};
@@ -315,7 +314,10 @@ impl Daemon {
         let there = state.vms.iter().filter(|(_, entry)| matches!(entry.life, Life::Running(_)));
         let vms = there.map(|(name, entry)| (name.clone(), entry.spec.clone())).collect();
         let tenants = state.tenants.iter().filter(|(name, _)| !state.coming.contains(*name));
-        let tenants = tenants.map(|(name, spec)| (name.clone(), state.unleased(spec))).collect();
+        // Leased values end with a process.
+        let without_lease = |spec: &TenantSpec| state.leases.get(&spec.name).map(|lease| lease.without(spec));
+        let tenants =
+            tenants.map(|(name, spec)| (name.clone(), without_lease(spec).unwrap_or_else(|| spec.clone()))).collect();
         Live { vms, tunings: state.tunings.clone(), tenants }
     }
 

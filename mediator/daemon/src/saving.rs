@@ -34,21 +34,15 @@ impl Daemon {
         let saved = self.save_to(name, out);
         match &saved {
             Ok(mib) => self.note_saved(EventKind::Saved, name, format!("saved, with {mib} MiB of memory")),
-            // No virtual machine: nothing happened to it.
-            Err(DaemonError::NoVm(_)) => {}
             Err(error) => self.note_saved(EventKind::SaveFailed, name, error.to_string()),
         }
         saved.map(drop)
     }
 
-    /// Adds an event about a virtual machine on its card.
+    /// Adds an event about a virtual machine on its card; none if the virtual machine does not exist.
     fn note_saved(&self, kind: EventKind, name: &str, text: String) {
-        let event = NewEvent::vm(kind, name, text);
         let card = self.state.lock().vms.get(name).map(|entry| entry.spec.card.clone());
-        self.events.add(match card {
-            Some(card) => event.on(&card),
-            None => event,
-        });
+        card.into_iter().for_each(|card| self.events.add(NewEvent::vm(kind, name, &*text).on(&card)));
     }
 
     /// Saves a virtual machine's vGPU. Returns the size of its memory in MiB.
@@ -120,7 +114,6 @@ impl Daemon {
                     format!("continues from a saved VM with {memory_mib} MiB of memory, waited for {pause_ms} ms");
                 self.note_saved(EventKind::Restored, name, text);
             }
-            Err(DaemonError::NoVm(_)) => {}
             Err(error) => self.note_saved(EventKind::RestoreFailed, name, error.to_string()),
         }
         restored

@@ -178,11 +178,10 @@ impl Daemon {
     /// If no card has the name, it is passed through or unused, or a record of it is already running.
     pub(crate) fn record_scheduler(self: &Arc<Self>, card: &str) -> Result<SchedulerRecord, DaemonError> {
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
-            let begun = cuda.change()?.ask(&format!("card `{card}`"), Request::Record(CUDA_RECORD_BYTES));
-            begun.map_err(|error| match error {
-                DaemonError::Setting { .. } => DaemonError::NoRecord(card.to_owned()),
-                error => error,
-            })?;
+            match cuda.change()?.ask(&format!("card `{card}`"), Request::Record(CUDA_RECORD_BYTES)) {
+                Err(DaemonError::Setting { .. }) => return Err(DaemonError::NoRecord(card.to_owned())),
+                begun => drop(begun?),
+            }
         } else {
             let (_, names) = self.look(card, 0)?;
             if !self.known(card)?.backend.start_record(&names, RECORD_BYTES) {
@@ -355,11 +354,7 @@ impl Drop for SchedulerRecord {
         }
         // The client no longer exists; discard the record. The owner of a CUDA card may answer slowly.
         let (daemon, card) = (Arc::clone(&self.daemon), self.card.clone());
-        std::thread::spawn(move || {
-            if let Err(error) = daemon.end_record(&card) {
-                tracing::warn!(card, %error, "an abandoned record is not ended");
-            }
-        });
+        std::thread::spawn(move || drop(daemon.end_record(&card)));
     }
 }
 

@@ -1,8 +1,8 @@
 //! Settings that were changed while the daemon ran, and remain in force after its restart.
 //!
 //! Parts: the differences between the configuration file and the current settings (this file), `store` (the file for
-//! them, written so that a kill at any moment leaves the old or the new file), `override_store` (combines both for the
-//! daemon), `revision` (numbers of states).
+//! them, written so that a kill at any moment leaves the old or the new one), `override_store` (both, for the daemon),
+//! `revision` (numbers of states), [`lease`] (values that end with a process).
 //!
 //! Only differences are stored, each with the file's value at that time. When the daemon starts, a difference applies
 //! if the file still has that value; if the operator has edited the file since, the file takes precedence and the
@@ -19,6 +19,7 @@ use serde_json::Value;
 use config::patch::{self, Difference};
 use config::{CardMemory, CardSpec, Config, TenantSpec, VmSpec};
 
+pub mod lease;
 mod override_store;
 mod revision;
 mod store;

@@ -2,7 +2,8 @@
 
 use super::Core;
 use super::types::SessionId;
-use std::collections::{BTreeMap, VecDeque};
+use cuda_control::{Action, Incident};
+use std::collections::VecDeque;
 use vram::TenantId;
 
 /// Number of programs that are kept for each tenant.
@@ -70,28 +71,10 @@ pub struct GivenUp {
     pub reason: Reason,
 }
 
-/// An action on a tenant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Incident {
-    /// Name of the tenant.
-    pub tenant: String,
-    /// The action.
-    pub action: TenantAction,
-}
-
-/// An action on a tenant or one of its programs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TenantAction {
-    /// A program was killed.
-    Killed(GivenUp),
-    /// A program was given up, but could not be killed.
-    KillFailed(GivenUp),
-    /// A program was suspended.
-    Suspended(GivenUp),
-    /// A turn ran beyond its limit; the number of such turns.
-    Struck(u32),
-    /// The tenant was quarantined.
-    Quarantined,
+impl From<GivenUp> for cuda_control::GivenUp {
+    fn from(GivenUp { pid, program, reason }: GivenUp) -> Self {
+        Self { pid, program, why: reason.in_words().to_owned() }
+    }
 }
 
 /// Actions on tenants that no reader has had yet.
@@ -99,65 +82,59 @@ pub enum TenantAction {
 pub(super) struct Incidents {
     unread: VecDeque<Incident>,
     forgotten: u64,
-    /// Programs to be killed, by tenant, oldest first, each with the tenant's name.
-    to_kill: BTreeMap<TenantId, VecDeque<(String, GivenUp)>>,
+    /// Programs to be killed, oldest first, each with its tenant and the tenant's name.
+    to_kill: VecDeque<(TenantId, String, GivenUp)>,
 }
 
 impl Incidents {
-    fn add(&mut self, tenant: &str, action: TenantAction) {
-        if self.unread.len() >= MAX_INCIDENTS {
-            self.unread.pop_front();
-            self.forgotten += 1;
-        }
+    fn add(&mut self, tenant: &str, action: Action) {
         self.unread.push_back(Incident { tenant: tenant.to_owned(), action });
+        let excess = self.unread.len().saturating_sub(MAX_INCIDENTS);
+        self.forgotten += self.unread.drain(..excess).count() as u64;
     }
 }
 
 impl Core {
-    /// Returns the actions on tenants since the last call, oldest first, and the number of those that are forgotten.
-    pub fn take_incidents(&mut self) -> (Vec<Incident>, u64) {
-        (self.incidents.unread.drain(..).collect(), std::mem::take(&mut self.incidents.forgotten))
+    /// Returns the actions on tenants since the last call, oldest first.
+    pub fn take_incidents(&mut self) -> Vec<Incident> {
+        let forgotten = std::mem::take(&mut self.incidents.forgotten);
+        let forgotten = Incident { tenant: String::new(), action: Action::Forgotten(forgotten) };
+        let forgotten = Some(forgotten).filter(|incident| incident.action != Action::Forgotten(0));
+        forgotten.into_iter().chain(self.incidents.unread.drain(..)).collect()
     }
 
     /// Records that the program of a session is about to be killed.
     pub(super) fn record_kill(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id) else { return };
-        let Some(tenant) = session.tenant else { return };
-        let Some(known) = self.tenants.get(&tenant) else { return };
+        let Some((tenant, known)) = session.tenant.and_then(|id| Some((id, self.tenants.get(&id)?))) else { return };
         let program = GivenUp { pid: session.pid, program: session.program.clone(), reason };
-        self.incidents.to_kill.entry(tenant).or_default().push_back((known.spec.name.clone(), program));
+        self.incidents.to_kill.push_back((tenant, known.spec.name.clone(), program));
     }
 
     /// Records that the oldest program of a tenant that was to be killed was sent SIGKILL, or could not be.
-    pub(super) fn record_signal(&mut self, tenant: TenantId, done: bool) {
-        let Some(programs) = self.incidents.to_kill.get_mut(&tenant) else { return };
-        let first = programs.pop_front();
-        if programs.is_empty() {
-            self.incidents.to_kill.remove(&tenant);
+    pub(super) fn signalled(&mut self, tenant: TenantId, done: bool) {
+        if let Some(known) = self.tenants.get_mut(&tenant) {
+            *(if done { &mut known.killed } else { &mut known.kill_failures }) += 1;
         }
-        let Some((name, program)) = first else { return };
-        let action = if done { TenantAction::Killed(program) } else { TenantAction::KillFailed(program) };
+        let Some(at) = self.incidents.to_kill.iter().position(|(of, ..)| *of == tenant) else { return };
+        let Some((_, name, program)) = self.incidents.to_kill.remove(at) else { return };
+        let action = if done { Action::Killed(program.into()) } else { Action::KillFailed(program.into()) };
         self.incidents.add(&name, action);
     }
 
     /// Records that the driver has suspended a process of a tenant.
     pub(super) fn record_suspension(&mut self, tenant: TenantId, pid: u32) {
         let Some(known) = self.tenants.get(&tenant) else { return };
-        let program = known.given_up.iter().rev().find(|program| program.pid == pid).cloned();
-        program.into_iter().for_each(|program| {
-            self.incidents.add(&known.spec.name, TenantAction::Suspended(program));
-        });
+        if let Some(program) = known.given_up.iter().rev().find(|program| program.pid == pid) {
+            self.incidents.add(&known.spec.name, Action::Suspended(program.clone().into()));
+        }
     }
 
     /// Records that a tenant was quarantined.
     pub(super) fn record_quarantine(&mut self, tenant: TenantId) {
         tracing::warn!(tenant = tenant.0, "tenant is quarantined");
         let Some(known) = self.tenants.get(&tenant) else { return };
-        self.incidents.add(&known.spec.name, TenantAction::Quarantined);
-    }
-
-    fn strikes(&self, tenant: TenantId) -> u32 {
-        self.turns.scheduler().strikes(sched::TenantId(tenant.0)).map_or(0, |(strikes, _)| strikes)
+        self.incidents.add(&known.spec.name, Action::Quarantined);
     }
 
     /// Records that the program of a session is given up.
@@ -171,12 +148,10 @@ impl Core {
         }
         let name = tenant.spec.name.clone();
         if reason.is_strike() {
-            let before = self.strikes(tenant_id);
+            let before = self.turns.scheduler().strikes(tenant_id);
             self.turns.strike(tenant_id, self.now());
-            let strikes = self.strikes(tenant_id);
-            if strikes > before {
-                self.incidents.add(&name, TenantAction::Struck(strikes));
-            }
+            let after = self.turns.scheduler().strikes(tenant_id).filter(|after| Some(*after) != before);
+            after.into_iter().for_each(|(strikes, _)| self.incidents.add(&name, Action::Struck(strikes)));
         }
     }
 }

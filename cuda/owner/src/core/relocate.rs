@@ -14,7 +14,8 @@ use super::pieces::Receiver;
 use super::types::{Action, BatchId, PieceId, SessionId};
 use super::{Body, Core, memory_of};
 use cuda_protocol::{Chunk, ChunkId, FromOwner, MAX_CHUNKS};
-use owner_driver::Memory;
+use sched::Nanos;
+use sched::trace::MemoryMove;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tenancy::Demand;
 use vram::{Error, MoveId, Step, TenantId};
@@ -400,7 +401,9 @@ impl Core {
         relocation.since = Some(self.clock);
         relocation.redirecting.push_back(items);
         self.quanta.relocated(self.clock, copied, ns);
-        self.note_copies(tenant, copied, to, ns);
+        let (from, until) = (Nanos(self.clock.saturating_sub(ns)), Nanos(self.clock));
+        let to_card = to == Memory::Device;
+        self.turns.note_move(MemoryMove { from, until, vgpu: tenant, bytes: copied, to_card });
         tracing::debug!(session = id.0, order, mib = copied >> 20, ?to, us = ns / 1000, "copied");
         self.actions.push(Action::Send { session: id, message: FromOwner::Redirect { order, moves }, pieces });
     }

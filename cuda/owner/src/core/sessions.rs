@@ -351,17 +351,6 @@ impl Core {
         self.sessions.iter().filter(|(_, session)| session.pid == pid).map(|(&id, _)| id).collect()
     }
 
-    /// Records that a process that was given up was sent SIGKILL, or could not be.
-    pub(super) fn signalled(&mut self, tenant: TenantId, done: bool) {
-        self.record_signal(tenant, done);
-        let Some(known) = self.tenants.get_mut(&tenant) else { return };
-        if done {
-            known.killed += 1;
-        } else {
-            known.kill_failures += 1;
-        }
-    }
-
     /// Records that the driver has suspended a process, or could not: then it is killed. Driver 580 does not resume a
     /// process that had memory of another process, so its memory is not kept.
     pub(super) fn suspended(&mut self, id: SessionId, done: bool) {
@@ -371,9 +360,7 @@ impl Core {
             return self.give_up(id, Reason::Unsuspended);
         }
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return };
-        if let Some(known) = self.tenants.get_mut(&tenant) {
-            known.suspended += 1;
-        }
+        self.tenants.get_mut(&tenant).into_iter().for_each(|known| known.suspended += 1);
         self.record_suspension(tenant, pid);
     }
 

@@ -121,6 +121,22 @@ fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
 }
 
 #[test]
+fn each_status_of_the_man_pages_is_given_by_a_command() {
+    let served = served();
+    for (code, meaning) in crate::sections::STATUSES {
+        let ran = match code {
+            Code::Good => ctl(&served, &["vm", "list"]),
+            Code::Failed => ctl(&served, &["sched", "report", "card0", "--out", "/nonexistent/uses.svg"]),
+            Code::Usage => ctl(&served, &["sched", "set-vm", "a", "--weight", "0"]),
+            Code::NotFound => ctl(&served, &["vm", "show", "z"]),
+            Code::Conflict => ctl(&served, &["vm", "add", "a", "--card", "card0", "--vram-mib", "16"]),
+            Code::Unreachable => ctl_at("/nonexistent/admin.sock", &["vm", "list"]),
+        };
+        assert_eq!(ran.code, code, "{meaning}: {}", ran.err);
+    }
+}
+
+#[test]
 fn commands_about_something_that_is_not_there_end_with_3() {
     let served = served();
     let unknown: [&[&str]; 12] = [

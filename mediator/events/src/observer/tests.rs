@@ -103,7 +103,7 @@ fn turn_that_runs_on_is_reported_once_when_long() {
 }
 
 #[test]
-fn quarantine_of_vm_is_reported_once_and_ends_in_time() {
+fn quarantine_of_vm_is_reported_once_and_ends_by_itself() {
     let free = || vm(json!({ "killed": 0 }));
     let held = |ends_in_ms: Value| {
         vm(json!({ "killed": 0, "state": "quarantined", "quarantine": { "ends_in_ms": ends_in_ms } }))

@@ -1,0 +1,192 @@
+//! Values of a tenant's keys that hold until a process ends, and the file that has them for the next daemon.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use config::TenantSpec;
+use config::patch::{self, table};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A process whose end the kernel reports.
+#[derive(Debug)]
+pub struct Process {
+    pid: i32,
+    /// Number that differs for each process, if the kernel has it (Linux 6.9); otherwise one for all.
+    number: u64,
+    handle: OwnedFd,
+}
+
+impl Process {
+    /// Opens a process by its number.
+    ///
+    /// # Errors
+    /// If no process has the number, or the host lacks descriptors.
+    pub fn open(pid: i32) -> io::Result<Self> {
+        let known = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
+        let handle = pidfd_open(known, PidfdFlags::empty())?;
+        let number = rustix::fs::fstat(&handle)?.st_ino;
+        Ok(Self { pid, number, handle })
+    }
+
+    fn has_ended(&self) -> bool {
+        let mut ready = [PollFd::new(&self.handle, PollFlags::IN)];
+        !matches!(poll(&mut ready, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
+    }
+}
+
+/// Values of a key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Values {
+    before: Value,
+    leased: Value,
+}
+
+/// The keys that a lease sets, by path.
+type Keys = BTreeMap<String, Values>;
+
+/// A lease.
+#[derive(Debug)]
+pub struct Lease {
+    process: Process,
+    keys: Keys,
+}
+
+/// A lease in the file.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SavedLease {
+    pid: i32,
+    number: u64,
+    keys: Keys,
+}
+
+impl Lease {
+    /// Creates the lease of a process that changes a tenant.
+    ///
+    /// # Errors
+    /// If a value cannot be written as JSON.
+    pub fn new(process: Process, before: &TenantSpec, leased: &TenantSpec) -> Result<Self, String> {
+        let differences = patch::differences(&table(before)?, &table(leased)?);
+        let keys = differences.into_iter().map(|one| (one.key, Values { before: one.from, leased: one.to })).collect();
+        Ok(Self { process, keys })
+    }
+
+    /// Returns the process.
+    pub fn pid(&self) -> i32 {
+        self.process.pid
+    }
+
+    /// Returns true if the process has ended.
+    pub fn has_ended(&self) -> bool {
+        self.process.has_ended()
+    }
+
+    /// Returns the values to restore: those of keys that still have the leased value.
+    pub fn values_before(&self, now: &TenantSpec) -> BTreeMap<String, Value> {
+        let now = table(now).unwrap_or_default();
+        let leased = self.keys.iter().filter(|(key, values)| patch::value(&now, key) == values.leased);
+        leased.map(|(key, values)| (key.clone(), values.before.clone())).collect()
+    }
+
+    /// Returns the tenant without the leased values.
+    pub fn without(&self, now: &TenantSpec) -> TenantSpec {
+        patch::with(now, &self.values_before(now)).unwrap_or_else(|_| now.clone())
+    }
+
+    /// Returns the lease as the file has it.
+    pub fn saved(&self) -> SavedLease {
+        SavedLease { pid: self.process.pid, number: self.process.number, keys: self.keys.clone() }
+    }
+}
+
+impl SavedLease {
+    /// Returns the lease and the tenant with its values, if its process still runs.
+    pub fn resumed(self, tenant: &TenantSpec) -> Option<(Lease, TenantSpec)> {
+        let Self { pid, number, keys } = self;
+        let process = Process::open(pid).ok().filter(|found| found.number == number && !found.has_ended())?;
+        let values = keys.iter().map(|(key, values)| (key.clone(), values.leased.clone())).collect();
+        let leased = patch::with(tenant, &values).ok()?;
+        Some((Lease { process, keys }, leased))
+    }
+}
+
+/// Reads the leases in a file, by tenant; none if there is no file.
+///
+/// # Errors
+/// If it is no such file.
+pub fn read(path: &Path) -> io::Result<BTreeMap<String, SavedLease>> {
+    match fs::read(path) {
+        Ok(text) => Ok(serde_json::from_slice(&text)?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Replaces the file.
+///
+/// # Errors
+/// If it cannot be written; then the earlier one remains.
+pub fn write(path: &Path, leases: &BTreeMap<String, SavedLease>) -> io::Result<()> {
+    let new = path.with_extension("json.new");
+    fs::write(&new, serde_json::to_vec(leases)?)?;
+    fs::rename(&new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use config::patch::patched;
+    use serde_json::Map;
+
+    fn keys(text: &str) -> Map<String, Value> {
+        serde_json::from_str(text).unwrap()
+    }
+
+    fn own() -> Process {
+        Process::open(std::process::id().try_into().unwrap()).unwrap()
+    }
+
+    fn tenants() -> (TenantSpec, TenantSpec) {
+        let before = TenantSpec::from_table(&keys(r#"{ "name": "a", "card": "fake", "vram_mib": 64 }"#)).unwrap();
+        let leased = patched(&before, &keys(r#"{ "memory": { "quota_mib": 32, "weight": 70 } }"#)).unwrap();
+        (before, leased)
+    }
+
+    #[test]
+    fn lease_restores_keys_that_still_have_its_value() {
+        let (before, leased) = tenants();
+        let lease = Lease::new(own(), &before, &leased).unwrap();
+        assert!(!lease.has_ended());
+        assert_eq!(lease.without(&leased), before);
+        let set = patched(&leased, &keys(r#"{ "memory": { "quota_mib": 40 } }"#)).unwrap();
+        let expected = patched(&before, &keys(r#"{ "memory": { "quota_mib": 40 } }"#)).unwrap();
+        assert_eq!(lease.without(&set), expected);
+    }
+
+    #[test]
+    fn saved_lease_resumes_only_with_its_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("leases.json");
+        assert!(read(&path).unwrap().is_empty());
+        let (before, leased) = tenants();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let process = Process::open(child.id().try_into().unwrap()).unwrap();
+        child.wait().unwrap();
+        let ended = Lease::new(process, &before, &leased).unwrap();
+        assert!(ended.has_ended() && Process::open(0).is_err());
+        let running = Lease::new(own(), &before, &leased).unwrap();
+        let all = [("a", &running), ("b", &ended)];
+        write(&path, &all.map(|(name, lease)| (name.to_owned(), lease.saved())).into()).unwrap();
+        let mut found = read(&path).unwrap();
+        let (lease, tenant) = found.remove("a").unwrap().resumed(&before).unwrap();
+        assert_eq!((lease.pid(), &tenant), (running.pid(), &leased));
+        assert!(found.remove("b").unwrap().resumed(&before).is_none());
+        fs::write(&path, "{").unwrap();
+        assert!(read(&path).is_err());
+    }
+}
