@@ -50,16 +50,28 @@ pub(super) fn write(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let Some(page) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".1")) else { continue };
-        let text =
-            fs::read_to_string(&path)?.replace("\n.SH EXTRA\n", "\n.SH EXAMPLES\n").replace("\nExamples:\n", "\n");
-        fs::write(&path, text + &sections::of_page(page))?;
+        fs::write(&path, with_examples(&fs::read_to_string(&path)?) + &sections::of_page(page))?;
     }
     let daemon = Man::new(config::arguments::Arguments::command()).section("8");
     let mut page = Vec::new();
     daemon.render(&mut page)?;
-    page.extend(sections::of_page("mediatord").into_bytes());
+    let page = with_examples(&String::from_utf8_lossy(&page)) + &sections::of_page("mediatord");
     fs::write(folder.join("mediatord.8"), page)?;
     fs::write(folder.join("gpu-mediator.toml.5"), configuration())
+}
+
+/// Returns a page whose last words are the section EXAMPLES. Exit codes, which `--help` ends with, have their own.
+fn with_examples(page: &str) -> String {
+    match page.split_once("\n.SH EXTRA\n") {
+        None => page.to_owned(),
+        Some((before, rest)) if rest.starts_with("Exit codes:") => {
+            let (_, after) = rest.split_once("\n.SH ").unwrap_or_default();
+            format!("{before}\n.SH {after}")
+        }
+        Some((before, rest)) => {
+            format!("{before}\n.SH EXAMPLES\n{}", rest.strip_prefix("Examples:\n").unwrap_or(rest))
+        }
+    }
 }
 
 /// Returns the page on the configuration file, as roff.

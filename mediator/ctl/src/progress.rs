@@ -18,7 +18,6 @@ const BYTES: &str = "{spinner} {msg}: {bytes}, {binary_bytes_per_sec}, {elapsed}
 const BYTES_OF: &str = "{msg}: {wide_bar} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left";
 
 /// The progress of a command. It disappears when this is dropped.
-#[derive(Clone)]
 pub(super) struct Progress(ProgressBar);
 
 impl Progress {
@@ -52,7 +51,7 @@ impl Progress {
 
     /// Returns a reader that counts the bytes that are read.
     pub(super) fn counted<R: Read>(&self, reader: R) -> impl Read + use<R> {
-        Counted { reader, progress: self.clone() }
+        Counted { reader, bar: self.0.clone() }
     }
 }
 
@@ -69,13 +68,13 @@ fn is_shown(form: Form, is_terminal: bool) -> bool {
 
 struct Counted<R> {
     reader: R,
-    progress: Progress,
+    bar: ProgressBar,
 }
 
 impl<R: Read> Read for Counted<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.reader.read(buffer)?;
-        self.progress.advance(read);
+        self.bar.inc(read as u64);
         Ok(read)
     }
 }
