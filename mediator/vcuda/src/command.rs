@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Maximum number of bytes of a command that are copied from the guest. The rest of a longer one is ignored.
 pub(crate) const MAX_COMMAND_BYTES: usize = 256;
 /// Maximum number of bytes of an answer: that to [`Command::DisplayInfo`].
+#[cfg(any(test, feature = "fuzz"))]
 pub const MAX_ANSWER_BYTES: usize = 24 + DISPLAYS_BYTES;
 /// Maximum number of bytes of a submission that the device reads.
 const MAX_SUBMIT_BYTES: usize = 64;

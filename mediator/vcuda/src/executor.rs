@@ -23,6 +23,11 @@ use crate::worker::{Launcher, Worker};
 const MAX_BATCH: usize = 256;
 /// Time for which the queue is polled after a command, without doorbells.
 const LINGER: Duration = Duration::from_micros(20);
+/// Time that killed workers have to end when the function is dropped.
+// TIMEOUT: a killed process ends at once, unless the driver prevents it.
+const KILLED: Duration = Duration::from_secs(2);
+/// Interval at which this is checked.
+const REAP_INTERVAL: Duration = Duration::from_millis(2);
 /// Messages of one worker that are handled before the next one's.
 const MAX_MESSAGES: usize = 64;
 /// TIMEOUT: words that no worker reports, because the card writes them, are read at this interval.
@@ -94,6 +99,15 @@ impl Executor {
         }
         self.core.reset();
         self.perform();
+        // A process that was killed is reaped here, or stays as a zombie.
+        let since = Instant::now();
+        while !self.workers.is_empty() && since.elapsed() < KILLED {
+            locks::sleep(REAP_INTERVAL);
+            self.serve_workers();
+        }
+        if !self.workers.is_empty() {
+            tracing::error!(count = self.workers.len(), "workers were killed and do not end");
+        }
     }
 
     fn now(&self) -> u64 {

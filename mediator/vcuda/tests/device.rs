@@ -211,3 +211,15 @@ fn no_doorbell_is_lost_under_suppression() {
     assert!(kicks <= commands);
     guest.until(|guest| !guest.kicks_are_suppressed());
 }
+
+#[test]
+fn dropped_device_ends_its_workers() {
+    let mut guest = Guest::new();
+    guest.program(1, 0);
+    guest.program(2, 0x20_0000);
+    let Guest { device, events, .. } = guest;
+    drop(device);
+    // The threads have ended, so the channel is closed behind their last events.
+    let ended = events.iter().filter(|event| *event == Event::Ended).count();
+    assert_eq!(ended, 2);
+}
