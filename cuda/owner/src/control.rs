@@ -7,6 +7,7 @@ use crate::core::{
 };
 use crate::server::{Rights, Server};
 use cuda_control::{Answer, Card, Quanta, Request, Rules, Settings, Tenant};
+use owner_driver::{Driver, Real, nvml_uuid};
 use sched::VgpuParams;
 use std::io::{self, BufRead, Write};
 use std::sync::Arc;

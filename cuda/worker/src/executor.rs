@@ -95,6 +95,9 @@ pub struct Executor {
     reported: BTreeSet<(u16, i32)>,
 }
 
+/// Maximum number of reported failures of a program.
+const MAX_REPORTED: usize = 64;
+
 impl std::fmt::Debug for Executor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Executor").field("current", &self.current).finish_non_exhaustive()

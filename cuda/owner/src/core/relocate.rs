@@ -14,6 +14,7 @@ use super::pieces::Receiver;
 use super::types::{Action, BatchId, PieceId, SessionId};
 use super::{Body, Core, memory_of};
 use cuda_protocol::{Chunk, ChunkId, FromOwner, MAX_CHUNKS};
+use owner_driver::Memory;
 use sched::Nanos;
 use sched::trace::MemoryMove;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -400,7 +401,7 @@ impl Core {
         let copied = items.len() as u64 * self.config.chunk_bytes;
         relocation.since = Some(self.clock);
         relocation.redirecting.push_back(items);
-        self.quanta.relocated(self.clock, copied, ns);
+        self.residency.moved(self.clock, copied, ns);
         let (from, until) = (Nanos(self.clock.saturating_sub(ns)), Nanos(self.clock));
         let to_card = to == Memory::Device;
         self.turns.note_move(MemoryMove { from, until, vgpu: tenant, bytes: copied, to_card });

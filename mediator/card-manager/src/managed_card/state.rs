@@ -8,7 +8,7 @@ use card_memory::shortage::Shortage;
 use card_memory::{Accesses, CardVram, Memory, Plan, Planned, Relocated};
 use channels::{Channels, Pause};
 use sched::trace::MemoryMove;
-use sched::{Engine, Scheduler};
+use sched::{Engine, Event, Scheduler};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::{Done, TenantId};
