@@ -66,6 +66,17 @@ fn results_are_those_of_a_run_on_the_driver() {
 }
 
 #[test]
+fn program_that_awaits_each_answer_loads_code_and_computes() {
+    let arguments = ["train", "--mib", "20", "--rounds", "3"];
+    let rig = Rig::new(256);
+    let plain = text(rig.command(PROGRAM, "plain").args(arguments));
+    let _owner = owner(&rig, 64, &[]);
+    let guest = Loopback::start(&rig, "a");
+    let mut command = guest.command(&rig, PROGRAM);
+    assert_eq!(text(command.env("GPU_MEDIATOR_CUDA_SYNC", "1").args(arguments)), plain);
+}
+
+#[test]
 fn graphs_of_nodes_and_tensor_maps_work() {
     let rig = Rig::new(256);
     let nodes = text(rig.command(PROGRAM, "plain").arg("nodes"));

@@ -159,7 +159,12 @@ impl Executor {
             own::FUNCTION_INFO => self.function_info(origin, words),
             own::LAUNCH | own::MAX_CLUSTERS => self.launch(origin, words),
             own::COPY_INLINE | own::COPY_IN | own::COPY_OUT => self.copy(origin, words),
-            own::IMAGE_PART => self.image_part(words),
+            own::IMAGE_PART => {
+                self.image_part(words)?;
+                // A program that waits for each answer waits for this one, too.
+                self.finish(origin, 0, &[]);
+                Ok(())
+            }
             own::PIN | own::UNPIN | own::STAGING => self.pinned(origin, words),
             own::HOST_FUNCTION => self.host_function(origin, words),
             _ => Err(Broken::Malformed),
