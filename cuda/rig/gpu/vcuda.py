@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -384,7 +385,9 @@ def summary(runs):
 def compare(arguments):
     bench = Bench(arguments.build, Path(arguments.driver) if arguments.driver else find_driver())
     end = time.time() + arguments.seconds
-    report = {"processors": PROCESSORS, "commit": arguments.commit, "parts": {}}
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    smi = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip() if shutil.which(query[0]) else ""
+    report = {"processors": PROCESSORS, "commit": arguments.commit, "started": time.time(), "smi": smi, "parts": {}}
     bench.start(arguments.card_mib)
     wanted = arguments.only.split(",") if arguments.only else list(PARTS)
     runs = {part: [] for part in wanted}
