@@ -111,7 +111,14 @@ impl<W: Write> Recorder<W> {
 
     fn start(mut to: W, header: &Header<'_>) -> io::Result<Self> {
         line(&mut to, header)?;
-        Ok(Self { to })
+        let mut recorder = Self { to };
+        for vgpu in header.scheduler.vgpus() {
+            // The serialized scheduler omits these settings.
+            if let Some(&params) = header.scheduler.competing(vgpu) {
+                recorder.record(header.at, Event::Competes { vgpu, params: Some(params) }, &[])?;
+            }
+        }
+        Ok(recorder)
     }
 
     /// Writes a move of memory that has ended.
