@@ -130,7 +130,7 @@
 #define GMPV_OP_TABLE_DESTROY 0x2
 /* Sets an entry of the directory `handle`. */
 #define GMPV_OP_DIRECTORY_SET 0x3
-/* Writes entries of the table `handle` that follow each other and grow by a step. */
+/* Writes consecutive entries of the table `handle`, whose values increase by a fixed step. */
 #define GMPV_OP_ENTRIES_RUN 0x4
 /* Writes entries of the table `handle` from a list. */
 #define GMPV_OP_ENTRIES_LIST 0x5

@@ -8,7 +8,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{Rig, built, describe, owner};
+use support::{Rig, built, owner, settled};
 
 /// Key of the integrity answer, as the library contains it.
 const KEY: [u8; 16] = 0x146A_DDAE_53A9_A752_AA08_4136_0BF5_5A9F_u128.to_be_bytes();
@@ -48,7 +48,8 @@ fn runs(version: u32, reported: u32) {
     let mut tenant = program(&rig, "shim", version);
     tenant.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, "a");
     assert_eq!(text(&mut tenant), plain);
-    let view = describe(owner);
+    // The owner has noticed the program's end, and so charged its turns.
+    let view = settled(&rig, owner);
     let charged = view["tenants"][0]["charged_ns"].as_u64();
     assert!(charged.is_some_and(|ns| ns > 0), "its work passed the gate: {view}");
 }

@@ -67,7 +67,7 @@ async fn domain_gets_vgpus_from_annotation_or_arguments() {
     assert!(!xml.contains("gpu0/"));
 
     for (vmi, word) in [
-        ("no json", "no JSON"),
+        ("no json", "not JSON"),
         (r#"{"metadata":{"annotations":{"gpu-mediator.internal/requests":"../../etc"}}}"#, "not a name of a request"),
         (r#"{"metadata":{"annotations":{"gpu-mediator.internal/requests":",,,,,,,,,,,,,,,,"}}}"#, "at most 16"),
     ] {

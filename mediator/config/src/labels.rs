@@ -134,11 +134,11 @@ mod tests {
         let (key, value) = ("k".repeat(MAX_KEY), "v".repeat(MAX_VALUE));
         assert_eq!(labels(&[("pod", "web-0"), (&key, &value), ("empty", "")]).check(), Ok(()));
         for (bad, word) in [
-            (("", "x"), "no key"),
-            (("Pod", "x"), "no key"),
-            (("1st", "x"), "no key"),
-            (("a-b", "x"), "no key"),
-            ((&*format!("{key}k"), "x"), "no key"),
+            (("", "x"), "not a key"),
+            (("Pod", "x"), "not a key"),
+            (("1st", "x"), "not a key"),
+            (("a-b", "x"), "not a key"),
+            ((&*format!("{key}k"), "x"), "not a key"),
             (("pod", &*format!("{value}v")), "the value of `pod`"),
             (("pod", "a\nb"), "the value of `pod`"),
         ] {

@@ -194,7 +194,7 @@ fn errors_name_their_place() {
     fails("R1: NOP", "1:1", "cannot be a label");
     fails(".equ P1 4", "1:6", "cannot be given");
     fails(".equ k 4\n.equ k 5", "2:6", "there already");
-    fails(".reg x 5", "1:8", "no register");
+    fails(".reg x 5", "1:8", "not a register");
     fails(".kernel a\n.kernel a", "2:9", "there already");
     fails(".shared 4", "1:1", "belongs to a kernel");
     fails(".kernel a\n.shared 49153", "2:9", "0 to 49152");

@@ -61,8 +61,8 @@ fn state_that_cannot_be_is_refused() {
     assert!(refused(|saved| saved.pci[0] ^= 1).contains("byte 0x0 of configuration space"));
     assert!(refused(|saved| saved.pci[0x34] = 0xff).contains("byte 0x34"));
     assert!(refused(|saved| saved.pci.truncate(256)).contains("256 bytes"));
-    assert!(refused(|saved| saved.storage.push((0xffff_fffc, 1))).contains("no register that is kept"));
-    assert!(refused(|saved| saved.storage.insert(0, (2, 1))).contains("no register that is kept"));
+    assert!(refused(|saved| saved.storage.push((0xffff_fffc, 1))).contains("not a register that is kept"));
+    assert!(refused(|saved| saved.storage.insert(0, (2, 1))).contains("not a register that is kept"));
     assert!(refused(|saved| saved.storage.push(saved.storage[0])).contains("not in their order"));
     assert!(refused(|saved| saved.identity.channels = 1).contains("of another kind"));
     // The guest's command register may have any value that the guest can write.
