@@ -443,7 +443,7 @@ impl Model {
                 prop_assert_eq!((begun.vm, begun.index, piece(begun.from), to.0), (vm, index, from, tier));
                 // The copy overwrites all of it, so its scrub is saved.
                 let waited = self.dirty.remove(&to);
-                prop_assert!(waited || self.contents.get(&to).is_none(), "a destination is another's");
+                prop_assert!(waited || !self.contents.contains_key(&to), "a destination is another's");
                 prop_assert!(!self.owned(tier).contains(&to));
                 self.flights.push(Flight { id: begun.id, vm: Some(id), index, from, to, drains: parked, alive: true });
             }
