@@ -6,11 +6,11 @@
 //! with driver 580.
 //!
 //! - [`table`] is the entry: the table of a UUID, or `None` for UUIDs that this crate does not know.
-//! - [`runtime`] has the functions for the runtime's start: primary contexts, modules, buffers for tools.
-//! - [`store`] keeps values of libraries for each context. Nearly every call of the runtime reads one.
-//! - [`integrity`] answers the runtime's question about the driver
+//! - `runtime` has the functions for the runtime's start: primary contexts, modules, buffers for tools.
+//! - `store` keeps values of libraries for each context. Nearly every call of the runtime reads one.
+//! - `integrity` answers the runtime's question about the driver
 //!   ([decision 143](../../../docs/decisions/143-integrity-answer.md)).
-//! - [`refusal`] is in the slots without a known meaning: it fails with "not supported", and reports the first call.
+//! - `refusal` is in the slots without a known meaning: it fails with "not supported", and reports the first call.
 //!
 //! The crate asks the guest library through the trait [`Driver`]. It neither makes contexts nor sends messages.
 

@@ -1,8 +1,8 @@
 //! NVML, the management library, for programs in a VM. The CUDA library of guests has these functions too, and its link
 //! `libnvidia-ml.so.1` makes it NVML for programs.
 //!
-//! - [`forwarded`]: facts about devices, which the worker asks its NVML for. So the memory is that of the tenant.
-//! - [`answers`]: functions that the guest answers itself: start, handles, lists of processes, names of errors.
+//! - `forwarded`: facts about devices, which the worker asks its NVML for. So the memory is that of the tenant.
+//! - `answers`: functions that the guest answers itself: start, handles, lists of processes, names of errors.
 //! - All other functions of NVML's header return "not supported".
 //!
 //! A device's handle is one of [`cuda_calls::handle`], which no program may follow as a pointer. The crate asks the

@@ -5,10 +5,10 @@
 //! the call (`cuda-calls`), and follows addresses only if they belong to the card or to the guest's own memory.
 //!
 //! - [`serve`] is the entry: the loop over ring, waits and sleep, and the thread that reads the link.
-//! - [`executor`] executes one message: described calls, and by module [`launches`], [`copies`], [`pinned`],
-//!   [`host_functions`] those with messages of their own.
-//! - [`waits`] has calls that are answered when work of the card is done. They never stop the ring.
-//! - [`objects`] maps the guest's handles to the driver's; [`window`] has the shared memory; [`driver`] the library.
+//! - `executor` executes one message: described calls, and by module `launches`, `copies`, `pinned`,
+//!   `host_functions` those with messages of their own.
+//! - `waits` has calls that are answered when work of the card is done. They never stop the ring.
+//! - `objects` maps the guest's handles to the driver's; `window` has the shared memory; `driver` the library.
 //!
 //! A crash ends the process, and with it one guest program. The crate does not schedule work:
 //! the shim and its owner do. It does not create blobs, and knows neither virtual machines nor their devices.
