@@ -101,7 +101,7 @@ impl<W: Write> Recorder<W> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: false, scheduler })
     }
 
-    /// Starts a record of a scheduler that gives turns with the whole card ([`crate::turns::Turns`]).
+    /// Starts a record of a scheduler that gives turns with the whole card (`Turns`).
     ///
     /// # Errors
     /// Errors of `to`.
