@@ -204,7 +204,7 @@ fn errors_name_their_place() {
     fails(".frob 1", "1:1", "no directive .frob");
     fails(".word 0x1_0000_0000", "1:7", "32 bits");
     fails("/* begins\nand does not end", "1:1", "does not end");
-    fails("MOV R0, R1 \u{3bb}", "1:12", "no part of the language");
+    fails("MOV R0, R1 \u{3bb}", "1:12", "not a part of the language");
     fails("// \u{3bb} may stand here\nMOV R0, ?", "2:9", "number is needed");
     fails(&format!(".equ x {}1{}", "(".repeat(40), ")".repeat(40)), "1:24", "parentheses");
     fails(".equ x 0x7fffffffffffffff + 1", "1:27", "too large");
