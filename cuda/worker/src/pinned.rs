@@ -52,6 +52,13 @@ impl Executor {
         code
     }
 
+    /// Returns true if the worker uses a blob until the program ends: one with control words or rings, or the staging
+    /// blob.
+    pub(crate) fn needs_blob(&self, id: u32) -> bool {
+        let kind = self.window.blob(id).map(|blob| blob.kind);
+        matches!(kind, Some(BlobKind::Control | BlobKind::Ring)) || self.staging == Some(id)
+    }
+
     fn stage(&mut self, id: u32) -> i32 {
         let Some(blob) = self.window.blob(id).filter(|blob| blob.kind == BlobKind::Staging) else {
             return INVALID_VALUE;

@@ -218,6 +218,10 @@ impl Service {
             match message {
                 ToWorker::Blob { id, kind, offset, size } => drop(self.executor.window().add(id, kind, offset, size)?),
                 ToWorker::Remove { id } => {
+                    // Another program may get the range of a removed blob, so nothing may be written there any more.
+                    if self.executor.needs_blob(id) {
+                        return Err(ServeError::Broken(Broken::Malformed));
+                    }
                     self.executor.unpin(id);
                     self.executor.window().remove(id);
                     let _ = self.link.send_from_worker(FromWorker::Removed { id });

@@ -354,7 +354,8 @@ impl Drop for SchedulerRecord {
         }
         // The client no longer exists; discard the record. The owner of a CUDA card may answer slowly.
         let (daemon, card) = (Arc::clone(&self.daemon), self.card.clone());
-        std::thread::spawn(move || drop(daemon.end_record(&card)));
+        // Without a thread the record ends when it is full.
+        let _ = std::thread::Builder::new().spawn(move || drop(daemon.end_record(&card)));
     }
 }
 

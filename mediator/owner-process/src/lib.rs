@@ -33,7 +33,7 @@ pub const GUARANTEE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Name of the owner's program.
 const PROGRAM: &str = "cuda-owner";
 /// Folder of the program where it is installed by the package.
-pub const INSTALLED: &str = "/usr/lib/gpu-mediator";
+const INSTALLED: &str = "/usr/lib/gpu-mediator";
 /// Interval at which the process is checked and describes the card. This also finds a process that hangs.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Delay before an owner that ended is restarted, doubled each time that it ends at once, up to [`DELAY_MOST`].
@@ -295,7 +295,7 @@ impl Drop for Supervisor {
 
 impl Process {
     fn spawn() -> Result<Self, String> {
-        let program = program();
+        let program = beside(PROGRAM, PROGRAM);
         let failed = |error: std::io::Error| format!("{} cannot be started: {error}", program.display());
         let mut command = std::process::Command::new(&program);
         let mut child = command.arg("work").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
@@ -360,9 +360,9 @@ impl Process {
     }
 }
 
-/// Returns the path of the program: in the daemon's folder, or where the package installs it.
-fn program() -> PathBuf {
-    let own = std::env::current_exe().unwrap_or_default();
-    let beside = own.with_file_name(PROGRAM);
-    if beside.exists() { beside } else { Path::new(INSTALLED).join(PROGRAM) }
+/// Returns a file next to the daemon's program if it exists, otherwise `installed` in the folder of the package.
+#[must_use]
+pub fn beside(name: &str, installed: &str) -> PathBuf {
+    let own = std::env::current_exe().unwrap_or_default().with_file_name(name);
+    if own.exists() { own } else { Path::new(INSTALLED).join(installed) }
 }

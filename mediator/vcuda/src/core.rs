@@ -32,8 +32,6 @@ const MAX_BLOBS: usize = 1024;
 const MAX_WAITS: usize = 256;
 /// TIMEOUT: a worker that was told to leave frees its memory on the card; this takes milliseconds.
 const LEAVE_NS: u64 = 2_000_000_000;
-/// TIMEOUT: unregistering waits for copies that use the memory; a worker that takes longer is stuck in the driver.
-const REMOVE_NS: u64 = 10_000_000_000;
 
 /// A worker of the device; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -250,7 +248,7 @@ impl Core {
             Command::MapBlob { resource, offset } => self.map_blob(resource, offset),
             // The guest has no mapping left, but the worker may; the range is freed by `Unref`.
             Command::UnmapBlob { .. } => Answer::Ok,
-            Command::Unref { resource } => return self.unref(resource, ticket, now),
+            Command::Unref { resource } => return self.unref(resource, ticket),
             Command::Submit(submission) => return self.submit(context, submission, ticket, words),
             Command::Unknown(_) => Answer::Unspecified,
         })
@@ -343,7 +341,7 @@ impl Core {
     }
 
     /// Drops a resource. The driver gives its range to others once this is answered, so the worker comes first.
-    fn unref(&mut self, id: u32, ticket: Ticket, now: u64) -> Option<Answer> {
+    fn unref(&mut self, id: u32, ticket: Ticket) -> Option<Answer> {
         let Some(resource) = self.resources.get(&id).copied() else { return Some(Answer::Ok) };
         if let Some(context) = self.contexts.get_mut(&resource.context)
             && context.blobs.get(&resource.blob) == Some(&id)
@@ -359,9 +357,9 @@ impl Core {
             return Some(Answer::Invalid);
         }
         worker.removing.push(Removal { blob: resource.blob, resource: id, ticket });
+        // A worker may wait for its tenant's slice for long, so the removal has no limit: only this VM waits for it. The
+        // worker of a destroyed context has the limit of its end.
         if !worker.killed {
-            let deadline = now.saturating_add(REMOVE_NS);
-            worker.deadline.get_or_insert(deadline);
             self.actions.push(Action::Remove { worker: number, blob: resource.blob });
         }
         None
@@ -450,9 +448,6 @@ impl Core {
         let Some(worker) = self.workers.get_mut(&id) else { return };
         let Some(place) = worker.removing.iter().position(|removal| removal.blob == blob) else { return };
         let Removal { resource, ticket, .. } = worker.removing.remove(place);
-        if worker.removing.is_empty() && worker.context.is_some() {
-            worker.deadline = None;
-        }
         self.free(resource);
         self.actions.push(Action::Answer { ticket, answer: Answer::Ok });
     }

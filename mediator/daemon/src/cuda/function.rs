@@ -18,7 +18,7 @@ use listening::folders;
 use super::{CudaCard, MIB, tenant};
 use crate::backend::{BackendError, BackendStatus, Built, VmBackend};
 use crate::error::DaemonError;
-use owner_process::INSTALLED;
+use owner_process::beside;
 
 /// Name of the program that calls CUDA for a guest's program.
 const WORKER: &str = "cuda-worker";
@@ -94,30 +94,23 @@ fn worker(card: &CudaCard, vm: &str, socket: &Path) -> WorkerOptions {
     WorkerOptions { program, environment, library: Some(beside(LIBRARY, INSTALLED_LIBRARY)), user: None }
 }
 
-/// Returns a file next to the daemon's program if it exists, otherwise the one of the package.
-fn beside(name: &str, installed: &str) -> PathBuf {
-    let own = std::env::current_exe().unwrap_or_default().with_file_name(name);
-    if own.exists() { own } else { Path::new(INSTALLED).join(installed) }
-}
-
 /// Removes a VM from the tenants of the card's owner. Its workers were killed; waits until they have left.
 fn leave(card: &CudaCard, vm: &str) {
     let begin = Instant::now();
-    let left = card.change().and_then(|turn| {
-        loop {
-            let request = Request::Remove { name: vm.to_owned(), kills: true };
-            match turn.ask(&format!("VM `{vm}`"), request)? {
-                Answer::Leaving(_) if begin.elapsed() < LEAVING => locks::sleep(POLL_INTERVAL),
-                Answer::Leaving(pids) => {
-                    tracing::error!(vm, ?pids, "workers of a VM that was removed do not end");
-                    return Ok(());
-                }
-                _ => return Ok(()),
+    loop {
+        let request = Request::Remove { name: vm.to_owned(), kills: true };
+        // Other changes of the card may run between two requests.
+        let asked = card.change().and_then(|turn| turn.ask(&format!("VM `{vm}`"), request));
+        match asked {
+            Ok(Answer::Leaving(_)) if begin.elapsed() < LEAVING => locks::sleep(POLL_INTERVAL),
+            Ok(Answer::Leaving(pids)) => {
+                return tracing::error!(vm, ?pids, "workers of a VM that was removed do not end");
+            }
+            Ok(_) => return,
+            Err(error) => {
+                return tracing::warn!(vm, %error, "the owner of the card does not know that a VM was removed");
             }
         }
-    });
-    if let Err(error) = left {
-        tracing::warn!(vm, %error, "the owner of the card does not know that a VM was removed");
     }
 }
 

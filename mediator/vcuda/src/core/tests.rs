@@ -140,6 +140,20 @@ fn unref_is_answered_after_the_worker_and_zeroes_range() {
 }
 
 #[test]
+fn removal_by_worker_that_waits_for_its_slice_has_no_limit() {
+    let mut bench = Bench::new();
+    bench.program(1, 1);
+    bench.actions();
+    bench.send(0, Command::Unref { resource: 1 });
+    let ticket = Ticket(bench.tickets);
+    assert_eq!(bench.actions(), [Action::Remove { worker: WorkerId(1), blob: 0 }]);
+    bench.core.tick(u64::MAX);
+    assert_eq!((bench.actions(), bench.core.next_tick()), (vec![], None));
+    bench.core.removed(WorkerId(1), 0);
+    assert_eq!(bench.actions(), [Action::Zero { range: page(1) }, Action::Answer { ticket, answer: Answer::Ok }]);
+}
+
+#[test]
 fn guest_process_death_answers_waits_and_ends_worker() {
     let mut bench = Bench::new();
     bench.program(1, 1);
