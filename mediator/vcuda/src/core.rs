@@ -357,8 +357,8 @@ impl Core {
             return Some(Answer::Invalid);
         }
         worker.removing.push(Removal { blob: resource.blob, resource: id, ticket });
-        // A worker may wait for its tenant's slice for long, so the removal has no limit: only this VM waits for it. The
-        // worker of a destroyed context has the limit of its end.
+        // A worker may wait for its tenant's slice for long, so the removal has no limit: only this VM waits for it.
+        // The worker of a destroyed context has the limit of its end.
         if !worker.killed {
             self.actions.push(Action::Remove { worker: number, blob: resource.blob });
         }
