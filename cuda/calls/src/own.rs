@@ -62,8 +62,11 @@ pub const IMAGE_PART: u16 = FIRST + 9;
 pub const PIN: u16 = FIRST + 10;
 /// Undoes [`PIN`]: blob. Answered.
 pub const UNPIN: u16 = FIRST + 11;
-/// Runs a function of the guest in a stream's order: stream, number for the callback ring.
+/// Runs a function of the guest in a stream's order: stream, number for the callback ring. The worker adds
+/// [`CAPTURED`] to the number if the stream is capturing.
 pub const HOST_FUNCTION: u16 = FIRST + 12;
+/// Bit of a number in the callback ring: the function is part of a graph and may run again.
+pub const CAPTURED: u64 = 1 << 63;
 /// The staging blob, which the worker registers with the card: blob. Answered.
 pub const STAGING: u16 = FIRST + 13;
 

@@ -101,7 +101,7 @@ fn start() -> Result<Connection, i32> {
     }
     let answer = thread::with(|thread| {
         let words = [cuda_ring::VERSION, CALLS.len() as u64, u64::from(std::process::id())];
-        connection.ask(thread, own::START, 0, None, |message| message.extend(words))
+        connection.ask(thread, own::START, None, |message| message.extend(words))
     })?;
     match answer.code {
         0 => Ok(connection),
@@ -347,7 +347,6 @@ impl Connection {
         &self,
         thread: &Thread,
         op: u16,
-        _flags: u16,
         area: Option<&Area>,
         write: impl FnOnce(&mut Vec<u64>),
     ) -> Result<Answer, i32> {

@@ -184,7 +184,7 @@ fn synchronize_in(context: Option<u32>) -> Result<(), i32> {
         thread.current.set(context.unwrap_or(before));
         let answer = match thread.current.get() {
             0 => Err(INVALID_CONTEXT),
-            _ => connection.ask(thread, own::WAIT_CONTEXT, 0, None, |_| {}),
+            _ => connection.ask(thread, own::WAIT_CONTEXT, None, |_| {}),
         };
         thread.current.set(before);
         match answer?.code {
@@ -288,7 +288,7 @@ fn retain_primary(made: u64, device: u32) -> Result<(), i32> {
     let op = u16::try_from(index!("cuDevicePrimaryCtxRetain+")).map_err(|_| NOT_SUPPORTED)?;
     thread::with(|thread| {
         let before = thread.current.replace(0);
-        let answer = connection.ask(thread, op, 0, None, |message| message.extend([made, u64::from(device)]));
+        let answer = connection.ask(thread, op, None, |message| message.extend([made, u64::from(device)]));
         thread.current.set(before);
         match answer?.code {
             0 => Ok(()),
@@ -329,7 +329,7 @@ fn end_primary(device: u32, call: usize, all: bool) -> Result<(), i32> {
     let op = u16::try_from(call).map_err(|_| NOT_SUPPORTED)?;
     thread::with(|thread| {
         let before = thread.current.replace(0);
-        let answer = connection.ask(thread, op, 0, None, |message| message.push(u64::from(device)));
+        let answer = connection.ask(thread, op, None, |message| message.push(u64::from(device)));
         thread.current.set(before);
         match answer?.code {
             0 => Ok(()),

@@ -60,7 +60,7 @@ fn staging_blob(connection: &Connection, thread: &Thread) -> Result<&'static Sta
     }
     connection.check(thread.slot()?)?;
     let blob = connection.transport.create(BlobKind::Staging, staging::BYTES, None).map_err(|_| OUT_OF_MEMORY)?;
-    let answer = connection.ask(thread, own::STAGING, 0, None, |message| message.push(u64::from(blob.id)))?;
+    let answer = connection.ask(thread, own::STAGING, None, |message| message.push(u64::from(blob.id)))?;
     if answer.code != 0 {
         let _ = connection.transport.remove(blob, false);
         return Err(answer.code);

@@ -76,7 +76,7 @@ impl Record {
         }
         let connection = connection::get()?;
         let area = connection.area();
-        let answer = connection.ask(thread, own::FUNCTION_INFO, 0, Some(&area), |message| message.push(function))?;
+        let answer = connection.ask(thread, own::FUNCTION_INFO, Some(&area), |message| message.push(function))?;
         if answer.code != 0 {
             return Err(answer.code);
         }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cuda_calls::own;
 use cuda_ring::{Words as _, control};
@@ -28,10 +28,11 @@ struct Pending {
     data: u64,
 }
 
-/// Functions that were enqueued, by number; those in graphs stay. Static: two threads share them.
+/// Functions that were enqueued, by number, and the last number. A function leaves when it has run, unless it is part of
+/// a graph. Static: two threads share them.
 static PENDING: Mutex<Option<(HashMap<u64, Pending>, u64)>> = Mutex::new(None);
-/// Functions at most; one in a graph may run again at any time, so none is removed before this many.
-const MAX_PENDING: u64 = 1 << 16;
+/// Maximum number of these functions.
+const MAX_PENDING: usize = 1 << 16;
 
 fn launch(frame: &Frame) -> i32 {
     let function = frame.arg(1);
@@ -43,15 +44,15 @@ fn launch(frame: &Frame) -> i32 {
     let number = {
         let mut pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
         let (all, next) = pending.get_or_insert_default();
-        *next += 1;
-        // The oldest one ran long ago, unless it is part of a graph.
-        if let Some(old) = next.checked_sub(MAX_PENDING) {
-            all.remove(&old);
+        if all.len() >= MAX_PENDING {
+            return OUT_OF_MEMORY;
         }
+        *next += 1;
         all.insert(*next, Pending { function, data: frame.arg(2) });
         *next
     };
-    if start().is_err() {
+    if !start() {
+        forget(number);
         return OUT_OF_MEMORY;
     }
     let send = || {
@@ -64,18 +65,20 @@ fn launch(frame: &Frame) -> i32 {
             })
         })
     };
-    code(send())
+    code(send().inspect_err(|_| drop(forget(number))))
 }
 
-/// Starts the thread that runs the functions, once.
-fn start() -> Result<(), i32> {
-    static STARTED: Once = Once::new();
-    STARTED.call_once(|| {
-        let _ = crate::transport::spawn(|| {
-            let _ = run();
-        });
-    });
-    Ok(())
+/// Removes a function.
+fn forget(number: u64) -> Option<Pending> {
+    PENDING.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.0.remove(&number)
+}
+
+/// Starts the thread that runs the functions, once. Returns false if the process has no thread for it.
+fn start() -> bool {
+    /// Static: the functions of all streams have one thread.
+    static STARTED: OnceLock<bool> = OnceLock::new();
+    let spawn = || crate::transport::spawn(|| drop(run())).is_ok();
+    *STARTED.get_or_init(spawn)
 }
 
 fn run() -> Result<(), i32> {
@@ -84,9 +87,11 @@ fn run() -> Result<(), i32> {
     for done in 0.. {
         connection.wait(control::CALLBACKS_POSTED, done + 1)?;
         let number = control.load(control::CALLBACKS + 8 * (done % control::CALLBACK_COUNT));
-        let pending = {
+        let pending = if number & own::CAPTURED == 0 {
+            forget(number)
+        } else {
             let pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
-            pending.as_ref().and_then(|(all, _)| all.get(&number).copied())
+            pending.as_ref().and_then(|(all, _)| all.get(&(number & !own::CAPTURED)).copied())
         };
         if let Some(Pending { function, data }) = pending {
             // SAFETY: the program passed both for this purpose.

@@ -179,7 +179,7 @@ fn max_clusters(frame: &Frame) -> i32 {
         let connection = connection::get()?;
         let stream = resolve_stream(launch.stream, false)?;
         thread::with(|thread| {
-            let answer = connection.ask(thread, own::MAX_CLUSTERS, 0, None, |message| {
+            let answer = connection.ask(thread, own::MAX_CLUSTERS, None, |message| {
                 append_head(message, &launch, stream, 0);
                 // SAFETY: the launch is the program's.
                 unsafe { append_attributes(message, &launch) };

@@ -133,7 +133,7 @@ impl Pinned {
         }
         let blob = connection.transport.create(BlobKind::Pinned, bytes, Some(address)).map_err(|_| OUT_OF_MEMORY)?;
         let answer = thread::with(|thread| {
-            connection.ask(thread, own::PIN, 0, None, |message| message.extend([u64::from(blob.id), address]))
+            connection.ask(thread, own::PIN, None, |message| message.extend([u64::from(blob.id), address]))
         });
         if let Err(code) = answer.and_then(|answer| if answer.code == 0 { Ok(()) } else { Err(answer.code) }) {
             let _ = connection.transport.remove(blob, true);
@@ -161,7 +161,7 @@ impl Pinned {
         }
         self.slabs.remove(&found.slab);
         let connection = connection::get()?;
-        let answer = thread::with(|thread| connection.ask(thread, own::UNPIN, 0, None, |m| m.push(u64::from(blob.id))));
+        let answer = thread::with(|thread| connection.ask(thread, own::UNPIN, None, |m| m.push(u64::from(blob.id))));
         let _ = connection.transport.remove(blob, true);
         self.left.insert(blob.address, blob.bytes);
         answer.and_then(|answer| if answer.code == 0 { Ok(()) } else { Err(answer.code) })

@@ -22,7 +22,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
 /// Sends a message of a wait, and waits for its answer.
 pub fn wait(op: u16, object: u64) -> Result<(), i32> {
     let connection = connection::get()?;
-    thread::with(|thread| match connection.ask(thread, op, 0, None, |message| message.push(object))?.code {
+    thread::with(|thread| match connection.ask(thread, op, None, |message| message.push(object))?.code {
         0 => Ok(()),
         code => Err(code),
     })

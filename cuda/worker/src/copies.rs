@@ -62,11 +62,16 @@ impl Executor {
         Ok(())
     }
 
-    fn submit_copy(&self, to: u64, from: u64, bytes: u64, stream: u64) -> Result<(), i32> {
+    /// Returns true if work in a stream becomes part of a graph.
+    pub(crate) fn is_capturing(&self, stream: u64) -> bool {
         let mut status = 0i32;
         self.driver.invoke(Needed::IsCapturing, &[stream, (&raw mut status).addr() as u64]);
+        status != 0
+    }
+
+    fn submit_copy(&self, to: u64, from: u64, bytes: u64, stream: u64) -> Result<(), i32> {
         // A graph would read or write the shared memory at each launch.
-        if status != 0 {
+        if self.is_capturing(stream) {
             return Err(CAPTURE_UNSUPPORTED);
         }
         match self.driver.invoke(Needed::Copy, &[to, from, bytes, stream]) {

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use cuda_calls::{Fault, Handles as _, Kind};
+use cuda_calls::{Fault, Handles as _, Kind, own};
 use cuda_ring::{Shared, Words as _, control};
 
 use crate::driver::Needed;
@@ -59,6 +59,7 @@ impl Executor {
         let [stream, number] = *words else { return Err(Broken::Malformed) };
         let code = match self.objects.find(Kind::Stream, stream) {
             Ok(stream) => {
+                let number = if self.is_capturing(stream) { number | own::CAPTURED } else { number };
                 let function: unsafe extern "C" fn(*mut c_void) = run;
                 self.driver.invoke(Needed::HostFunction, &[stream, function as usize as u64, number])
             }

@@ -70,6 +70,18 @@ fn main() -> Result<()> {
     good("cuLaunchHostFunc", unsafe { launch(stream, count, 4 as *mut c_void) })?;
     cuda.finish(stream)?;
     ensure!(SEEN.load(Ordering::SeqCst) == 7, "host functions ran: {SEEN:?}");
+    // A host function of a graph runs at each launch, others run once.
+    cuda.begin_capture(stream)?;
+    // SAFETY: the function takes any argument.
+    good("cuLaunchHostFunc", unsafe { launch(stream, count, 100 as *mut c_void) })?;
+    let graph = cuda.end_capture(stream)?;
+    for _ in 0..3 {
+        cuda.graph(graph, stream)?;
+        // SAFETY: as above.
+        good("cuLaunchHostFunc", unsafe { launch(stream, count, 1 as *mut c_void) })?;
+    }
+    cuda.finish(stream)?;
+    ensure!(SEEN.load(Ordering::SeqCst) == 310, "host functions of a graph ran: {SEEN:?}");
     // SAFETY: the copy is done.
     let copied = unsafe { std::slice::from_raw_parts(pinned, WORDS) };
     ensure!(copied.iter().zip(&data).all(|(a, b)| *a == b.wrapping_add(5)), "pinned bytes are wrong");
