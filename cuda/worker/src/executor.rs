@@ -255,7 +255,7 @@ impl Executor {
             if effect == Effect::ListsProcesses {
                 processes::translate(&mut results);
             }
-            self.record(effect, &prepared, &results)?;
+            self.record(effect, &prepared, &results, origin.route.context)?;
             results.extend(known);
         }
         self.finish(origin, code, &results);
@@ -273,14 +273,15 @@ impl Executor {
         }
     }
 
-    fn record(&mut self, effect: Effect, prepared: &Prepared, results: &[u64]) -> Result<(), Broken> {
+    fn record(&mut self, effect: Effect, prepared: &Prepared, results: &[u64], context: u32) -> Result<(), Broken> {
         let result = |at: usize| results.get(at).copied().unwrap_or_default();
         let value = |at: usize| prepared.values.get(at).copied().unwrap_or_default();
         match effect {
-            Effect::Allocates(bytes) => self.objects.add_range(result(0), value(bytes))?,
-            Effect::AllocatesRows => self.objects.add_range(result(0), result(1).saturating_mul(value(3)))?,
-            Effect::Names => self.objects.add_range(result(0), result(1))?,
-            Effect::Reserves => self.objects.add_range(result(0), value(1))?,
+            Effect::Allocates(bytes) => self.objects.add_range(result(0), value(bytes), context)?,
+            Effect::AllocatesRows => self.objects.add_range(result(0), result(1).saturating_mul(value(3)), context)?,
+            Effect::Names => self.objects.add_range(result(0), result(1), context)?,
+            // Reserved addresses belong to no context.
+            Effect::Reserves => self.objects.add_range(result(0), value(1), 0)?,
             Effect::Frees => self.objects.remove_range(value(0)),
             // The guest's handle of a primary context is the device's number and one.
             Effect::EndsPrimary => self.objects.remove(handle(Kind::Context, (value(0) as u32).wrapping_add(1))),

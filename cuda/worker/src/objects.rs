@@ -21,16 +21,24 @@ struct Object {
     references: u32,
 }
 
+/// A range of addresses.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    bytes: u64,
+    /// Number of the context that owns the memory; 0 for pinned memory and for reservations, which have none.
+    context: u32,
+}
+
 /// All objects of a program.
 #[derive(Debug, Default)]
 pub struct Objects {
     objects: HashMap<u64, Object, foldhash::fast::FixedState>,
     /// Handles of objects that answered calls returned.
     handles: HashMap<(Kind, u64), u64, foldhash::fast::FixedState>,
-    /// Device memory that the driver placed outside the shared addresses: bytes by the first address.
-    ranges: BTreeMap<u64, u64>,
-    /// Pinned memory of the program: bytes by the first address.
-    pinned: BTreeMap<u64, u64>,
+    /// Device memory that the driver placed outside the shared addresses, by the first address.
+    ranges: BTreeMap<u64, Range>,
+    /// Pinned memory of the program, by the first address.
+    pinned: BTreeMap<u64, Range>,
     /// The image that arrives in parts, with zeros behind it.
     pub image: Vec<u64>,
     /// Bytes of the image so far.
@@ -41,11 +49,11 @@ pub struct Objects {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooMany;
 
-fn within(ranges: &BTreeMap<u64, u64>, address: u64, bytes: u64) -> bool {
-    let (Some((start, length)), Some(end)) = (ranges.range(..=address).next_back(), address.checked_add(bytes)) else {
+fn within(ranges: &BTreeMap<u64, Range>, address: u64, bytes: u64) -> bool {
+    let (Some((start, range)), Some(end)) = (ranges.range(..=address).next_back(), address.checked_add(bytes)) else {
         return false;
     };
-    address - start < *length && end <= start + length
+    address - start < range.bytes && end <= start + range.bytes
 }
 
 impl Objects {
@@ -79,7 +87,8 @@ impl Objects {
         Ok(known)
     }
 
-    /// Forgets an object, or one reference to it.
+    /// Forgets an object, or one reference to it. The memory of a context ends with it: the driver releases the
+    /// addresses, and the worker's own memory may get them.
     pub fn remove(&mut self, handle: u64) {
         let Some(object) = self.objects.get_mut(&handle) else { return };
         object.references -= 1;
@@ -87,6 +96,9 @@ impl Objects {
             return;
         }
         self.objects.remove(&handle);
+        if let Some(context) = index_of(Kind::Context, handle) {
+            self.ranges.retain(|_, range| range.context != context);
+        }
     }
 
     /// Returns the driver's streams of a context.
@@ -97,18 +109,18 @@ impl Objects {
         self.objects.iter().filter_map(of).collect()
     }
 
-    /// Records device memory outside the shared addresses.
+    /// Records device memory of a context outside the shared addresses.
     ///
     /// # Errors
     /// If the program has too many ranges.
-    pub fn add_range(&mut self, address: u64, bytes: u64) -> Result<(), TooMany> {
+    pub fn add_range(&mut self, address: u64, bytes: u64, context: u32) -> Result<(), TooMany> {
         if ADDRESSES.contains(&address) || address == 0 {
             return Ok(());
         }
         if self.ranges.len() >= MAX_RANGES {
             return Err(TooMany);
         }
-        self.ranges.insert(address, bytes.max(1));
+        self.ranges.insert(address, Range { bytes: bytes.max(1), context });
         Ok(())
     }
 
@@ -119,7 +131,7 @@ impl Objects {
 
     /// Records pinned memory that is mapped here.
     pub fn add_pinned(&mut self, address: u64, bytes: u64) {
-        self.pinned.insert(address, bytes);
+        self.pinned.insert(address, Range { bytes, context: 0 });
     }
 
     /// Forgets pinned memory.
@@ -168,7 +180,7 @@ mod tests {
     #[test]
     fn only_addresses_of_card_and_guest_are_accepted() {
         let mut objects = Objects::default();
-        objects.add_range(0x7f00_0000_0000, 100).expect("room");
+        objects.add_range(0x7f00_0000_0000, 100, 1).expect("room");
         objects.add_pinned(PINNED_ADDRESSES + 4096, 4096);
         assert!(objects.has_range(ADDRESSES.start, 1 << 40));
         assert!(objects.has_range(0x7f00_0000_0010, 84));
@@ -184,6 +196,22 @@ mod tests {
         ] {
             assert!(!objects.has_range(address, bytes), "{address:#x} {bytes}");
         }
+    }
+
+    #[test]
+    fn memory_outside_the_shared_addresses_ends_with_its_context() {
+        let mut objects = Objects::default();
+        let contexts = [1, 2].map(|number| handle(Kind::Context, number));
+        for (number, context) in (1..).zip(contexts) {
+            objects.insert_or_find(Kind::Context, context, u64::from(number), number).expect("room");
+            objects.add_range(0x7f00_0000_0000 * u64::from(number), 100, number).expect("room");
+        }
+        objects.insert_or_find(Kind::Context, contexts[0], 1, 1).expect("room");
+        objects.remove(contexts[0]);
+        assert!(objects.has_range(0x7f00_0000_0000, 100), "one of two references is left");
+        objects.remove(contexts[0]);
+        assert!(!objects.has_range(0x7f00_0000_0000, 1));
+        assert!(objects.has_range(2 * 0x7f00_0000_0000, 100));
     }
 
     #[test]
