@@ -144,7 +144,7 @@ impl Turns {
         if self.recording.is_some() {
             return false;
         }
-        self.recording = Recording::new((&self.scheduler, true), now, names, limit).ok();
+        self.recording = Recording::new(&self.scheduler, true, now, names, limit).ok();
         self.recording.is_some()
     }
 

@@ -39,7 +39,8 @@ impl Recording {
     /// # Errors
     /// If the scheduler's current state does not fit.
     pub fn new(
-        (scheduler, turns): (&Scheduler, bool),
+        scheduler: &Scheduler,
+        turns: bool,
         at: Nanos,
         names: &BTreeMap<TenantId, String>,
         limit: usize,
@@ -79,7 +80,7 @@ mod tests {
     #[test]
     fn record_without_room_ends_with_a_whole_line() {
         let scheduler = Scheduler::new(Config::default(), Nanos(5)).unwrap();
-        let mut recording = Recording::new((&scheduler, false), Nanos(5), &BTreeMap::new(), 4000).unwrap();
+        let mut recording = Recording::new(&scheduler, false, Nanos(5), &BTreeMap::new(), 4000).unwrap();
         for vm in 0..1000 {
             let event = Event::Added { vgpu: TenantId(vm), params: VgpuParams::default() };
             recording.note(Nanos(u64::from(vm)), event, &[]);
@@ -88,13 +89,13 @@ mod tests {
         assert!(bytes.len() <= 4000);
         let trace = Trace::read(&*bytes).unwrap();
         assert!((10..1000).contains(&trace.entries.len()), "{}", trace.entries.len());
-        assert!(Recording::new((&scheduler, false), Nanos(5), &BTreeMap::new(), 10).is_err());
+        assert!(Recording::new(&scheduler, false, Nanos(5), &BTreeMap::new(), 10).is_err());
     }
 
     #[test]
     fn memory_moves_do_not_change_the_replay() {
         let mut scheduler = Scheduler::new(Config::default(), Nanos(5)).unwrap();
-        let mut recording = Recording::new((&scheduler, true), Nanos(5), &BTreeMap::new(), 1 << 20).unwrap();
+        let mut recording = Recording::new(&scheduler, true, Nanos(5), &BTreeMap::new(), 1 << 20).unwrap();
         let moved = MemoryMove { from: Nanos(6), until: Nanos(9), vgpu: TenantId(1), bytes: 4096, to_card: true };
         recording.note_move(moved);
         let event = Event::Added { vgpu: TenantId(1), params: VgpuParams::default() };

@@ -13,7 +13,7 @@ impl Work {
             return false;
         }
         let names = names.iter().map(|(vm, name)| (*vm, name.clone())).collect();
-        self.schedule.recording = Recording::new((self.schedule.scheduler(), false), at, &names, limit).ok();
+        self.schedule.recording = Recording::new(self.schedule.scheduler(), false, at, &names, limit).ok();
         self.schedule.recording.is_some()
     }
 

@@ -148,7 +148,7 @@ impl Model {
         clean.min(self.room(tier))
     }
 
-    /// Returns whether a chunk or slot within the limit waits to be scrubbed, and none other has to be free for it.
+    /// Returns whether a chunk or slot within the limit waits to be scrubbed, and the tier may hold one more.
     fn has_waiting(&self, tier: Tier) -> bool {
         let limit = u64::from(if tier == Tier::Card { CHUNKS } else { self.budget });
         self.room(tier) > 0 && self.dirty.iter().any(|at| at.0 == tier && at.1 < limit)
