@@ -33,6 +33,28 @@ impl Program {
         self.words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
+    /// Creates a program from machine code, with a description of each kernel. The code is not decoded.
+    ///
+    /// # Errors
+    /// If the code is not a whole number of instructions, if it is longer than 8 MiB, or if a kernel is not within it.
+    pub fn from_raw(code: &[u8], kernels: Vec<Kernel>) -> Result<Self, String> {
+        let (pairs, rest) = code.as_chunks::<8>();
+        if !rest.is_empty() || code.len() > MAX_BYTES as usize {
+            return Err(format!("{} bytes of code: a multiple of 8, and at most {MAX_BYTES}", code.len()));
+        }
+        let within = |kernel: &Kernel| {
+            let end = kernel.entry_offset.checked_add(kernel.size);
+            let inside = end.is_some_and(|end| end as usize <= code.len());
+            inside && kernel.entry_offset.is_multiple_of(8) && kernel.size >= 8
+        };
+        if let Some(kernel) = kernels.iter().find(|kernel| !within(kernel)) {
+            let (name, entry, size) = (&kernel.name, kernel.entry_offset, kernel.size);
+            return Err(format!("kernel {name:?}, {size} bytes at {entry:#x}, is not within the code"));
+        }
+        let words = pairs.as_flattened().as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        Ok(Self { kernels, words })
+    }
+
     /// Returns the kernel with this name.
     pub fn kernel(&self, name: &str) -> Option<&Kernel> {
         self.kernels.iter().find(|kernel| kernel.name == name)

@@ -15,7 +15,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("nvspec", &[]),
     ("card", &[]),
     ("sm20", &[]),
-    ("workloads", &["sm20"]),
+    ("gdev", &["sm20"]),
+    ("gdev-c", &["gdev", "sm20"]),
+    ("workloads", &["gdev", "sm20"]),
     ("simgpu", &["nvspec", "card", "saved-state", "sm20"]),
     ("devmodel", &["nvspec", "saved-state"]),
     ("shadow-pt", &["nvspec", "saved-state"]),
@@ -211,7 +213,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("fleet-dra", &["admin-client", "api", "cdi-spec", "fleet-grpc"]),
     ("fleet-kubevirt", &["api", "cdi-spec", "fleet-grpc"]),
     ("images", &[]),
-    ("gpu-workloads", &["pv", "sm20", "workloads"]),
+    ("gpu-workloads", &["gdev", "pv", "sm20", "workloads"]),
     ("guest-init", &[]),
     ("tests", &["images", "rig", "sched"]),
     (
@@ -248,13 +250,31 @@ struct Deny {
 #[derive(Deserialize)]
 struct Allowed {
     allow: Vec<String>,
+    /// Further licences of single crates.
+    #[serde(default)]
+    exceptions: Vec<Exception>,
+}
+
+#[derive(Deserialize)]
+struct Exception {
+    #[serde(rename = "crate")]
+    package: String,
+    allow: Vec<String>,
+}
+
+impl Allowed {
+    /// Returns the licences that a crate may have.
+    fn of(&self, package: &str) -> Vec<String> {
+        let more = self.exceptions.iter().filter(|exception| exception.package == package);
+        self.allow.iter().chain(more.flat_map(|exception| &exception.allow)).cloned().collect()
+    }
 }
 
 /// Returns the licences that dependencies may have, according to [`DENY`].
-fn allowed_licences() -> Result<Vec<String>> {
+fn allowed_licences() -> Result<Allowed> {
     let text = fs::read_to_string(root().join(DENY)).context(DENY)?;
     let Deny { licenses } = toml::from_str(&text).context(DENY)?;
-    Ok(licenses.allow)
+    Ok(licenses)
 }
 
 /// Returns cargo's view of the workspace whose manifest is `manifest`, relative to the root.
@@ -299,7 +319,7 @@ pub fn licences(metadata: &Metadata) -> Result<Vec<String>> {
     for package in &metadata.packages {
         let problem = match package.license.as_deref() {
             None => Some("names no licence".to_owned()),
-            Some(text) => licence_problem(text, &allowed),
+            Some(text) => licence_problem(text, &allowed.of(&package.name)),
         };
         problems.extend(problem.map(|p| format!("{} {}: {p}", package.name, package.version)));
     }
@@ -324,7 +344,7 @@ mod tests {
     use super::*;
 
     fn problem(text: &str) -> Option<String> {
-        licence_problem(text, &allowed_licences().unwrap())
+        licence_problem(text, &allowed_licences().unwrap().of("a crate"))
     }
 
     #[test]
@@ -341,6 +361,13 @@ mod tests {
         assert!(problem("MIT AND GPL-2.0-only").is_some());
         assert!(problem("Apache-2.0 WITH Classpath-exception-2.0").is_some());
         assert!(problem("no licence at all").is_some());
+    }
+
+    #[test]
+    fn exception_is_for_one_crate() {
+        let allowed = allowed_licences().unwrap();
+        assert_eq!(licence_problem("MPL-2.0", &allowed.of("cbindgen")), None);
+        assert!(licence_problem("MPL-2.0", &allowed.of("another")).is_some());
     }
 
     #[test]

@@ -28,8 +28,8 @@ struct Pending {
     data: u64,
 }
 
-/// Functions that were enqueued, by number, and the last number. A function leaves when it has run, unless it is part of
-/// a graph. Static: two threads share them.
+/// Functions that were enqueued, by number, and the last number. A function leaves when it has run, unless it is part
+/// of a graph. Static: two threads share them.
 static PENDING: Mutex<Option<(HashMap<u64, Pending>, u64)>> = Mutex::new(None);
 /// Maximum number of these functions.
 const MAX_PENDING: usize = 1 << 16;

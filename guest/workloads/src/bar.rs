@@ -16,12 +16,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::access::Width;
 use crate::options::{Options, number};
 use crate::report;
 use crate::rig::Counts;
 use crate::tests::Facts;
 use card::Card;
+use gdev::mapping::Width;
 
 /// Help text.
 pub const USAGE: &str = "  bar read32 BAR OFFSET | write32 BAR OFFSET VALUE | read32-loop BAR OFFSET [--count=]
@@ -87,8 +87,8 @@ fn single(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let [command, bar, offset, value @ ..] = options.words() else { bail!("a region and an offset are needed") };
     let bar = card.region(number(bar).with_context(|| format!("region {bar}"))?)?;
     let offset = usize::try_from(number(offset).with_context(|| format!("offset {offset}"))?)?;
-    let inside = offset.checked_add(4).is_some_and(|end| end <= bar.len());
-    ensure!(inside, "offset {offset:#x} is beyond the region of {:#x} bytes", bar.len());
+    let inside = offset.checked_add(4).is_some_and(|end| end <= bar.bytes());
+    ensure!(inside, "offset {offset:#x} is beyond the region of {:#x} bytes", bar.bytes());
     let mut found = 0;
     match command.as_str() {
         "write32" => bar.store(offset, Width::Dword, number(value.first().map_or("", String::as_str))?),

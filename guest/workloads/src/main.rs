@@ -1,29 +1,26 @@
 //! Drives a GPU through nouveau's raw ioctls, or through its PCI regions, and checks every byte.
 //!
-//! Parts: [`uapi`] (the kernel's structures), [`device`] (device, buffer, channel), [`push`] (pushbuffers and copies),
-//! [`compute`] (kernels), [`pattern`] (test data), [`access`] (mapped memory), [`rig`] (filling, checking, counting),
-//! [`mediator`] (the mediator's own device), [`ending`] (time limits), [`marks`] (pauses for the host's counters),
-//! [`tests`] (one file per command), [`bar`] (without the driver), [`report`] (the result lines that the host reads).
+//! The driver is the library `gdev`: contexts for whole computations, and its device files, buffers, channels and
+//! pushbuffers for tests of single requests.
+//!
+//! Parts: [`compute`] (contexts), [`pattern`] (test data), [`rig`] (filling, checking, counting), [`ending`] (time
+//! limits), [`marks`] (pauses for the host's counters), [`tests`] (one file per command), [`bar`] (without the driver),
+//! [`report`] (the result lines that the host reads).
 //!
 //! The program supports the stock drivers of Debian's 6.1 and 6.12 on a Fermi card, and no other drivers: it has no
 //! relocations, no tiled buffers and no `VM_BIND`. It does not draw.
 //!
 //! Exit status: 0 if all data was verified, 1 if not, 2 if the command line was invalid.
 
-mod access;
 mod bar;
 mod compute;
-mod device;
 mod ending;
 mod marks;
-mod mediator;
 mod options;
 mod pattern;
-mod push;
 mod report;
 mod rig;
 mod tests;
-mod uapi;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -54,12 +51,13 @@ const COPY: [&str; 9] =
     ["engine=", "from=", "to=", "size=", "count=", "lines=", "pitch=", "source-offset=", "target-offset="];
 const STREAM: [&str; 4] = ["engine=", "size=", "in-flight=", "duration="];
 const DATAFLOW: [&str; 6] = ["shape=", "kernel=", "side=", "contexts=", "share", "marks"];
+const TUNING: [&str; 6] = ["direction=", "bytes=", "count=", "direct", "piece=", "serial"];
 const SHARE: [&str; 4] = ["what=", "key=", "channel=", "duration="];
 const WORKLOAD: [&str; 10] =
     ["name=", "scale=", "rounds=", "side=", "working-set=", "duration=", "in-flight=", "pause-ms=", "ends", "json"];
 
 #[rustfmt::skip]
-const TESTS: [Test; 22] = [
+const TESTS: [Test; 24] = [
     Test { name: "query", options: &[], help: "what the kernel says of the card", run: tests::query::run },
     Test { name: "copy", options: &COPY, help: "one kind of copy", run: tests::copy::run },
     Test { name: "sweep", options: &["quick"], help: "all engines, places, sizes, shapes", run: tests::sweep::run },
@@ -75,13 +73,15 @@ const TESTS: [Test; 22] = [
     Test { name: "timed", options: &["what=", "count="], help: "one workload, for benchmarks", run: tests::timed::run },
     Test { name: "workload", options: &WORKLOAD, help: "kernels that compute", run: tests::workload::run },
     Test { name: "dataflow", options: &DATAFLOW, help: "graphs of kernels, each in a context", run: tests::dataflow::run },
+    Test { name: "gdev", options: &["quick"], help: "the library: copies, fences, references, errors", run: tests::library::run },
+    Test { name: "tuning", options: &TUNING, help: "times of the library's copies", run: tests::library::tuning },
     Test { name: "share", options: &SHARE, help: "segments of device memory", run: tests::share::run },
     Test { name: "faulty", options: &["what="], help: "work that the card refuses", run: tests::faulty::run },
     Test { name: "rogue", options: &["what=", "duration="], help: "work that is to harm others", run: tests::rogue::run },
     Test { name: "phases", options: &["name=", "marks"], help: "a workload that stops between its phases", run: tests::counted::phases },
     Test { name: "launches", options: &["name=", "count=", "side="], help: "launches of a set number", run: tests::counted::launches },
     Test { name: "yardstick", options: &[], help: "how fast the processor is", run: tests::counted::yardstick },
-    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, stream, timed, workload, dataflow, share, faulty, rogue, phases, launches, yardstick", run: tests::all::run },
+    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, stream, timed, workload, dataflow, tuning, share, faulty, rogue, phases, launches, yardstick", run: tests::all::run },
 ];
 
 impl Test {

@@ -6,15 +6,15 @@
 
 use std::cell::Cell;
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 
-use crate::device::{Buffer, Channel, Device, Domain, Use};
 use crate::pattern::{Expected, Piece, Random, Stream};
-use crate::push::{Engine, Push, Rect, linear, lines};
-use crate::uapi::param;
+use gdev::nouveau::device::{Buffer, Channel, Device, Domain, Use};
+use gdev::nouveau::push::{Engine, Push, Rect, linear, lines};
+use gdev::nouveau::uapi::param;
 
 /// Maximum size in bytes up to which VRAM is filled and checked only through BAR1.
 const DIRECT: u64 = 2048;
@@ -29,7 +29,7 @@ const CHUNK: u64 = 64 << 10;
 
 /// The device, and counters of its use.
 pub struct Rig {
-    device: Rc<Device>,
+    device: Arc<Device>,
     random: Cell<u64>,
     seed: u64,
     verified: Cell<u64>,
@@ -64,7 +64,7 @@ impl Rig {
     }
 
     /// Returns the device.
-    pub fn device(&self) -> &Rc<Device> {
+    pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
@@ -100,12 +100,12 @@ impl Rig {
 
     /// Returns the size of the VRAM that the kernel has for buffers, in bytes.
     pub fn vram(&self) -> Result<u64> {
-        self.device.parameter(param::FB_SIZE)
+        Ok(self.device.parameter(param::FB_SIZE)?)
     }
 
     /// Allocates a buffer of at least `size` bytes.
     pub fn buffer(&self, domain: Domain, size: u64) -> Result<Buffer> {
-        Buffer::new(&self.device, domain, size)
+        Ok(Buffer::new(&self.device, domain, size)?)
     }
 
     /// Creates a channel with the objects of `engines`.
@@ -141,7 +141,8 @@ impl Rig {
             push.copy(engine, rect);
         }
         self.add(Counts { copies: rects.len() as u64, ..Counts::default() });
-        channel.submit(&push, uses)
+        channel.submit(&push, uses)?;
+        Ok(())
     }
 
     /// Counts bytes that a test compared itself.
@@ -187,7 +188,7 @@ impl<'a> Helper<'a> {
             self.rig.launch(&self.channel, self.engine, &rects, &[Use::read(&self.bounce), stay(buffer, true)?])?;
             at += length;
         }
-        buffer.wait(false)
+        Ok(buffer.wait(false)?)
     }
 
     /// Checks every byte of the buffer.

@@ -9,6 +9,7 @@ pub mod dataflow;
 pub mod faulty;
 pub mod faulty_kernels;
 pub mod fences;
+pub mod library;
 pub mod map;
 pub mod moves;
 pub mod procs;

@@ -5,8 +5,8 @@ use anyhow::{Result, ensure};
 
 use super::card::Card;
 use super::layout::{Aperture, LARGE_PAGE, PAGE, directory_entry, own, page_entry, reg};
-use crate::access::Mapping;
 use crate::pattern::Random;
+use gdev::mapping::Mapping;
 
 /// Value written to addresses outside our share, where it must not persist.
 pub const BRAND: u32 = 0xa77a_c4ed;

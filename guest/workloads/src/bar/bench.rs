@@ -6,10 +6,10 @@ use anyhow::{Result, ensure};
 
 use super::card::Card;
 use super::layout::reg;
-use crate::access::Width;
 use crate::options::Options;
 use crate::rig::Counts;
 use crate::tests::Facts;
+use gdev::mapping::Width;
 
 const MAX_COUNT: u64 = 100_000_000;
 
@@ -17,7 +17,7 @@ fn place(card: &Card, options: &Options, register: u32) -> Result<(u64, usize, u
     let (bar, offset) = (options.number("bar", 0)?, options.number("offset", register.into())?);
     let count = options.number("count", 10_000)?;
     ensure!((1..=MAX_COUNT).contains(&count), "--count {count}: from 1 to {MAX_COUNT}");
-    let length = card.region(bar)?.len();
+    let length = card.region(bar)?.bytes();
     let offset = usize::try_from(offset)?;
     ensure!(
         offset.checked_add(4).is_some_and(|end| end <= length),

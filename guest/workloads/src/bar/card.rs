@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use super::layout::reg;
-use crate::access::{Mapping, Width};
+use gdev::mapping::{Mapping, Width};
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 const VENDOR_NVIDIA: &str = "0x10de";

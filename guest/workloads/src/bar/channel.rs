@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::attack::{BRAND, Ground};
 use super::hostile::BEYOND_GUEST_RAM;
 use super::layout::{Aperture, CHANNELS, PAGE, RAMFC, instance_pointer, own, reg};
-use crate::access::Width;
+use gdev::mapping::Width;
 
 /// The channel's address space is our third one.
 const SPACE: usize = 2;

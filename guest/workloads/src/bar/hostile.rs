@@ -10,11 +10,11 @@ use super::attack::{BRAND, Found, Ground, MARKER};
 use super::card::Card;
 use super::channel;
 use super::layout::{Aperture, CHANNELS, LARGE_PAGE, PAGE, instance_pointer, own, reg};
-use crate::access::{Mapping, Width};
 use crate::options::{Options, hex_bytes};
 use crate::pattern::{Random, mix};
 use crate::rig::Counts;
 use crate::tests::Facts;
+use gdev::mapping::{Mapping, Width};
 
 /// Virtual address in BAR1 and BAR3 where our own data page is mapped.
 const OWN_VA: u64 = 0x10_0000;
@@ -124,7 +124,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
         ground.flush(base + own::DIRECTORIES[space]);
     }
 
-    let room = ground.apertures[1].len() as u64;
+    let room = ground.apertures[1].bytes() as u64;
     ensure!(room > OUTSIDE_VA, "region 3 has only {room} bytes");
     let most = ((room - OUTSIDE_VA) / PAGE) as usize;
     for aperture in [Aperture::Vram, Aperture::Peer, Aperture::Coherent, Aperture::Noncoherent] {
@@ -153,7 +153,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
         ground.set_large_page(LARGE_VA + number as u64 * LARGE_PAGE, *address, Aperture::Vram);
     }
     ground.flush(base + own::DIRECTORIES[0]);
-    if ground.apertures[0].len() as u64 >= LARGE_VA + 64 * LARGE_PAGE {
+    if ground.apertures[0].bytes() as u64 >= LARGE_VA + 64 * LARGE_PAGE {
         for (number, address) in addresses.iter().enumerate().take(64) {
             let what = format!("BAR1 large page at {address:#x}");
             look(ground, 0, LARGE_VA + number as u64 * LARGE_PAGE, LARGE_PAGE, &what);
@@ -199,7 +199,7 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
             ground.set_directory(0, 0, Some((address, aperture)), None);
             ground.flush(directory);
             // Test an entry of a large page, in BAR1 regardless of its size.
-            let large = (LARGE_VA / 2).min(ground.apertures[0].len() as u64 / 2);
+            let large = (LARGE_VA / 2).min(ground.apertures[0].bytes() as u64 / 2);
             look(ground, 0, large, PAGE, &format!("BAR1 large page table at {address:#x} {aperture:?}"));
         }
         ground.set_instance(own::BAR1_INSTANCE, address, 0);

@@ -8,7 +8,7 @@ use crate::rig::Rig;
 use crate::{Test, report};
 
 /// The tests that `all` runs.
-const NAMES: [&str; 9] = ["query", "map", "copy", "sweep", "move", "fences", "channels", "procs", "scan"];
+const NAMES: [&str; 10] = ["query", "map", "copy", "sweep", "move", "fences", "channels", "procs", "gdev", "scan"];
 
 /// Runs `all [--quick]`: continues after a failure, to show all failures.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {

@@ -5,11 +5,11 @@ use std::path::Path;
 use anyhow::{Result, bail};
 
 use super::Facts;
-use crate::device::{Buffer, Channel, Domain, Use};
 use crate::options::Options;
 use crate::pattern::{Expected, Random, Stream};
-use crate::push::{Engine, linear};
 use crate::rig::{Helper, Rig, expect_copy};
+use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
+use gdev::nouveau::push::{Engine, linear};
 
 /// Size of each channel's buffers in bytes.
 const BUFFER_BYTES: u64 = 96 << 10;

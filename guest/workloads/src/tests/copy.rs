@@ -3,11 +3,11 @@
 use anyhow::{Result, bail};
 
 use super::Facts;
-use crate::device::{Channel, Domain, Use};
 use crate::options::Options;
 use crate::pattern::{Expected, Random};
-use crate::push::{Engine, MOST_LINE_BYTES, MOST_PITCH, Rect, linear};
 use crate::rig::{Helper, Rig, ensure_inside, expect_copy};
+use gdev::nouveau::device::{Channel, Domain, Use};
+use gdev::nouveau::push::{Engine, MOST_LINE_BYTES, MOST_PITCH, Rect, linear};
 
 /// Number of bytes that stay untouched before and after a copy.
 const MARGIN_BYTES: u64 = 64;

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use workloads::{Gpu, Phase, Run, Setup};
+use workloads::{Phase, Run, Setup};
 
 use super::Facts;
-use crate::compute::Guest;
-use crate::device::Device;
+use crate::compute;
 use crate::marks::Marks;
 use crate::options::Options;
 use crate::rig::{Counts, Rig};
+use gdev::nouveau::Device;
 
 /// Runs `phases --name NAME [--marks]`: a workload once, with its own device, and a mark at the end of each phase
 /// except the last, which closes the device.
@@ -21,16 +21,16 @@ pub fn phases(rig: &Rig, options: &Options) -> Result<Facts> {
     let marks = Marks::new(options.flag("marks"));
     marks.at("begin", "")?;
     let device = Device::open(Path::new(options.text("node").unwrap_or(crate::DEFAULT_NODE)))?;
-    let mut gpu = Guest::new(&device)?;
+    let mut gpu = compute::context(&device)?;
     gpu.finish()?;
     let mut run = Run::new(&*workload);
     for phase in Phase::ALL {
         run.step(phase, &mut gpu)?;
-        let done = gpu.done();
+        let done = gpu.backend().done();
         marks.at(phase.name(), &format!("cpu_bytes={} link_bytes={}", done.cpu_bytes, done.link_bytes))?;
     }
     let report = run.end(&mut gpu)?;
-    rig.add(Counts { bytes: report.verified, copies: gpu.done().copies, channels: 1 });
+    rig.add(Counts { bytes: report.verified, copies: gpu.backend().done().copies, channels: 1 });
     Ok(vec![("workload", name.to_owned()), ("size", workload.size().replace(", ", "+").replace(' ', "_"))])
 }
 
@@ -45,7 +45,7 @@ pub fn launches(rig: &Rig, options: &Options) -> Result<Facts> {
     let workload = workloads::by_name(name, chosen).with_context(|| format!("--name {name}: no workload"))?;
     ensure!(count > 0, "--count 0: at least one launch");
     let device = Device::open(Path::new(options.text("node").unwrap_or(crate::DEFAULT_NODE)))?;
-    let mut gpu = Guest::new(&device)?;
+    let mut gpu = compute::context(&device)?;
     let setup = Setup::new(&*workload, &mut gpu)?;
     setup.upload(&mut gpu)?;
     gpu.finish()?;
@@ -55,8 +55,8 @@ pub fn launches(rig: &Rig, options: &Options) -> Result<Facts> {
     }
     setup.free(&mut gpu)?;
     let report = workloads::run(&*workload, &mut gpu)?;
-    rig.add(Counts { bytes: report.verified, copies: gpu.done().copies, channels: 1 });
-    Ok(vec![("launches", count.to_string()), ("gpu_us", gpu.done().gpu_time.as_micros().to_string())])
+    rig.add(Counts { bytes: report.verified, copies: gpu.backend().done().copies, channels: 1 });
+    Ok(vec![("launches", count.to_string()), ("gpu_us", gpu.backend().done().gpu_time.as_micros().to_string())])
 }
 
 /// Runs `yardstick`: measures a computation on the processor alone.

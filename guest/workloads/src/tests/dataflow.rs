@@ -5,19 +5,19 @@
 //! before.
 
 use std::path::Path;
-use std::rc::Rc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use workloads::{Buffer, Gpu, Grid, Module, NodeKernel, Params, Place, Random};
 
 use super::Facts;
-use crate::compute::{Done, Guest};
-use crate::device::Device;
+use crate::compute::{self, Guest};
 use crate::marks::Marks;
-use crate::mediator::{CREATE, Mediator, READ_ONLY, Wanted};
 use crate::options::Options;
 use crate::rig::{Counts, Rig};
+use gdev::nouveau::Device;
+use gdev::nouveau::Done;
+use gdev::{Image, Segment, SegmentRequest};
 
 /// Maximum number of contexts; nodes share them in turn.
 const MOST_CONTEXTS: u64 = 32;
@@ -65,8 +65,8 @@ struct Node {
 impl Node {
     fn new(path: &Path, kernel: NodeKernel, bytes: u64) -> Result<Self> {
         let device = Device::open(path)?;
-        let mut gpu = Guest::new(&device)?;
-        let module = gpu.load(&kernel.program()?)?;
+        let mut gpu = compute::context(&device)?;
+        let module = gpu.load(Image::Sm20(&kernel.program()?))?;
         let mut buffer = || gpu.allocate(Place::Vram, bytes);
         let buffers = [buffer()?, buffer()?, buffer()?];
         gpu.finish()?;
@@ -75,16 +75,9 @@ impl Node {
 
     fn launch(&mut self, kernel: NodeKernel, side: u32, [a, b, c]: [Buffer; 3]) -> Result<()> {
         let (params, grid): (Params, Grid) = kernel.launch(side, a, b, c);
-        self.gpu.launch(self.module, kernel.name(), grid, &params, &[a, b, c])
+        self.gpu.launch(self.module, kernel.name(), grid, &params, &[a, b, c])?;
+        Ok(())
     }
-}
-
-/// Transport of a node's output to the next.
-enum Way {
-    /// Through the CPU's memory.
-    Copies,
-    /// Through segments.
-    Shared(Rc<Mediator>),
 }
 
 /// Runs `dataflow [--shape tree|rectangle] [--kernel madd|mmul] [--side N] [--contexts N] [--share] [--marks]`.
@@ -103,7 +96,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     ensure!((1..=MOST_CONTEXTS).contains(&contexts), "--contexts {contexts}: from 1 to {MOST_CONTEXTS}");
     let path = Path::new(options.text("node").unwrap_or(crate::DEFAULT_NODE));
     let bytes = u64::from(side) * u64::from(side) * 4;
-    let way = if options.flag("share") { Way::Shared(Mediator::open()?) } else { Way::Copies };
+    let shared = options.flag("share");
 
     let mut random = Random::new(rig.seed());
     let marks = Marks::new(options.flag("marks"));
@@ -112,10 +105,8 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let mut nodes = (0..contexts).map(|_| Node::new(path, kernel, bytes)).collect::<Result<Vec<_>>>()?;
     marks.at("ready", &said(&nodes))?;
     let began = Instant::now();
-    let outputs = match &way {
-        Way::Copies => by_copies(&graph, kernel, side, &inputs, &mut nodes)?,
-        Way::Shared(mediator) => by_segments(&graph, kernel, side, &inputs, &mut nodes, mediator)?,
-    };
+    let by = if shared { by_segments } else { by_copies };
+    let outputs = by(&graph, kernel, side, &inputs, &mut nodes)?;
     let took = began.elapsed();
     marks.at("done", &said(&nodes))?;
     let expected = on_the_cpu(&graph, kernel, side, &inputs);
@@ -124,15 +115,15 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
         verified += workloads::compare_words(&format!("output {index}"), output, expected)?;
     }
     ensure!(outputs.len() == expected.len(), "{} outputs instead of {}", outputs.len(), expected.len());
-    let copies = nodes.iter().map(|node| node.gpu.done().copies).sum();
+    let copies = nodes.iter().map(|node| node.gpu.backend().done().copies).sum();
     rig.add(Counts { bytes: verified, copies, channels: contexts });
-    let gpu: u128 = nodes.iter().map(|node| node.gpu.done().gpu_time.as_micros()).sum();
+    let gpu: u128 = nodes.iter().map(|node| node.gpu.backend().done().gpu_time.as_micros()).sum();
     Ok(vec![
         ("shape", shape.to_owned()),
         ("kernel", name.to_owned()),
         ("side", side.to_string()),
         ("nodes", graph.levels.iter().map(Vec::len).sum::<usize>().to_string()),
-        ("shared", matches!(way, Way::Shared(_)).to_string()),
+        ("shared", shared.to_string()),
         ("makespan_us", took.as_micros().to_string()),
         ("gpu_us", gpu.to_string()),
     ])
@@ -140,7 +131,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
 
 /// Returns the text of a mark: the number of bytes that all nodes have copied so far.
 fn said(nodes: &[Node]) -> String {
-    let sum = |of: fn(&Done) -> u64| nodes.iter().map(|node| of(&node.gpu.done())).sum::<u64>();
+    let sum = |of: fn(&Done) -> u64| nodes.iter().map(|node| of(&node.gpu.backend().done())).sum::<u64>();
     format!("cpu_bytes={} link_bytes={}", sum(|done| done.cpu_bytes), sum(|done| done.link_bytes))
 }
 
@@ -188,58 +179,44 @@ fn by_segments(
     side: u32,
     inputs: &[Vec<u32>],
     nodes: &mut [Node],
-    mediator: &Mediator,
 ) -> Result<Vec<Vec<u32>>> {
     let (count, bytes) = (nodes.len(), u64::from(side) * u64::from(side) * 4);
-    let wanted = Wanted { key: 0, bytes, flags: CREATE, mode: 0o600, abroad: 0 };
-    let mut before: Vec<u32> = Vec::new();
+    let mut before: Vec<Segment> = Vec::new();
     for level in &graph.levels {
         let mut outputs = Vec::new();
         for (index, sources) in level.iter().enumerate() {
             let node = &mut nodes[index % count];
-            let channel = node.gpu.number();
             let mut attached = Vec::new();
             let mut buffers = node.buffers;
             for (source, buffer) in sources.iter().zip(&mut buffers) {
                 match source {
                     From::Input(at) => node.gpu.upload(*buffer, 0, &raw(&inputs[*at]))?,
                     From::Node(at) => {
-                        let address = mediator.attach(before[*at], channel, READ_ONLY)?;
-                        attached.push(before[*at]);
-                        *buffer = node.gpu.adopt(address, bytes);
+                        *buffer = node.gpu.attach(before[*at], true)?;
+                        attached.push(*buffer);
                     }
                 }
             }
-            let output = mediator.share_get(wanted)?;
-            buffers[2] = node.gpu.adopt(mediator.attach(output, channel, 0)?, bytes);
-            attached.push(output);
+            let output = node.gpu.segment(SegmentRequest::create(0, bytes))?;
+            buffers[2] = node.gpu.attach(output, false)?;
+            attached.push(buffers[2]);
             node.launch(kernel, side, buffers)?;
-            node.gpu.finish()?;
-            for (buffer, own) in buffers.iter().zip(&node.buffers) {
-                if buffer.index != own.index {
-                    node.gpu.free(*buffer)?;
-                }
-            }
-            for id in attached {
-                mediator.detach(id, channel)?;
-            }
+            attached.into_iter().try_for_each(|memory| node.gpu.detach(memory))?;
             outputs.push(output);
         }
-        for id in before {
-            mediator.remove(id)?;
+        for segment in before {
+            nodes[0].gpu.remove(segment)?;
         }
         before = outputs;
     }
-    let node = &mut nodes[0];
+    let gpu = &mut nodes[0].gpu;
     let mut results = Vec::new();
-    for id in before {
-        let address = mediator.attach(id, node.gpu.number(), READ_ONLY)?;
-        let buffer = node.gpu.adopt(address, bytes);
+    for segment in before {
+        let memory = gpu.attach(segment, true)?;
         let mut data = vec![0; bytes as usize];
-        node.gpu.download(buffer, 0, &mut data)?;
-        node.gpu.free(buffer)?;
-        mediator.detach(id, node.gpu.number())?;
-        mediator.remove(id)?;
+        gpu.download(memory, 0, &mut data)?;
+        gpu.detach(memory)?;
+        gpu.remove(segment)?;
         results.push(words(&data));
     }
     Ok(results)

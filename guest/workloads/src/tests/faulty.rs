@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 
 use super::{Facts, faulty_kernels};
-use crate::device::{Buffer, Channel, Domain, Use};
 use crate::options::Options;
 use crate::pattern::Expected;
-use crate::push::{Engine, Push, linear};
 use crate::rig::{Helper, Rig};
+use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
+use gdev::nouveau::push::{Engine, Push, linear};
 
 /// An address that no buffer of this program has.
 pub const UNMAPPED_ADDR: u64 = 0x7f_1234_0000;
@@ -91,7 +91,7 @@ fn dies(rig: &Rig, channel: &Channel, source: &Buffer, target: &Buffer) -> Resul
 fn once(rig: &Rig, channel: &Channel, engine: Engine, source: &Buffer, target: &Buffer) -> Result<()> {
     let rects = linear(source.address(), target.address(), COPY_BYTES, engine.most_lines());
     rig.launch(channel, engine, &rects, &[Use::read(source), Use::write(target)])?;
-    target.wait(false)
+    Ok(target.wait(false)?)
 }
 
 /// Fails unless the channel copies every byte correctly.

@@ -1,15 +1,16 @@
 //! Kernels that fault or never end: some kill their channel, others are reported and cut short.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use workloads::{Gpu, Grid, Options, Params, Place};
 
 use super::Facts;
 use super::faulty::UNMAPPED_ADDR;
-use crate::compute::Guest;
-use crate::device::Device;
+use crate::compute::{self, Guest};
 use crate::rig::{Counts, Rig};
+use gdev::Image;
+use gdev::nouveau::Device;
 
 /// Word that each kernel stores before its error.
 const STARTED_MARK: u32 = 0x600d;
@@ -36,10 +37,10 @@ pub const KERNELS: [Faulty; 4] = [
 
 /// Launches a kernel, and checks that a channel created before it and one created after it still compute.
 pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
-    let mut bystander = Guest::new(rig.device())?;
-    let mut victim = Guest::new(rig.device())?;
-    let number = victim.number();
-    println!("victim channel={number} bystander channel={}", bystander.number());
+    let mut bystander = compute::context(rig.device())?;
+    let mut victim = compute::context(rig.device())?;
+    let number = victim.backend().number();
+    println!("victim channel={number} bystander channel={}", bystander.backend().number());
     match launch(&mut victim, faulty.kernel)? {
         Ok(()) if faulty.killed => anyhow::bail!("channel {number} still takes work"),
         Ok(()) => works(rig, &mut victim, "the channel itself")?,
@@ -47,7 +48,7 @@ pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
         Err(error) => return Err(error),
     }
     works(rig, &mut bystander, "a channel from before")?;
-    works(rig, &mut Guest::new(rig.device())?, "a new channel")?;
+    works(rig, &mut compute::context(rig.device())?, "a new channel")?;
     Ok(vec![
         ("what", faulty.what.to_owned()),
         ("victim", number.to_string()),
@@ -60,22 +61,22 @@ pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
 fn launch(gpu: &mut Guest, kernel: &str) -> Result<Result<()>> {
     let program = sm20::assemble(include_str!("faulty_kernels.sm20"));
     let program = program.map_err(|errors| anyhow::anyhow!("faulty_kernels.sm20: {errors:?}"))?;
-    let module = gpu.load(&program)?;
+    let module = gpu.load(Image::Sm20(&program))?;
     let mark = gpu.allocate(Place::Ram, 4)?;
     gpu.upload(mark, 0, &[0; 4])?;
     let params = Params::new().buffer(mark).address(UNMAPPED_ADDR);
     // The kernel may detect the dead channel before the submission returns.
-    let outcome = gpu.launch(module, kernel, ONE, &params, &[mark]).and_then(|()| gpu.finish());
-    let found = gpu.peek(mark)?;
+    let outcome = gpu.launch(module, kernel, ONE, &params, &[mark]).and_then(|_| gpu.finish());
+    let found = gpu.backend_mut().peek(mark)?;
     ensure!(found == STARTED_MARK, "the kernel has not begun: it left {found:#x}");
-    Ok(outcome)
+    Ok(outcome.map_err(Into::into))
 }
 
 /// Launches the endless kernel on a new channel, and returns after the kernel has killed that channel.
-pub fn never_ends(device: &Rc<Device>) -> Result<()> {
-    let mut gpu = Guest::new(device)?;
+pub fn never_ends(device: &Arc<Device>) -> Result<()> {
+    let mut gpu = compute::context(device)?;
     match launch(&mut gpu, "endless")? {
-        Ok(()) => anyhow::bail!("channel {} still takes work", gpu.number()),
+        Ok(()) => anyhow::bail!("channel {} still takes work", gpu.backend().number()),
         Err(_) => Ok(()),
     }
 }
@@ -85,6 +86,6 @@ fn works(rig: &Rig, gpu: &mut Guest, what: &str) -> Result<()> {
     let options = Options { seed: rig.random().next(), ..Options::default() };
     let workload = workloads::by_name("madd", options).context("a workload")?;
     let report = workloads::run(&*workload, gpu).context(format!("{what}, after a kernel went wrong"))?;
-    rig.add(Counts { bytes: report.verified, copies: gpu.done().copies, channels: 1 });
+    rig.add(Counts { bytes: report.verified, copies: gpu.backend().done().copies, channels: 1 });
     Ok(())
 }

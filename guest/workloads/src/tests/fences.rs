@@ -3,11 +3,11 @@
 use anyhow::{Result, ensure};
 
 use super::Facts;
-use crate::access::Width;
-use crate::device::{Domain, Use};
 use crate::options::Options;
-use crate::push::{Engine, Push, Rect};
 use crate::rig::{Counts, Rig};
+use gdev::mapping::Width;
+use gdev::nouveau::device::{Domain, Use};
+use gdev::nouveau::push::{Engine, Push, Rect};
 
 /// Number of submissions between two waits of the second part.
 const SUBMISSIONS_PER_WAIT: u64 = 32;

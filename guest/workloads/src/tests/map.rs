@@ -3,12 +3,12 @@
 use anyhow::{Result, ensure};
 
 use super::Facts;
-use crate::access::Width;
-use crate::device::{Buffer, Domain, Use};
 use crate::options::Options;
 use crate::pattern::{Expected, Piece, Random};
-use crate::push::{Engine, linear};
 use crate::rig::{Helper, Rig};
+use gdev::mapping::Width;
+use gdev::nouveau::device::{Buffer, Domain, Use};
+use gdev::nouveau::push::{Engine, linear};
 
 /// Number of unaligned accesses per buffer.
 const ACCESSES: u64 = 300;

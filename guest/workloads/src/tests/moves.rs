@@ -3,11 +3,11 @@
 use anyhow::{Result, ensure};
 
 use super::Facts;
-use crate::device::{Buffer, Channel, Domain, Use};
 use crate::options::Options;
 use crate::pattern::{Expected, Piece};
-use crate::push::{Engine, Push};
 use crate::rig::{Helper, Rig};
+use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
+use gdev::nouveau::push::{Engine, Push};
 
 /// Runs `move [--quick] [--pressure]`.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
@@ -27,7 +27,8 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
 fn send(channel: &Channel, buffer: &Buffer, place: Domain) -> Result<()> {
     let mut push = Push::default();
     push.nop(Engine::M2mf.subchannel());
-    channel.submit(&push, &[Use::read(buffer).at(place)])
+    channel.submit(&push, &[Use::read(buffer).at(place)])?;
+    Ok(())
 }
 
 fn by_request(rig: &Rig, channel: &Channel, helper: &Helper<'_>, size: u64, rounds: u32) -> Result<u64> {

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use super::Facts;
 use crate::options::Options;
 use crate::rig::Rig;
-use crate::uapi::param;
+use gdev::nouveau::uapi::param;
 
 /// Number of readings of PTIMER, which must increase.
 const READINGS: usize = 100;

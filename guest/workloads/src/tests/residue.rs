@@ -4,10 +4,10 @@
 use anyhow::{Result, bail};
 
 use super::Facts;
-use crate::device::{Buffer, Channel, Domain, Use};
 use crate::options::{Options, hex_bytes};
-use crate::push::{Engine, linear};
 use crate::rig::Rig;
+use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
+use gdev::nouveau::push::{Engine, linear};
 
 /// Sizes of the allocated buffers: the next size is used when the previous one no longer fits.
 const BUFFER_SIZES_BYTES: [u64; 3] = [4 << 20, 256 << 10, 16 << 10];

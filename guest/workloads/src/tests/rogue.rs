@@ -12,14 +12,14 @@ use anyhow::{Context, Result, bail, ensure};
 use super::faulty::UNMAPPED_ADDR;
 use super::workload::{Looped, Repeat, again_and_again};
 use super::{Facts, faulty_kernels};
-use crate::access::Width;
-use crate::compute::{Guest, MOST_IN_FLIGHT};
-use crate::device::{Buffer, Channel, Domain, Use};
+use crate::compute::{self, MOST_IN_FLIGHT};
 use crate::ending::Ending;
 use crate::options::Options;
 use crate::pattern::Expected;
-use crate::push::{Engine, Push, linear};
 use crate::rig::{Counts, Helper, Rig};
+use gdev::mapping::Width;
+use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
+use gdev::nouveau::push::{Engine, Push, linear};
 
 /// Number of submissions that a flood keeps in flight.
 const FLOOD: usize = 256;
@@ -99,11 +99,11 @@ fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
 fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
     let options = workloads::Options { seed: rig.seed(), rounds: Some(SPLIT_ROUNDS), ..workloads::Options::default() };
     let pieces = workloads::by_name("loop", options).context("a workload")?;
-    let mut gpu = Guest::running_ahead(rig.device(), MOST_IN_FLIGHT)?;
+    let mut gpu = compute::running_ahead(rig.device(), MOST_IN_FLIGHT)?;
     let repeat = Repeat { duration, in_flight: MOST_IN_FLIGHT, pause: None, ends: false };
     let Looped { iterations, .. } = again_and_again(&*pieces, &mut gpu, repeat)?;
     let report = workloads::run(&*pieces, &mut gpu)?;
-    rig.add(Counts { bytes: report.verified, copies: gpu.done().copies, channels: 1 });
+    rig.add(Counts { bytes: report.verified, copies: gpu.backend().done().copies, channels: 1 });
     Ok(vec![("submissions", iterations.to_string())])
 }
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::rc::Rc;
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use anyhow::{Context, Result, bail, ensure};
 use workloads::{Gpu, Random};
 
 use super::Facts;
-use crate::compute::Guest;
-use crate::device::Device;
+use crate::compute::{self, Guest};
 use crate::ending::Ending;
-use crate::mediator::{ABROAD, ABROAD_READ_WRITE, CREATE, Mediator, READ_ONLY, Wanted, question};
 use crate::options::Options;
 use crate::rig::{Counts, Rig};
+use gdev::nouveau::Device;
+use gdev::nouveau::mediator::{ABROAD, ABROAD_READ_WRITE, CREATE, Mediator, READ_ONLY, Wanted, question};
 
 /// Size of the segments in bytes.
 const BYTES: u64 = 256 << 10;
@@ -51,18 +51,18 @@ fn wanted(key: u64, flags: u32) -> Wanted {
 
 /// Creates a context: an open device and a channel.
 fn context(node: &Path) -> Result<Guest> {
-    Guest::new(&Device::open(node)?)
+    compute::context(&Device::open(node)?)
 }
 
 fn write(gpu: &mut Guest, address: u64, data: &[u8]) -> Result<()> {
-    let segment = gpu.adopt(address, BYTES);
+    let segment = gpu.backend_mut().adopt(address, BYTES);
     gpu.upload(segment, 0, data)?;
     gpu.finish()?;
-    gpu.free(segment)
+    Ok(gpu.free(segment)?)
 }
 
 fn check(rig: &Rig, gpu: &mut Guest, address: u64, expected: &[u8]) -> Result<()> {
-    let segment = gpu.adopt(address, BYTES);
+    let segment = gpu.backend_mut().adopt(address, BYTES);
     let mut data = vec![0; BYTES as usize];
     gpu.download(segment, 0, &mut data)?;
     gpu.free(segment)?;
@@ -87,20 +87,20 @@ fn attached(mediator: &Mediator, id: u32, count: u64) -> Result<()> {
     bail!("segment {id} is attached {} times, not {count}", mediator.attached(id)?)
 }
 
-fn keys(rig: &Rig, node: &Path, mediator: &Rc<Mediator>, key: u64) -> Result<()> {
+fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()> {
     let (mut first, mut second) = (context(node)?, context(node)?);
     ensure!(mediator.share_get(wanted(key, 0)).is_err(), "a segment is there before it was made");
     let id = mediator.share_get(wanted(key, CREATE))?;
     ensure!(mediator.share_get(wanted(key, 0))? == id, "the key finds another segment");
-    let here = mediator.attach(id, first.number(), 0)?;
-    let there = mediator.attach(id, second.number(), READ_ONLY)?;
+    let here = mediator.attach(id, first.backend().number(), 0)?;
+    let there = mediator.attach(id, second.backend().number(), READ_ONLY)?;
     check(rig, &mut second, there, &vec![0; BYTES as usize])?;
     write(&mut first, here, &data(rig.seed()))?;
     check(rig, &mut second, there, &data(rig.seed()))?;
 
     // Another process finds the key, but may not use channels of other processes. Its attachments end with the process.
     let this = std::env::current_exe().context("the path of this program")?;
-    let (key_text, channel) = (key.to_string(), first.number().to_string());
+    let (key_text, channel) = (key.to_string(), first.backend().number().to_string());
     let node_text = node.to_string_lossy();
     let other = |what: &str| {
         let mut command = Command::new(&this);
@@ -117,17 +117,17 @@ fn keys(rig: &Rig, node: &Path, mediator: &Rc<Mediator>, key: u64) -> Result<()>
     attached(mediator, id, 2)?;
 
     // Detach the segment while the GPU may use it: at most that channel is lost, and the other channel continues.
-    let segment = first.adopt(here, BYTES);
+    let segment = first.backend_mut().adopt(here, BYTES);
     for _ in 0..4 {
         first.upload(segment, 0, &data(rig.seed() + 1))?;
     }
-    mediator.detach(id, first.number())?;
-    ensure!(mediator.detach(id, first.number()).is_err(), "it can be detached twice");
+    mediator.detach(id, first.backend().number())?;
+    ensure!(mediator.detach(id, first.backend().number()).is_err(), "it can be detached twice");
     if let Err(error) = first.finish() {
         println!("work in flight was cut short: {error:#}");
     }
     let mut third = context(node)?;
-    let again = mediator.attach(id, third.number(), 0)?;
+    let again = mediator.attach(id, third.backend().number(), 0)?;
     write(&mut third, again, &data(rig.seed() + 2))?;
     check(rig, &mut second, there, &data(rig.seed() + 2))?;
 
@@ -135,8 +135,8 @@ fn keys(rig: &Rig, node: &Path, mediator: &Rc<Mediator>, key: u64) -> Result<()>
     mediator.remove(id)?;
     ensure!(mediator.share_get(wanted(key, 0)).is_err(), "the key of a removed segment finds it");
     check(rig, &mut second, there, &data(rig.seed() + 2))?;
-    mediator.detach(id, second.number())?;
-    mediator.detach(id, third.number())?;
+    mediator.detach(id, second.backend().number())?;
+    mediator.detach(id, third.backend().number())?;
     ensure!(mediator.attached(id).is_err(), "a removed segment is there that nobody has attached");
     Ok(())
 }
@@ -144,7 +144,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Rc<Mediator>, key: u64) -> Result<()>
 fn hold(node: &Path, mediator: &Mediator, key: u64, duration: Duration) -> Result<()> {
     let gpu = context(node)?;
     let id = mediator.share_get(wanted(key, 0))?;
-    mediator.attach(id, gpu.number(), 0)?;
+    mediator.attach(id, gpu.backend().number(), 0)?;
     let ending = Ending::after(duration);
     while !ending.is_over() {
         sleep(POLL_INTERVAL);
@@ -161,7 +161,7 @@ fn steal(mediator: &Mediator, key: u64, channel: i32) -> Result<()> {
 fn put(rig: &Rig, node: &Path, mediator: &Mediator, key: u64, duration: Duration) -> Result<()> {
     let mut gpu = context(node)?;
     let id = mediator.share_get(wanted(key, CREATE | ABROAD))?;
-    let address = mediator.attach(id, gpu.number(), 0)?;
+    let address = mediator.attach(id, gpu.backend().number(), 0)?;
     write(&mut gpu, address, &data(rig.seed()))?;
     let ending = Ending::after(duration);
     // The other machine answers with the data of the next seed.
@@ -170,14 +170,14 @@ fn put(rig: &Rig, node: &Path, mediator: &Mediator, key: u64, duration: Duration
         ensure!(!ending.is_over(), "no answer from the other machine");
         sleep(POLL_INTERVAL);
     }
-    mediator.remove(id)
+    Ok(mediator.remove(id)?)
 }
 
 fn get(rig: &Rig, node: &Path, mediator: &Mediator, key: u64) -> Result<()> {
     let mut gpu = context(node)?;
     ensure!(mediator.share_get(wanted(key, 0)).is_err(), "the other machine's key is found without the group");
     let id = mediator.share_get(wanted(key, ABROAD))?;
-    let address = mediator.attach(id, gpu.number(), 0)?;
+    let address = mediator.attach(id, gpu.backend().number(), 0)?;
     check(rig, &mut gpu, address, &data(rig.seed()))?;
     write(&mut gpu, address, &data(rig.seed() + 1))
 }

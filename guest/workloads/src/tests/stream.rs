@@ -6,12 +6,12 @@ use anyhow::{Context, Result, ensure};
 
 use super::Facts;
 use crate::compute::MOST_IN_FLIGHT;
-use crate::device::{Channel, Domain, Use};
 use crate::ending::Ending;
 use crate::options::Options;
 use crate::pattern::Expected;
-use crate::push::{Engine, linear};
 use crate::rig::{Counts, Helper, Rig};
+use gdev::nouveau::device::{Channel, Domain, Use};
+use gdev::nouveau::push::{Engine, linear};
 
 /// Maximum size of a copy in bytes.
 const MAX_COPY_BYTES: u64 = 8 << 20;

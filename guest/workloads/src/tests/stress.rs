@@ -6,11 +6,11 @@ use anyhow::Result;
 
 use super::Facts;
 use super::copy::{Case, Shape, other_engine};
-use crate::device::{Channel, Domain};
 use crate::options::Options;
 use crate::pattern::Random;
-use crate::push::{Engine, MOST_LINE_BYTES};
 use crate::rig::{Helper, Rig};
+use gdev::nouveau::device::{Channel, Domain};
+use gdev::nouveau::push::{Engine, MOST_LINE_BYTES};
 
 /// Time between two lines of progress.
 const PROGRESS: Duration = Duration::from_secs(2);

@@ -4,10 +4,10 @@ use anyhow::Result;
 
 use super::Facts;
 use super::copy::{Case, Shape, other_engine};
-use crate::device::{Channel, Domain};
 use crate::options::Options;
-use crate::push::{Engine, MOST_LINE_BYTES};
 use crate::rig::{Helper, Rig};
+use gdev::nouveau::device::{Channel, Domain};
+use gdev::nouveau::push::{Engine, MOST_LINE_BYTES};
 
 const QUICK_SIZES: [u64; 7] = [4, 5, 63, 4096, 4097, 65_549, (1 << 20) + 1];
 const SIZES_BYTES: [u64; 14] = [

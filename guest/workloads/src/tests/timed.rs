@@ -6,11 +6,11 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use super::Facts;
-use crate::device::{Buffer, Channel, Domain, Use};
 use crate::options::Options;
 use crate::pattern::Expected;
-use crate::push::{Engine, linear};
 use crate::rig::{Helper, Rig};
+use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
+use gdev::nouveau::push::{Engine, linear};
 
 /// Size of the buffers of small copies in bytes.
 const SMALL_COPY_BYTES: u64 = 4096;

@@ -6,15 +6,16 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use workloads::{Gpu, NAMES, Report, Setup, Workload};
+use workloads::{NAMES, Report, Setup, Workload};
 
 use super::Facts;
-use crate::compute::{Done, Guest};
-use crate::device::Device;
+use crate::compute::{self, Guest};
 use crate::ending::Ending;
 use crate::options::Options;
 use crate::report;
 use crate::rig::{Counts, Rig};
+use gdev::nouveau::Device;
+use gdev::nouveau::Done;
 
 /// Maximum of `--scale`, as promised by the crate `workloads`.
 const MOST_SCALE: u64 = 1000;
@@ -128,21 +129,21 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     let device = Device::open(node)?;
     let ahead = repeat.filter(|repeat| repeat.in_flight > 1);
     let mut gpu = match ahead {
-        Some(Repeat { in_flight, .. }) => Guest::running_ahead(&device, in_flight)?,
-        None => Guest::new(&device)?,
+        Some(Repeat { in_flight, .. }) => compute::running_ahead(&device, in_flight)?,
+        None => compute::context(&device)?,
     };
     gpu.finish()?;
     let opened = began.elapsed();
     if repeat.is_some_and(|repeat| repeat.ends) {
-        gpu.keep_ends();
+        gpu.backend_mut().keep_ends();
     }
     let looped = repeat.map(|repeat| again_and_again(workload, &mut gpu, repeat)).transpose()?;
-    gpu.take_ends().iter().for_each(|ends| report::print_ends(ends));
-    let done_in_loop = gpu.done();
+    gpu.backend_mut().take_ends().iter().for_each(|ends| report::print_ends(ends));
+    let done_in_loop = gpu.backend().done();
     let mut report = workloads::run(workload, &mut gpu)?;
     report.times[0] += opened;
     // With a duration, only the work within it counts; the final run shows that the card can still compute.
-    let done = if looped.is_some() { done_in_loop } else { gpu.done() };
+    let done = if looped.is_some() { done_in_loop } else { gpu.backend().done() };
     let began = Instant::now();
     drop(gpu);
     drop(device);

@@ -4,8 +4,8 @@ use anyhow::Result;
 
 use super::super::layout::{Aperture, CHANNELS, PAGE, instance_pointer, reg};
 use super::lab::{BRAND, Channel, Lab, MARKER, Ran, Verdict, copies, va};
-use crate::access::Width;
-use crate::push::Push;
+use gdev::mapping::Width;
+use gdev::nouveau::push::Push;
 
 /// Creates a channel with two pages, whose copy from `va::A` to `va::B` works. Returns the channel and the address of
 /// the second page.

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::super::card::Card;
 use super::super::layout::{Aperture, CHANNELS, LARGE_PAGE, PAGE, RAMFC, instance_pointer, page_entry, reg};
-use crate::access::{Mapping, Width};
 use crate::pattern::{Random, mix};
-use crate::push::{Engine, Push, Rect};
+use gdev::mapping::{Mapping, Width};
+use gdev::nouveau::push::{Engine, Push, Rect};
 
 /// Virtual addresses in a channel's address space.
 pub mod va {

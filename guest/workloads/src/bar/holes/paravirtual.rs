@@ -14,8 +14,8 @@ use pv::guest::{Ops, Reply};
 use super::super::layout::{Aperture, CHANNELS, LARGE_PAGE, PAGE, page_entry};
 use super::lab::{BRAND, Channel, Lab, MARKER, Ran, Verdict, copies, va};
 use super::queue::{AVAILABLE, NEXT, Queue, USED, WRITE};
-use crate::access::Width;
-use crate::push::Push;
+use gdev::mapping::Width;
+use gdev::nouveau::push::Push;
 
 /// Handles of a directory, a small-page table and a large-page table.
 const DIRECTORY: u32 = 1;

@@ -7,7 +7,7 @@ use pv::guest::{Ops, Reply};
 use super::super::card::Card;
 use super::super::layout::PAGE;
 use super::lab::RamPage;
-use crate::access::{Mapping, Width};
+use gdev::mapping::{Mapping, Width};
 
 /// Number of entries: small enough that all rings fit in one page.
 pub const ENTRIES: u16 = 16;
@@ -39,7 +39,7 @@ impl<'a> Queue<'a> {
         let registers = card.region(capability.bar.into())?;
         let offset = usize::try_from(capability.offset)?;
         let end = offset.checked_add(register::BYTES as usize);
-        ensure!(end.is_some_and(|end| end <= registers.len()), "the registers end behind their region");
+        ensure!(end.is_some_and(|end| end <= registers.bytes()), "the registers end behind their region");
         let pages = || RamPage::new().context("a queue's page");
         Ok(Self { registers, offset, ring: pages()?, request: pages()?, reply: pages()?, next: 0 })
     }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::super::layout::{Aperture, PAGE, instance_pointer, reg};
 use super::lab::{BRAND, Lab, MARKER, Ran, Verdict, copies, va};
-use crate::access::Width;
+use gdev::mapping::Width;
 
 /// Distance between two writes of the sweep in bytes; the offset within the stride varies.
 const STRIDE: u32 = 0x200;
@@ -210,8 +210,8 @@ pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
     }
     for bar in lab.bars.into_iter().chain([registers]) {
         for (back, width) in [(8, Width::Qword), (4, Width::Dword), (2, Width::Word), (1, Width::Byte)] {
-            bar.store(bar.len() - back, width, u64::MAX);
-            bar.load(bar.len() - back, width);
+            bar.store(bar.bytes() - back, width, u64::MAX);
+            bar.load(bar.bytes() - back, width);
         }
     }
     lab.card.write(reg::PRAMIN_WINDOW, 0);

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 
 use super::super::layout::{Aperture, LARGE_PAGE, PAGE, page_entry};
 use super::lab::{BRAND, Channel, IMAGE_PAGES, Lab, MARKER, Ran, Verdict, copies, va};
-use crate::push::{Engine, Push, Rect};
+use gdev::nouveau::push::{Engine, Push, Rect};
 
 /// Creates a channel with a page of ours at `va::A`. Returns the channel and the page's address.
 fn holder(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {

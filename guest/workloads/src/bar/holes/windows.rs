@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::super::layout::{Aperture, PAGE, instance_pointer, page_entry, reg};
 use super::lab::{BRAND, Lab, MARKER, Space, UNUSED, Verdict};
-use crate::access::Width;
+use gdev::mapping::Width;
 
 /// An offset in an aperture, away from USERD.
 const OFFSET: u64 = 0x40_0000;
@@ -121,7 +121,7 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
         lab.map(space, OFFSET, own, Aperture::Vram, 2);
         lab.flush();
         verdict.check("our own page is seen", peek(lab, bar, OFFSET) == MARKER);
-        let end = lab.bars[bar].len() as u64;
+        let end = lab.bars[bar].bytes() as u64;
         look_through(lab, verdict, "the last page of the region", bar, end - 4);
         for limit in [OFFSET - 1, 0, 1 << 63 | (OFFSET - 1)] {
             lab.set(instance + 0x208, [limit as u32, (limit >> 32) as u32]);

@@ -11,17 +11,17 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use pv::abi::register;
 use pv::guest::{Ops, Reply};
-use workloads::{Gpu, Setup, Workload};
+use workloads::{Setup, Workload};
 
-use crate::access::Width;
 use crate::bar::card::Card;
 use crate::bar::layout::{PAGE, reg};
 use crate::bar::queue::{NEXT, Queue, USED, WRITE};
-use crate::compute::Guest;
-use crate::device::{Buffer, Domain};
+use crate::compute::{self, Guest};
 use crate::ending::Ending;
 use crate::rig::{Counts, Rig};
 use crate::tests::Facts;
+use gdev::mapping::Width;
+use gdev::nouveau::device::{Buffer, Domain};
 
 /// Side of the matrices and rounds of a kernel: 50 ms of the card's time in the model of the tests with several guests.
 const SIDE: u32 = 32;
@@ -98,8 +98,8 @@ fn under_kernels(rig: &Rig, duration: Duration, ways: &[Toggle]) -> Result<Facts
     let workload = workloads::by_name("long-madd", options).context("a workload")?;
     let (ending, mut lost, mut toggles, mut kernels) = (Ending::after(duration), 0u64, 0u64, 0u64);
     while !ending.is_over() {
-        let mut gpu = Guest::running_ahead(rig.device(), IN_FLIGHT)?;
-        let channel = u32::try_from(gpu.number())?;
+        let mut gpu = compute::running_ahead(rig.device(), IN_FLIGHT)?;
+        let channel = u32::try_from(gpu.backend().number())?;
         rig.add(Counts { channels: 1, ..Counts::default() });
         let outcome = run_toggled(&*workload, &mut gpu, &ending, |round| {
             let toggle = ways[usize::try_from(round)? % ways.len()];

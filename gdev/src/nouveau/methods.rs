@@ -3,9 +3,8 @@
 //! Like `push`, this module repeats the methods independently of `nvspec`. Sources: envytools'
 //! `rnndb/graph/gf100_compute.xml`, and the order in which Mesa's driver for this hardware sends them.
 
-use workloads::{Grid, Params};
-
-use crate::push::{Object, Push};
+use super::push::{Object, Push};
+use crate::{Grid, Params};
 
 /// Size in bytes of a warp's stack of calls and divergence in memory.
 const STACK_BYTES: u32 = 0x800;

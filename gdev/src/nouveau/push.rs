@@ -22,6 +22,7 @@ impl Engine {
     pub const ALL: [Self; 3] = [Self::M2mf, Self::Ce0, Self::Ce1];
 
     /// Returns the name on the command line.
+    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::M2mf => "m2mf",
@@ -31,6 +32,7 @@ impl Engine {
     }
 
     /// Returns the class of the object.
+    #[must_use]
     pub fn class(self) -> u16 {
         match self {
             Self::M2mf => 0x9039,
@@ -39,7 +41,8 @@ impl Engine {
         }
     }
 
-    /// Returns the subchannel that this program binds the object to.
+    /// Returns the subchannel that this library binds the object to.
+    #[must_use]
     pub fn subchannel(self) -> u32 {
         match self {
             Self::M2mf => 2,
@@ -49,6 +52,7 @@ impl Engine {
     }
 
     /// Returns the object that a channel needs to use the engine.
+    #[must_use]
     pub fn object(self) -> Object {
         let engine = match self {
             Self::M2mf => 0,
@@ -59,6 +63,7 @@ impl Engine {
     }
 
     /// Returns the maximum number of lines of one launch.
+    #[must_use]
     pub fn most_lines(self) -> u32 {
         match self {
             Self::M2mf => 2047,
@@ -67,7 +72,7 @@ impl Engine {
     }
 }
 
-/// An object of a channel, and the subchannel to which this program binds it.
+/// An object of a channel, and the subchannel to which this library binds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Object {
     /// Class of the object.
@@ -83,6 +88,7 @@ impl Object {
     pub const COMPUTE: Self = Self { class: 0x90c0, engine: 0, subchannel: 1 };
 
     /// Returns the data of `SET_OBJECT`: class in 15:0, engine in 20:16.
+    #[must_use]
     pub fn data(self) -> u32 {
         self.engine << 16 | u32::from(self.class)
     }
@@ -111,6 +117,7 @@ pub struct Rect {
 }
 
 /// Returns the rects that copy `length` bytes contiguously on an engine that accepts `most_lines` lines.
+#[must_use]
 pub fn linear(source: u64, target: u64, length: u64, most_lines: u32) -> Vec<Rect> {
     let line = u64::from(MOST_LINE_BYTES);
     let mut rects = Vec::new();
@@ -138,21 +145,25 @@ pub struct Push {
     words: Vec<u32>,
 }
 
-/// Maximum number of dwords of a pushbuffer of this program.
+/// Maximum number of dwords of a pushbuffer of this library.
 pub const MOST_WORDS: usize = 4096;
 
 /// Number of dwords of the longest rect.
 const RECT_WORDS: usize = 16;
+/// Number of dwords that wait for the engine and stamp the end of a submission.
+const END_WORDS: usize = 8;
 
 impl Push {
     /// Returns the dwords.
+    #[must_use]
     pub fn words(&self) -> &[u32] {
         &self.words
     }
 
-    /// Returns true if another rect fits.
+    /// Returns true if another rect fits, and behind it the end of a submission.
+    #[must_use]
     pub fn has_room(&self) -> bool {
-        self.words.len() + RECT_WORDS <= MOST_WORDS
+        self.words.len() + RECT_WORDS + END_WORDS <= MOST_WORDS
     }
 
     /// Sends data to consecutive methods, starting at byte address `method`, in steps of 4.
@@ -162,6 +173,9 @@ impl Push {
     }
 
     /// Sends 13 bits of data to one method, in the header itself.
+    ///
+    /// # Panics
+    /// If the data has more bits.
     pub fn immediate(&mut self, subchannel: u32, method: u32, data: u32) {
         assert!(data < 1 << 13, "immediate data has 13 bits");
         self.words.push(0x8000_0000 | data << 16 | subchannel << 13 | method >> 2);

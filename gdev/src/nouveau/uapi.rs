@@ -25,8 +25,8 @@ pub const fn number<T>(kind: u8, direction: u32, command: u32) -> u32 {
 /// Pairs types with requests of a driver, which is identified by a letter.
 macro_rules! requests {
     ($kind:literal: $($type:ty, $direction:expr, $command:expr;)*) => {$(
-        impl $crate::uapi::Request for $type {
-            const NUMBER: u32 = $crate::uapi::number::<$type>($kind, $direction, $command);
+        impl $crate::nouveau::uapi::Request for $type {
+            const NUMBER: u32 = $crate::nouveau::uapi::number::<$type>($kind, $direction, $command);
             const NAME: &'static str = stringify!($type);
         }
     )*};
@@ -35,6 +35,8 @@ macro_rules! requests {
 requests! { b'd':
     Version,       READ | WRITE, 0x00;
     GemClose,      WRITE,        0x09;
+    PrimeHandleToFd, READ | WRITE, 0x2d;
+    PrimeFdToHandle, READ | WRITE, 0x2e;
     GetParam,      READ | WRITE, DRM_COMMAND_BASE;
     ChannelAlloc,  READ | WRITE, DRM_COMMAND_BASE + 0x02;
     ChannelFree,   WRITE,        DRM_COMMAND_BASE + 0x03;
@@ -71,6 +73,31 @@ pub struct GemClose {
     /// Always zero.
     pub pad: u32,
 }
+
+/// `drm_prime_handle`.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Prime {
+    /// The buffer: given to export, returned by import.
+    pub handle: u32,
+    /// [`PRIME_FLAGS`] to export.
+    pub flags: u32,
+    /// The descriptor: returned by export, given to import.
+    pub fd: i32,
+}
+
+/// Request for a descriptor of a buffer.
+#[repr(transparent)]
+#[derive(Debug, Default)]
+pub struct PrimeHandleToFd(pub Prime);
+
+/// Request for the buffer of a descriptor.
+#[repr(transparent)]
+#[derive(Debug, Default)]
+pub struct PrimeFdToHandle(pub Prime);
+
+/// `DRM_CLOEXEC | DRM_RDWR`.
+pub const PRIME_FLAGS: u32 = 0o200_0002;
 
 /// `drm_nouveau_getparam`.
 #[repr(C)]
@@ -248,6 +275,8 @@ pub struct GemPushbuf {
     pub gart_available: u64,
 }
 
+/// Returns `EBUSY` instead of waiting.
+pub const CPU_PREP_NOWAIT: u32 = 1;
 /// The CPU will write: also waits for the GPU's reads.
 pub const CPU_PREP_WRITE: u32 = 4;
 
@@ -290,8 +319,9 @@ mod tests {
             size_of::<GemPushbuf>(),
             size_of::<GemCpuPrep>(),
             size_of::<GemCpuFini>(),
+            size_of::<Prime>(),
         ];
-        assert_eq!(sizes, [64, 8, 16, 88, 4, 12, 40, 48, 40, 24, 64, 8, 4]);
+        assert_eq!(sizes, [64, 8, 16, 88, 4, 12, 40, 48, 40, 24, 64, 8, 4, 12]);
     }
 
     #[test]
@@ -311,6 +341,8 @@ mod tests {
     fn numbers_are_those_of_the_kernels_headers() {
         assert_eq!(Version::NUMBER, 0xc040_6400);
         assert_eq!(GemClose::NUMBER, 0x4008_6409);
+        assert_eq!(PrimeHandleToFd::NUMBER, 0xc00c_642d);
+        assert_eq!(PrimeFdToHandle::NUMBER, 0xc00c_642e);
         assert_eq!(GetParam::NUMBER, 0xc010_6440);
         assert_eq!(ChannelAlloc::NUMBER, 0xc058_6442);
         assert_eq!(ChannelFree::NUMBER, 0x4004_6443);

@@ -3,12 +3,11 @@
 //! Names and layouts are the same as in `gpu_mediator_uapi.h` and `gpu_mediator_abi.h` in the module's folder.
 
 use std::fs::{File, OpenOptions};
-use std::rc::Rc;
+use std::sync::Arc;
 
-use anyhow::{Context, Result};
-
-use crate::device::call;
-use crate::uapi::{READ, WRITE, requests};
+use super::device::call;
+use super::uapi::{READ, Request, WRITE, requests};
+use crate::{Error, Result};
 
 const NODE: &str = "/dev/gpu-mediator";
 
@@ -18,6 +17,8 @@ pub const CREATE: u32 = 1 << 0;
 pub const ABROAD: u32 = 1 << 2;
 /// Attaches for reading only.
 pub const READ_ONLY: u32 = 1 << 3;
+/// Right of other virtual machines to read.
+pub const ABROAD_READ: u32 = 1;
 /// All rights of other virtual machines.
 pub const ABROAD_READ_WRITE: u32 = 3;
 /// Removes the key of a segment.
@@ -110,53 +111,81 @@ pub struct Wanted {
 
 impl Mediator {
     /// Opens the node.
-    pub fn open() -> Result<Rc<Self>> {
-        let file = OpenOptions::new().read(true).write(true).open(NODE);
-        let file = file.with_context(|| format!("{NODE}: is gpu_mediator_pv loaded, and the interface offered?"))?;
-        Ok(Rc::new(Self { file }))
+    ///
+    /// # Errors
+    /// If the module is not loaded, or if the mediator does not offer its interface to this machine.
+    pub fn open() -> Result<Arc<Self>> {
+        let file = OpenOptions::new().read(true).write(true).open(NODE).map_err(|error| Error::Open {
+            device: NODE.to_owned(),
+            why: error.to_string(),
+            remedy: "load gpu_mediator_pv, and check that the operator offers the paravirtual interface to this machine",
+        })?;
+        Ok(Arc::new(Self { file }))
+    }
+
+    fn call<T: Request>(&self, argument: &mut T, what: impl Fn() -> String) -> Result<()> {
+        call(&self.file, argument).map_err(|source| Error::Driver { what: what(), source })
     }
 
     /// Finds or creates a segment; returns its id.
+    ///
+    /// # Errors
+    /// If the key is not allowed, or if no such segment exists.
     pub fn share_get(&self, wanted: Wanted) -> Result<u32> {
         let Wanted { key, bytes, flags, mode, abroad } = wanted;
         let mut argument = ShareGet { key, bytes, flags, mode, abroad, id: 0 };
-        call(&self.file, &mut argument).with_context(|| format!("a segment of {bytes} bytes, key {key}"))?;
+        self.call(&mut argument, || format!("a segment of {bytes} bytes, key {key}"))?;
         Ok(argument.id)
     }
 
     /// Maps a segment for a channel; returns its GPU virtual address in the channel's address space.
+    ///
+    /// # Errors
+    /// If the segment does not exist, does not grant the access, or if the channel belongs to another process.
     pub fn attach(&self, id: u32, channel: i32, flags: u32) -> Result<u64> {
-        let mut argument = ShareAttach { id, channel: u32::try_from(channel)?, flags, ..Default::default() };
-        call(&self.file, &mut argument).with_context(|| format!("attaching segment {id} to channel {channel}"))?;
+        let mut argument = ShareAttach { id, channel: channel.cast_unsigned(), flags, ..Default::default() };
+        self.call(&mut argument, || format!("attaching segment {id} to channel {channel}"))?;
         Ok(argument.address)
     }
 
     /// Unmaps a segment.
+    ///
+    /// # Errors
+    /// If the channel does not have the segment attached.
     pub fn detach(&self, id: u32, channel: i32) -> Result<()> {
-        let mut argument = ShareDetach { id, channel: u32::try_from(channel)? };
-        call(&self.file, &mut argument).with_context(|| format!("detaching segment {id} from channel {channel}"))
+        let mut argument = ShareDetach { id, channel: channel.cast_unsigned() };
+        self.call(&mut argument, || format!("detaching segment {id} from channel {channel}"))
     }
 
     /// Removes the key of a segment; the segment is freed when no address space has it attached.
+    ///
+    /// # Errors
+    /// If the segment does not exist, or belongs to another user.
     pub fn remove(&self, id: u32) -> Result<()> {
         self.control(id, REMOVE).map(drop)
     }
 
     /// Returns the number of address spaces that have a segment attached.
+    ///
+    /// # Errors
+    /// If the segment does not exist.
     pub fn attached(&self, id: u32) -> Result<u64> {
         self.control(id, ATTACHED)
     }
 
     fn control(&self, id: u32, command: u32) -> Result<u64> {
         let mut argument = ShareControl { id, command, ..Default::default() };
-        call(&self.file, &mut argument).with_context(|| format!("command {command} on segment {id}"))?;
+        self.call(&mut argument, || format!("command {command} on segment {id}"))?;
         Ok(argument.value)
     }
 
     /// Returns the answer to a query, one of [`question`].
+    ///
+    /// # Errors
+    /// If the mediator does not answer this query.
     pub fn query(&self, what: u32) -> Result<u64> {
         let mut argument = Query { what, ..Default::default() };
-        call(&self.file, &mut argument).with_context(|| format!("question {what}"))?;
+        self.call(&mut argument, || format!("question {what}"))?;
         Ok(argument.value)
     }
 }

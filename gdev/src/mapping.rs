@@ -18,6 +18,9 @@ pub struct Mapping {
     length: usize,
 }
 
+// SAFETY: the mapping belongs to this value alone, and any thread of the process may access it.
+unsafe impl Send for Mapping {}
+
 /// Width of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
@@ -69,11 +72,19 @@ impl Mapping {
     }
 
     /// Returns the size in bytes.
-    pub fn len(&self) -> usize {
+    #[must_use]
+    pub fn bytes(&self) -> usize {
         self.length
     }
 
+    /// Returns a pointer to the first byte, valid as long as the mapping.
+    #[must_use]
+    pub fn start(&self) -> NonNull<u8> {
+        self.base
+    }
+
     /// Returns the address of the first byte in this process.
+    #[must_use]
     pub fn address(&self) -> usize {
         self.base.as_ptr() as usize
     }

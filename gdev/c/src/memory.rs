@@ -1,0 +1,149 @@
+//! Memory and copies.
+
+use std::ffi::{c_int, c_void};
+
+use gdev::{Copy, Place};
+
+use crate::handle::{Ghandle, Kind, Outcome, State, bytes, bytes_mut, invalid, status, store, value, with};
+
+/// Allocates card memory of `size` bytes; returns its address for the GPU, or 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn gmalloc(handle: Ghandle, size: u64) -> u64 {
+    value(with(handle, |state| Ok(state.allocate(Place::Vram, size)?.address)))
+}
+
+/// Frees card memory from [`gmalloc`]; returns its size in bytes, or 0 on an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn gfree(handle: Ghandle, address: u64) -> u64 {
+    value(with(handle, |state| {
+        let memory = state.take(address, Kind::Own)?;
+        state.context.free(memory)?;
+        Ok(memory.bytes)
+    }))
+}
+
+/// Allocates pinned memory of `size` bytes; returns its address in this process, or NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn gmalloc_dma(handle: Ghandle, size: u64) -> *mut c_void {
+    let address = value(with(handle, |state| {
+        if size == 0 {
+            return Err(invalid("an allocation of 0 bytes"));
+        }
+        let memory = state.context.allocate(Place::Ram, size)?;
+        let address = state.context.host_address(memory).inspect_err(|_| drop(state.context.free(memory)))?;
+        let address = address.as_ptr().expose_provenance() as u64;
+        state.pinned.insert(address, memory);
+        Ok(address)
+    }));
+    std::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// Frees pinned memory from [`gmalloc_dma`]; returns its size in bytes, or 0 on an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn gfree_dma(handle: Ghandle, buffer: *mut c_void) -> u64 {
+    value(with(handle, |state| {
+        let address = buffer.addr() as u64;
+        let memory = state.pinned.get(&address).copied();
+        let memory = memory.ok_or_else(|| invalid("the address does not come from gmalloc_dma of this handle"))?;
+        state.context.finish()?;
+        state.context.free(memory)?;
+        state.pinned.remove(&address);
+        Ok(memory.bytes)
+    }))
+}
+
+/// Copies `size` bytes of this process to the card, after all earlier work, and waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gmemcpy_to_device(handle: Ghandle, to: u64, from: *const c_void, size: u64) -> c_int {
+    status(with(handle, |state| {
+        let (memory, offset) = state.memory_at(to)?;
+        // SAFETY: see the crate's UNSAFETY.
+        let from = unsafe { bytes(from, size) }?;
+        state.context.write(memory, offset, from)?;
+        Ok(state.context.finish()?)
+    }))
+}
+
+/// Copies `size` bytes from the card to this process, after all earlier work, and waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gmemcpy_from_device(handle: Ghandle, to: *mut c_void, from: u64, size: u64) -> c_int {
+    status(with(handle, |state| {
+        let (memory, offset) = state.memory_at(from)?;
+        // SAFETY: see the crate's UNSAFETY.
+        let to = unsafe { bytes_mut(to, size) }?;
+        Ok(state.context.read(memory, offset, to)?)
+    }))
+}
+
+/// Copies `size` bytes of pinned memory to the card without waiting; `id` receives the number for `gsync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gmemcpy_to_device_async(
+    handle: Ghandle,
+    to: u64,
+    from: *const c_void,
+    size: u64,
+    id: *mut u64,
+) -> c_int {
+    status(with(handle, |state| {
+        let (to, to_offset) = state.memory_at(to)?;
+        let (from, from_offset) = state.pinned_at(from.addr() as u64)?;
+        // SAFETY: see the crate's UNSAFETY.
+        unsafe { submit(state, &Copy { from, from_offset, to, to_offset, bytes: size }, id) }
+    }))
+}
+
+/// Copies `size` bytes from the card to pinned memory without waiting; `id` receives the number for `gsync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gmemcpy_from_device_async(
+    handle: Ghandle,
+    to: *mut c_void,
+    from: u64,
+    size: u64,
+    id: *mut u64,
+) -> c_int {
+    status(with(handle, |state| {
+        let (to, to_offset) = state.pinned_at(to.addr() as u64)?;
+        let (from, from_offset) = state.memory_at(from)?;
+        // SAFETY: see the crate's UNSAFETY.
+        unsafe { submit(state, &Copy { from, from_offset, to, to_offset, bytes: size }, id) }
+    }))
+}
+
+/// Copies `size` bytes on the card, and waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gmemcpy(handle: Ghandle, to: u64, from: u64, size: u64) -> c_int {
+    status(with(handle, |state| {
+        // SAFETY: no result is stored.
+        unsafe { within_card(state, to, from, size, std::ptr::null_mut()) }?;
+        Ok(state.context.finish()?)
+    }))
+}
+
+/// Copies `size` bytes on the card without waiting; `id` receives the number for `gsync`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gmemcpy_async(handle: Ghandle, to: u64, from: u64, size: u64, id: *mut u64) -> c_int {
+    // SAFETY: see the crate's UNSAFETY.
+    status(with(handle, |state| unsafe { within_card(state, to, from, size, id) }))
+}
+
+unsafe fn within_card(state: &mut State, to: u64, from: u64, bytes: u64, id: *mut u64) -> Outcome<()> {
+    let (to, to_offset) = state.memory_at(to)?;
+    let (from, from_offset) = state.memory_at(from)?;
+    let overlap =
+        to == from && to_offset < from_offset.saturating_add(bytes) && from_offset < to_offset.saturating_add(bytes);
+    if overlap && bytes > 0 {
+        return Err(invalid("the ranges of a copy overlap"));
+    }
+    // SAFETY: the caller's promise, the crate's UNSAFETY.
+    unsafe { submit(state, &Copy { from, from_offset, to, to_offset, bytes }, id) }
+}
+
+unsafe fn submit(state: &mut State, copy: &Copy, id: *mut u64) -> Outcome<()> {
+    if copy.bytes == 0 {
+        return Err(invalid("a copy of 0 bytes"));
+    }
+    let fence = state.context.copy(copy)?;
+    let number = state.number(fence);
+    // SAFETY: the caller's promise, the crate's UNSAFETY.
+    unsafe { store(id, number) }
+}

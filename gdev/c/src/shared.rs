@@ -1,0 +1,109 @@
+//! Segments, and references to another context's memory.
+
+use std::ffi::{c_int, c_void};
+
+use gdev::SegmentRequest;
+
+use crate::handle::{Failure, Ghandle, Kind, invalid, status, store, value, with};
+
+/// Finds the segment of a key, or creates it if `flags` has `IPC_CREAT`; the lower nine bits of `flags` are its rights.
+/// Returns its number, or a negative error.
+#[unsafe(no_mangle)]
+pub extern "C" fn gshmget(handle: Ghandle, key: c_int, size: u64, flags: c_int) -> c_int {
+    let found = with(handle, |state| {
+        let request = SegmentRequest {
+            create: flags & libc::IPC_CREAT != 0,
+            mode: (flags & 0o777).cast_unsigned(),
+            ..SegmentRequest::find(u64::from(key.cast_unsigned()), size)
+        };
+        let segment = state.context.segment(request)?;
+        let number = c_int::try_from(segment.id).map_err(|_| invalid("the segment's number is too large"))?;
+        state.segments.insert(segment.id, segment);
+        Ok(number)
+    });
+    match found {
+        Ok(number) => number,
+        Err(failure) => status(Err(failure)),
+    }
+}
+
+/// Maps a segment, read-only if `flags` has `SHM_RDONLY`. Returns its address for the GPU, or 0; the address is chosen
+/// by the driver, so that `address` must be 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn gshmat(handle: Ghandle, id: c_int, address: u64, flags: c_int) -> u64 {
+    value(with(handle, |state| {
+        if address != 0 {
+            return Err(invalid("the driver chooses the address of a segment: pass 0"));
+        }
+        let segment = state.segments.get(&id.cast_unsigned()).copied();
+        let segment = segment.ok_or_else(|| invalid("find the segment with gshmget first"))?;
+        let memory = state.context.attach(segment, flags & libc::SHM_RDONLY != 0)?;
+        state.memory.insert(memory.address, (memory, Kind::Attached));
+        Ok(memory.address)
+    }))
+}
+
+/// Waits for all work and unmaps a segment.
+#[unsafe(no_mangle)]
+pub extern "C" fn gshmdt(handle: Ghandle, address: u64) -> c_int {
+    status(with(handle, |state| {
+        let memory = state.take(address, Kind::Attached)?;
+        Ok(state.context.detach(memory)?)
+    }))
+}
+
+/// Controls a segment: with `IPC_RMID` it loses its key, and is freed when nothing has it attached; with `IPC_STAT`
+/// `buffer` receives the number of contexts that have it attached, a `uint64_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gshmctl(handle: Ghandle, id: c_int, command: c_int, buffer: *mut c_void) -> c_int {
+    status(with(handle, |state| {
+        let segment = state.segments.get(&id.cast_unsigned()).copied();
+        let segment = segment.ok_or_else(|| invalid("find the segment with gshmget first"))?;
+        match command {
+            libc::IPC_RMID => {
+                state.context.remove(segment)?;
+                state.segments.remove(&segment.id);
+                Ok(())
+            }
+            libc::IPC_STAT => {
+                let attached = state.context.attached(segment)?;
+                // SAFETY: see the crate's UNSAFETY.
+                unsafe { store(buffer.cast(), attached) }
+            }
+            other => Err(Failure(libc::EOPNOTSUPP, format!("command {other}: IPC_RMID or IPC_STAT"))),
+        }
+    }))
+}
+
+/// Maps memory of `master`, from [`crate::gmalloc`], into `slave`. Returns its address there, or 0. The memory lives
+/// until both have freed it.
+#[unsafe(no_mangle)]
+pub extern "C" fn gref(master: Ghandle, address: u64, size: u64, slave: Ghandle) -> u64 {
+    value((|| {
+        let shared = with(master, |state| {
+            let (memory, offset) = state.memory_at(address)?;
+            if offset != 0 || size > memory.bytes {
+                return Err(invalid("a reference starts at the first byte of an allocation and is within it"));
+            }
+            Ok(state.context.share(memory)?)
+        })?;
+        with(slave, |state| {
+            let memory = state.context.reference(&shared)?;
+            if state.memory.contains_key(&memory.address) {
+                state.context.free(memory)?;
+                return Err(invalid("the handle already has this memory"));
+            }
+            state.memory.insert(memory.address, (memory, Kind::Reference));
+            Ok(memory.address)
+        })
+    })())
+}
+
+/// Frees a reference.
+#[unsafe(no_mangle)]
+pub extern "C" fn gunref(handle: Ghandle, address: u64) -> c_int {
+    status(with(handle, |state| {
+        let memory = state.take(address, Kind::Reference)?;
+        Ok(state.context.free(memory)?)
+    }))
+}

@@ -1,0 +1,124 @@
+//! The interface between [`crate::Context`] and a kind of device.
+
+use std::ptr::NonNull;
+
+use crate::{Copy, Fence, Grid, Image, Memory, Module, Params, Place, Result, Segment, SegmentRequest, Shared};
+
+/// A context on a device. All operations are executed in the order of the calls.
+///
+/// [`crate::Context`] checks ranges before it calls a backend; a backend checks that memory and modules are its own.
+pub trait Backend: Send {
+    /// Returns the name of the kind of device, for messages.
+    fn name(&self) -> &'static str;
+
+    /// Allocates memory with undefined contents.
+    ///
+    /// # Errors
+    /// If no memory is left, or on a driver error.
+    fn allocate(&mut self, place: Place, bytes: u64) -> Result<Memory>;
+
+    /// Frees memory once the submitted work no longer needs it.
+    ///
+    /// # Errors
+    /// If the context does not have the memory, or on a driver error.
+    fn free(&mut self, memory: Memory) -> Result<()>;
+
+    /// Returns the memory in which an allocation lies. Memory that another context allocated counts as card memory.
+    ///
+    /// # Errors
+    /// If the context does not have the memory.
+    fn place(&self, memory: Memory) -> Result<Place>;
+
+    /// Writes memory with the CPU, without waiting for submitted work.
+    ///
+    /// # Errors
+    /// If the CPU cannot access the memory, or on a driver error.
+    fn write_by_cpu(&mut self, memory: Memory, offset: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Reads memory with the CPU, without waiting for submitted work.
+    ///
+    /// # Errors
+    /// If the CPU cannot access the memory, or on a driver error.
+    fn read_by_cpu(&mut self, memory: Memory, offset: u64, bytes: &mut [u8]) -> Result<()>;
+
+    /// Submits a copy to a copy engine.
+    ///
+    /// # Errors
+    /// On a driver error.
+    fn copy(&mut self, copy: &Copy) -> Result<Fence>;
+
+    /// Makes kernels ready to launch.
+    ///
+    /// # Errors
+    /// If the image is for another kind of device, if no memory is left, or on a driver error.
+    fn load(&mut self, image: Image<'_>) -> Result<Module>;
+
+    /// Submits a kernel. `uses` is the memory that the kernel reads or writes; other memory may not be resident.
+    ///
+    /// # Errors
+    /// If the kernel does not exist, if the parameters do not have its size, or on a driver error.
+    fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Memory]) -> Result<Fence>;
+
+    /// Returns the fence of the last operation; `None` if none was submitted.
+    fn last(&self) -> Option<Fence>;
+
+    /// Returns whether all operations up to a fence have ended, without waiting.
+    ///
+    /// # Errors
+    /// On a driver error.
+    fn is_done(&mut self, fence: Fence) -> Result<bool>;
+
+    /// Waits until all operations up to a fence have ended.
+    ///
+    /// # Errors
+    /// [`crate::Error::Lost`] if an operation was not executed completely, or another driver error.
+    fn wait(&mut self, fence: Fence) -> Result<()>;
+
+    /// Returns the address in this process of memory in RAM; it is valid until the memory is freed.
+    ///
+    /// # Errors
+    /// If the memory is on the card.
+    fn host_address(&mut self, memory: Memory) -> Result<NonNull<u8>>;
+
+    /// Shares memory with other contexts of this process.
+    ///
+    /// # Errors
+    /// If the context did not allocate the memory, or on a driver error.
+    fn share(&mut self, memory: Memory) -> Result<Shared>;
+
+    /// Maps shared memory into this context. The memory lives until all references are freed.
+    ///
+    /// # Errors
+    /// If the memory is of another kind of device, or on a driver error.
+    fn reference(&mut self, shared: &Shared) -> Result<Memory>;
+
+    /// Finds or creates a segment.
+    ///
+    /// # Errors
+    /// If the key is not allowed, if no such segment exists, or if the device does not have segments.
+    fn segment(&mut self, request: SegmentRequest) -> Result<Segment>;
+
+    /// Maps a segment into the context.
+    ///
+    /// # Errors
+    /// If the segment does not exist, or does not grant the access.
+    fn attach(&mut self, segment: Segment, read_only: bool) -> Result<Memory>;
+
+    /// Unmaps a segment. Work that still uses it may be lost: wait for it before.
+    ///
+    /// # Errors
+    /// If the memory is not an attached segment.
+    fn detach(&mut self, memory: Memory) -> Result<()>;
+
+    /// Removes the key of a segment, whose memory is freed when no context has it attached.
+    ///
+    /// # Errors
+    /// If the segment does not exist, or belongs to another user.
+    fn remove(&mut self, segment: Segment) -> Result<()>;
+
+    /// Returns the number of contexts that have a segment attached.
+    ///
+    /// # Errors
+    /// If the segment does not exist.
+    fn attached(&mut self, segment: Segment) -> Result<u64>;
+}

@@ -1,0 +1,388 @@
+//! A context: checks, copies in pieces, and waits.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use crate::{
+    Backend, Copy, Error, Fence, Grid, Image, Memory, Module, Params, Place, Result, Segment, SegmentRequest, Shared,
+    Target, Tuning,
+};
+
+/// Pinned memory through which larger copies go, with the fence of the last copy that uses it.
+#[derive(Clone, Copy, Debug)]
+struct Bounce {
+    memory: Memory,
+    busy_until: Option<Fence>,
+}
+
+/// A context on a device: an address space with memory, modules and a queue of work, which is executed in order.
+///
+/// ```no_run
+/// # fn main() -> gdev::Result<()> {
+/// let mut context = gdev::open(&"nouveau".parse()?)?;
+/// let source = "
+/// .kernel twice
+/// .params 8
+///     MOV R0, c[0][0x20]
+///     MOV R1, c[0][0x24]
+///     LD.E R2, [R0]
+///     IADD R2, R2, R2
+///     ST.E [R0], R2
+///     EXIT";
+/// let module = context.load(gdev::Image::Sm20(&sm20::assemble(source).expect("a program")))?;
+/// let memory = context.allocate(gdev::Place::Vram, 4)?;
+/// context.write(memory, 0, &21u32.to_le_bytes())?;
+/// let params = gdev::Params::new().buffer(memory);
+/// context.launch(module, "twice", gdev::Grid::line(1, 1), &params, &[memory])?;
+/// let mut answer = [0; 4];
+/// context.read(memory, 0, &mut answer)?;
+/// assert_eq!(u32::from_le_bytes(answer), 42);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Context<B: Backend + ?Sized = dyn Backend> {
+    tuning: Tuning,
+    bounces: Vec<Bounce>,
+    next_bounce: usize,
+    backend: Box<B>,
+}
+
+impl<B: Backend + ?Sized> fmt::Debug for Context<B> {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.debug_struct("Context").field("backend", &self.backend.name()).field("tuning", &self.tuning).finish()
+    }
+}
+
+/// Opens a device and creates a context on it.
+///
+/// # Errors
+/// If the device cannot be opened, or on a driver error.
+pub fn open(target: &Target) -> Result<Context> {
+    Ok(match target {
+        Target::Nouveau(node) => {
+            let backend = crate::nouveau::Nouveau::new(&crate::nouveau::Device::open(node)?)?;
+            Context::erased(Box::new(backend), crate::nouveau::TUNING)
+        }
+        #[cfg(feature = "cuda")]
+        Target::Cuda(number) => Context::erased(Box::new(crate::cuda::Cuda::open(*number)?), crate::cuda::TUNING),
+        #[cfg(not(feature = "cuda"))]
+        Target::Cuda(_) => return Err(Error::Unsupported { device: "this build of gdev", what: "CUDA" }),
+    })
+}
+
+impl Context {
+    fn erased(backend: Box<dyn Backend>, tuning: Tuning) -> Self {
+        Self { tuning, bounces: Vec::new(), next_bounce: 0, backend }
+    }
+}
+
+impl<B: Backend> Context<B> {
+    /// Creates a context from a backend.
+    pub fn new(backend: B, tuning: Tuning) -> Self {
+        Self { tuning, bounces: Vec::new(), next_bounce: 0, backend: Box::new(backend) }
+    }
+}
+
+impl<B: Backend + ?Sized> Context<B> {
+    /// Returns the backend.
+    #[must_use]
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// Returns the backend, for functions that only this kind of device has.
+    pub fn backend_mut(&mut self) -> &mut B {
+        &mut self.backend
+    }
+
+    /// Returns the limits of copies.
+    #[must_use]
+    pub fn tuning(&self) -> Tuning {
+        self.tuning
+    }
+
+    /// Sets the limits of later copies.
+    ///
+    /// # Errors
+    /// If a value is outside its limits; or a driver error, after which the old limits apply.
+    pub fn tune(&mut self, tuning: Tuning) -> Result<()> {
+        tuning.check()?;
+        if tuning.piece_bytes != self.tuning.piece_bytes {
+            self.finish()?;
+            while let Some(bounce) = self.bounces.pop() {
+                self.backend.free(bounce.memory)?;
+            }
+        }
+        self.tuning = tuning;
+        Ok(())
+    }
+
+    /// Allocates `bytes` bytes of memory with undefined contents.
+    ///
+    /// # Errors
+    /// If no memory is left, or on a driver error.
+    pub fn allocate(&mut self, place: Place, bytes: u64) -> Result<Memory> {
+        self.backend.allocate(place, bytes)
+    }
+
+    /// Frees memory once the submitted work no longer needs it.
+    ///
+    /// # Errors
+    /// If the context does not have the memory, or on a driver error.
+    pub fn free(&mut self, memory: Memory) -> Result<()> {
+        self.backend.free(memory)
+    }
+
+    /// Copies from the CPU into memory, after all earlier work. On return the bytes have been read; the copy of card
+    /// memory may still be under way, but later operations see its result.
+    ///
+    /// # Errors
+    /// If the range is outside the memory, or on a driver error.
+    pub fn write(&mut self, memory: Memory, offset: u64, bytes: &[u8]) -> Result<()> {
+        let length = bytes.len() as u64;
+        within(memory, offset, length)?;
+        if self.backend.place(memory)? == Place::Ram {
+            self.finish()?;
+            return self.backend.write_by_cpu(memory, offset, bytes);
+        }
+        if length <= self.tuning.direct_write_bytes && self.is_idle()? {
+            match self.backend.write_by_cpu(memory, offset, bytes) {
+                // The CPU cannot reach this memory.
+                Err(Error::Unsupported { .. }) => {}
+                result => return result,
+            }
+        }
+        for (at, piece) in self.offsets(length).zip(bytes.chunks(self.piece())) {
+            let slot = self.take_bounce()?;
+            let from = self.bounces[slot].memory;
+            self.backend.write_by_cpu(from, 0, piece)?;
+            let copy = Copy { from, from_offset: 0, to: memory, to_offset: offset + at, bytes: piece.len() as u64 };
+            let fence = self.backend.copy(&copy)?;
+            self.bounces[slot].busy_until = Some(fence);
+            if !self.tuning.overlap {
+                self.backend.wait(fence)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies from memory to the CPU, after all earlier work.
+    ///
+    /// # Errors
+    /// If the range is outside the memory, if earlier work was lost, or on a driver error.
+    pub fn read(&mut self, memory: Memory, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let length = bytes.len() as u64;
+        within(memory, offset, length)?;
+        if self.backend.place(memory)? == Place::Ram {
+            self.finish()?;
+            return self.backend.read_by_cpu(memory, offset, bytes);
+        }
+        if length <= self.tuning.direct_read_bytes {
+            self.finish()?;
+            match self.backend.read_by_cpu(memory, offset, bytes) {
+                Err(Error::Unsupported { .. }) => {}
+                result => return result,
+            }
+        }
+        // The piece that a copy engine has copied, or is copying, into a bounce buffer.
+        let mut under_way: Option<(usize, &mut [u8])> = None;
+        for (at, piece) in self.offsets(length).zip(bytes.chunks_mut(self.piece())) {
+            let slot = self.take_bounce()?;
+            let to = self.bounces[slot].memory;
+            let copy = Copy { from: memory, from_offset: offset + at, to, to_offset: 0, bytes: piece.len() as u64 };
+            self.bounces[slot].busy_until = Some(self.backend.copy(&copy)?);
+            if !self.tuning.overlap {
+                self.collect(slot, piece)?;
+                continue;
+            }
+            if let Some((slot, piece)) = under_way.replace((slot, piece)) {
+                self.collect(slot, piece)?;
+            }
+        }
+        match under_way {
+            Some((slot, piece)) => self.collect(slot, piece),
+            None => Ok(()),
+        }
+    }
+
+    /// Submits a copy between two memories of this context; does not wait. One of them may be in RAM: this is the
+    /// asynchronous copy to and from the card.
+    ///
+    /// # Errors
+    /// If a range is outside its memory, or on a driver error.
+    pub fn copy(&mut self, copy: &Copy) -> Result<Fence> {
+        within(copy.from, copy.from_offset, copy.bytes)?;
+        within(copy.to, copy.to_offset, copy.bytes)?;
+        self.backend.copy(copy)
+    }
+
+    /// Makes kernels ready to launch.
+    ///
+    /// # Errors
+    /// If the image is for another kind of device, if no memory is left, or on a driver error.
+    pub fn load(&mut self, image: Image<'_>) -> Result<Module> {
+        self.backend.load(image)
+    }
+
+    /// Submits a kernel; does not wait. `uses` is the memory that the kernel reads or writes: other memory may not be
+    /// resident.
+    ///
+    /// # Errors
+    /// If the kernel does not exist, if the grid or the parameters do not have its size, or on a driver error.
+    pub fn launch(
+        &mut self,
+        module: Module,
+        name: &str,
+        grid: Grid,
+        params: &Params,
+        uses: &[Memory],
+    ) -> Result<Fence> {
+        let Grid { blocks, threads } = grid;
+        let count = |sizes: [u32; 3]| sizes.iter().try_fold(1u32, |count, size| count.checked_mul(*size));
+        let fits = count(threads).is_some_and(|count| (1..=1024).contains(&count));
+        if !fits || blocks.contains(&0) {
+            return Err(Error::Grid { blocks, threads });
+        }
+        self.backend.launch(module, name, grid, params, uses)
+    }
+
+    /// Returns whether all work up to a fence has ended.
+    ///
+    /// # Errors
+    /// On a driver error.
+    pub fn is_done(&mut self, fence: Fence) -> Result<bool> {
+        self.backend.is_done(fence)
+    }
+
+    /// Waits for all work up to a fence.
+    ///
+    /// # Errors
+    /// If work was lost, or on a driver error.
+    pub fn wait(&mut self, fence: Fence) -> Result<()> {
+        self.backend.wait(fence)
+    }
+
+    /// Waits for all work.
+    ///
+    /// # Errors
+    /// If work was lost, or on a driver error.
+    pub fn finish(&mut self) -> Result<()> {
+        self.backend.last().map_or(Ok(()), |fence| self.backend.wait(fence))
+    }
+
+    /// Returns the address in this process of memory in RAM; it is valid until the memory is freed. The caller orders
+    /// its accesses with the card's by fences.
+    ///
+    /// # Errors
+    /// If the memory is on the card.
+    pub fn host_address(&mut self, memory: Memory) -> Result<NonNull<u8>> {
+        self.backend.host_address(memory)
+    }
+
+    /// Shares memory with other contexts of this process: [`Self::reference`] maps it there (Gdev's `gref`).
+    ///
+    /// # Errors
+    /// If the context did not allocate the memory, or on a driver error.
+    pub fn share(&mut self, memory: Memory) -> Result<Shared> {
+        self.backend.share(memory)
+    }
+
+    /// Maps another context's memory into this context. The memory lives until all references are freed, this one with
+    /// [`Self::free`]. Work of the two contexts is not ordered: wait for one before the other uses the memory.
+    ///
+    /// # Errors
+    /// If the memory is of another kind of device, or on a driver error.
+    pub fn reference(&mut self, shared: &Shared) -> Result<Memory> {
+        self.backend.reference(shared)
+    }
+
+    /// Finds or creates a segment (Gdev's `shmget`).
+    ///
+    /// # Errors
+    /// If the key is not allowed, if no such segment exists, or if the device does not have segments.
+    pub fn segment(&mut self, request: SegmentRequest) -> Result<Segment> {
+        self.backend.segment(request)
+    }
+
+    /// Maps a segment into this context (Gdev's `shmat`).
+    ///
+    /// # Errors
+    /// If the segment does not exist, or does not grant the access.
+    pub fn attach(&mut self, segment: Segment, read_only: bool) -> Result<Memory> {
+        self.backend.attach(segment, read_only)
+    }
+
+    /// Waits for all work and unmaps a segment (Gdev's `shmdt`).
+    ///
+    /// # Errors
+    /// If the memory is not an attached segment, or on a driver error.
+    pub fn detach(&mut self, memory: Memory) -> Result<()> {
+        self.finish()?;
+        self.backend.detach(memory)
+    }
+
+    /// Removes the key of a segment, whose memory is freed when no context has it attached (Gdev's `shmctl`).
+    ///
+    /// # Errors
+    /// If the segment does not exist, or belongs to another user.
+    pub fn remove(&mut self, segment: Segment) -> Result<()> {
+        self.backend.remove(segment)
+    }
+
+    /// Returns the number of contexts that have a segment attached.
+    ///
+    /// # Errors
+    /// If the segment does not exist.
+    pub fn attached(&mut self, segment: Segment) -> Result<u64> {
+        self.backend.attached(segment)
+    }
+
+    fn is_idle(&mut self) -> Result<bool> {
+        self.backend.last().map_or(Ok(true), |fence| self.backend.is_done(fence))
+    }
+
+    /// Returns the size of a piece. [`Tuning::check`] limits it to 64 MiB.
+    fn piece(&self) -> usize {
+        self.tuning.piece_bytes as usize
+    }
+
+    /// Returns the offsets of the pieces of a copy.
+    fn offsets(&self, bytes: u64) -> impl Iterator<Item = u64> + use<B> {
+        (0..bytes).step_by(self.piece())
+    }
+
+    /// Waits until the next bounce buffer is free and returns its index.
+    fn take_bounce(&mut self) -> Result<usize> {
+        const BOUNCES: usize = 2;
+        if self.bounces.len() < BOUNCES {
+            let memory = self.backend.allocate(Place::Ram, self.tuning.piece_bytes)?;
+            self.bounces.push(Bounce { memory, busy_until: None });
+            return Ok(self.bounces.len() - 1);
+        }
+        let slot = self.next_bounce % BOUNCES;
+        self.next_bounce = slot + 1;
+        if let Some(fence) = self.bounces[slot].busy_until {
+            self.backend.wait(fence)?;
+            self.bounces[slot].busy_until = None;
+        }
+        Ok(slot)
+    }
+
+    /// Waits for a copy into a bounce buffer, and reads it.
+    fn collect(&mut self, slot: usize, piece: &mut [u8]) -> Result<()> {
+        let Bounce { memory, busy_until } = self.bounces[slot];
+        if let Some(fence) = busy_until {
+            self.backend.wait(fence)?;
+        }
+        self.backend.read_by_cpu(memory, 0, piece)
+    }
+}
+
+/// Checks that a range is within memory.
+fn within(memory: Memory, offset: u64, bytes: u64) -> Result<()> {
+    let inside = offset.checked_add(bytes).is_some_and(|end| end <= memory.bytes);
+    if inside { Ok(()) } else { Err(Error::Range { offset, bytes, size: memory.bytes }) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,531 @@
+//! The backend for nouveau's render node: a channel with M2MF and compute, buffers, programs, launches.
+//!
+//! Copies use M2MF, the copy engine of PGRAPH, so that one channel executes all work in order. Buffers in RAM are
+//! mapped; buffers in VRAM are mapped through BAR1. Time stamps before and after each launch give its time on the GPU,
+//! and each submission ends with a stamp of its number: if a stamp is missing after the kernel has reported the end,
+//! the work was cut short.
+//!
+//! Launches without a wait run ahead by as many submissions as the channel has pushbuffers.
+//!
+//! [`device`], [`push`] and [`uapi`] are the driver below: device files, buffers, channels, pushbuffers. They support
+//! the stock drivers of Debian's 6.1 and 6.12 on a Fermi card: there are no relocations, no tiled buffers and no
+//! `VM_BIND`.
+
+pub mod device;
+pub mod mediator;
+mod methods;
+pub mod push;
+pub mod uapi;
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{
+    Backend, Copy, Error, Fence, Grid, Image, Memory, Module, Params, Place, Result, Segment, SegmentRequest, Shared,
+    Tuning,
+};
+pub use device::Device;
+use device::{Buffer, Channel, Domain, RING, Use};
+use mediator::Mediator;
+use methods::{Area, Code, STAMP_BYTES};
+use push::{Engine, Object, Push, linear};
+use uapi::param;
+
+/// Limits of copies in a guest with the software card.
+pub const TUNING: Tuning =
+    Tuning { direct_write_bytes: 4 << 10, direct_read_bytes: 1 << 10, piece_bytes: 2 << 20, overlap: true };
+
+/// Number of launches whose stamps are kept.
+const STAMPED: u64 = 128;
+/// Maximum number of submissions in flight: each needs its own stamps.
+pub const MOST_IN_FLIGHT: u64 = STAMPED / 2;
+/// Offset of the stamp at the end of each submission in the buffer of stamps; pairs of launches come before it.
+const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
+
+/// Work that a [`Nouveau`] has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Number of copies launched.
+    pub copies: u64,
+    /// Number of grids launched.
+    pub launches: u64,
+    /// Number of bytes that the CPU copied to and from memory that the card accesses.
+    pub cpu_bytes: u64,
+    /// Number of bytes that the card copied between such memory and its own.
+    pub link_bytes: u64,
+    /// Time that the GPU spent on grids, by its own clock.
+    pub gpu_time: Duration,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    code: Buffer,
+    program: sm20::Program,
+}
+
+/// Memory that kernels can use.
+#[derive(Debug)]
+enum Held {
+    /// A buffer of the guest's kernel; every submission that uses the buffer must name it.
+    Own(Buffer),
+    /// A segment of the mediator that is attached to the channel.
+    Segment { address: u64, id: u32 },
+    /// Other memory at a virtual address that the guest's kernel did not allocate.
+    Foreign { address: u64 },
+}
+
+impl Held {
+    fn address(&self) -> u64 {
+        match self {
+            Self::Own(buffer) => buffer.address(),
+            Self::Segment { address, .. } | Self::Foreign { address } => *address,
+        }
+    }
+}
+
+/// A buffer for other contexts.
+#[derive(Debug)]
+struct Exported {
+    descriptor: OwnedFd,
+    domain: Domain,
+}
+
+/// An offset in memory that kernels can use.
+#[derive(Debug, Clone, Copy)]
+struct Spot<'a> {
+    address: u64,
+    buffer: Option<&'a Buffer>,
+}
+
+/// A channel that computes.
+#[derive(Debug)]
+pub struct Nouveau {
+    device: Arc<Device>,
+    channel: Channel,
+    memory: HashMap<usize, Held>,
+    next_memory: usize,
+    modules: Vec<Loaded>,
+    bank: Buffer,
+    stamps: Buffer,
+    local: Option<Buffer>,
+    mediator: Option<Arc<Mediator>>,
+    multiprocessors: u32,
+    /// Maximum number of submissions in flight.
+    in_flight: u64,
+    /// The last submission whose end was awaited.
+    awaited: u64,
+    /// Number of the first launches whose stamps were read.
+    collected: u64,
+    done: Done,
+    /// End times of launches, in ns of the card's clock, if they are recorded.
+    ends: Option<Vec<u64>>,
+}
+
+impl Nouveau {
+    /// Creates a channel.
+    ///
+    /// # Errors
+    /// If no channel or no memory is free.
+    pub fn new(device: &Arc<Device>) -> Result<Self> {
+        Self::running_ahead(device, RING as u64)
+    }
+
+    /// Creates a channel with up to `in_flight` submissions in flight before a launch waits for the oldest; there are
+    /// from 1 to [`MOST_IN_FLIGHT`].
+    ///
+    /// # Errors
+    /// If no channel or no memory is free.
+    pub fn running_ahead(device: &Arc<Device>, in_flight: u64) -> Result<Self> {
+        let in_flight = in_flight.clamp(1, MOST_IN_FLIGHT);
+        let channel = Channel::with_ring(device, in_flight as usize)?;
+        channel.add(Engine::M2mf.object())?;
+        channel.add(Object::COMPUTE)?;
+        let multiprocessors = (device.parameter(param::GRAPH_UNITS)? >> 8) as u32 & 0xff_ffff;
+        if multiprocessors == 0 {
+            return Err(Error::Lost("the kernel reports a card without multiprocessors".into()));
+        }
+        let bank = Buffer::new(device, Domain::Vram, u64::from(methods::BANK_BYTES))?;
+        let stamps = Buffer::new(device, Domain::Gart, LAST_STAMP + STAMP_BYTES)?;
+        stamps.map()?.write(0, &vec![0; (LAST_STAMP + STAMP_BYTES) as usize]);
+        let mut context = Self {
+            device: Arc::clone(device),
+            channel,
+            memory: HashMap::new(),
+            next_memory: 0,
+            modules: Vec::new(),
+            bank,
+            stamps,
+            local: None,
+            mediator: None,
+            multiprocessors,
+            in_flight,
+            awaited: 0,
+            collected: 0,
+            done: Done::default(),
+            ends: None,
+        };
+        let mut push = Push::default();
+        methods::set_up(&mut push, multiprocessors, context.bank.address());
+        context.submit(push, &[Use::write(&context.bank)])?;
+        context.awaited = 0;
+        Ok(context)
+    }
+
+    /// Returns the channel's number in the guest.
+    #[must_use]
+    pub fn number(&self) -> i32 {
+        self.channel.number()
+    }
+
+    /// Returns the device file.
+    #[must_use]
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// From now on, records the end time of each launch.
+    pub fn keep_ends(&mut self) {
+        self.ends = Some(Vec::new());
+    }
+
+    /// Returns the recorded end times of completed launches, in ns of the card's clock, and stops recording.
+    pub fn take_ends(&mut self) -> Option<Vec<u64>> {
+        self.ends.take()
+    }
+
+    /// Returns the work done so far; launches without a wait have no time yet.
+    #[must_use]
+    pub fn done(&self) -> Done {
+        self.done
+    }
+
+    /// Returns the current first word of memory in RAM, without any wait.
+    ///
+    /// # Errors
+    /// If the context does not have the memory.
+    pub fn peek(&mut self, memory: Memory) -> Result<u32> {
+        let mut word = [0; 4];
+        self.read_by_cpu(memory, 0, &mut word)?;
+        Ok(u32::from_le_bytes(word))
+    }
+
+    /// Registers memory at `address` of the channel's address space that the kernel did not allocate. Free it before
+    /// that memory.
+    pub fn adopt(&mut self, address: u64, bytes: u64) -> Memory {
+        self.insert(Held::Foreign { address }, bytes)
+    }
+
+    fn insert(&mut self, held: Held, bytes: u64) -> Memory {
+        let memory = Memory { index: self.next_memory, address: held.address(), bytes };
+        self.memory.insert(memory.index, held);
+        self.next_memory += 1;
+        memory
+    }
+
+    fn held(&self, memory: Memory) -> Result<&Held> {
+        let held = self.memory.get(&memory.index).filter(|held| held.address() == memory.address);
+        held.ok_or(Error::Memory(memory.index))
+    }
+
+    /// Returns the guest kernel's buffer, if the memory is one.
+    fn buffer(&self, memory: Memory) -> Result<Option<&Buffer>> {
+        Ok(match self.held(memory)? {
+            Held::Own(buffer) => Some(buffer),
+            Held::Segment { .. } | Held::Foreign { .. } => None,
+        })
+    }
+
+    fn spot(&self, memory: Memory, offset: u64) -> Result<Spot<'_>> {
+        Ok(Spot { address: memory.address + offset, buffer: self.buffer(memory)? })
+    }
+
+    /// Returns the range of a buffer that the CPU accesses.
+    fn by_cpu(&self, memory: Memory, offset: u64, bytes: usize) -> Result<(&Buffer, usize)> {
+        let what = "access of the CPU to segments: copy them";
+        let buffer = self.buffer(memory)?.ok_or(Error::Unsupported { device: self.name(), what })?;
+        let size = buffer.size();
+        let inside = offset.checked_add(bytes as u64).is_some_and(|end| end <= size);
+        if inside { Ok((buffer, offset as usize)) } else { Err(Error::Range { offset, bytes: bytes as u64, size }) }
+    }
+
+    /// Submits a pushbuffer that ends with the stamp of its number.
+    fn submit(&self, mut push: Push, uses: &[Use<'_>]) -> Result<Fence> {
+        let number = self.channel.submitted() + 1;
+        methods::wait_for_idle(&mut push);
+        methods::stamp(&mut push, self.stamps.address() + LAST_STAMP, number as u32);
+        let list: Vec<Use<'_>> = uses.iter().copied().chain([Use::write(&self.stamps)]).collect();
+        let lost = |error: Error| Error::Lost(format!("{}: {error}", self.verdict()));
+        self.channel.submit(&push, &list).map(Fence::new).map_err(lost)
+    }
+
+    fn verdict(&self) -> String {
+        format!("channel {} takes no work any more: the kernel's log says why", self.channel.number())
+    }
+
+    /// Makes local memory large enough for `bytes` bytes per thread.
+    fn provide_local(&mut self, bytes: u32) -> Result<()> {
+        let wanted = methods::local_area(u64::from(self.multiprocessors), bytes);
+        if self.local.as_ref().is_some_and(|local| local.size() >= wanted) {
+            return Ok(());
+        }
+        let local = Buffer::new(&self.device, Domain::Vram, wanted)?;
+        let mut push = Push::default();
+        methods::wait_for_idle(&mut push);
+        methods::set_local(&mut push, Area { address: local.address(), bytes: local.size() });
+        self.submit(push, &[Use::write(&local)])?;
+        // The guest's kernel keeps the old local memory mapped until its users end.
+        self.local = Some(local);
+        Ok(())
+    }
+
+    /// Reads a stamp: its payload, and the GPU's time in nanoseconds.
+    fn read_stamp(&self, at: u64) -> Result<(u32, u64)> {
+        let mut bytes = [0; STAMP_BYTES as usize];
+        self.stamps.map()?.read(at as usize, &mut bytes);
+        let [low, high] =
+            [&bytes[..8], &bytes[8..]].map(|half| u64::from_le_bytes(half.try_into().unwrap_or_default()));
+        Ok((low as u32, high))
+    }
+
+    /// Adds the times of the ended launches up to number `until`.
+    fn collect_times(&mut self, until: u64) -> Result<()> {
+        for number in self.collected..until {
+            let at = stamps_at(number);
+            let [(begin, from), (end, to)] = [self.read_stamp(at)?, self.read_stamp(at + STAMP_BYTES)?];
+            let mark = mark(number);
+            if (begin, end) != (mark, mark) {
+                return Err(Error::Lost(format!("a kernel did not end; {}", self.verdict())));
+            }
+            if from > to {
+                let times = format!("a kernel ended at {to} ns and began at {from} ns of the card's clock");
+                return Err(Error::Lost(times));
+            }
+            self.done.gpu_time += Duration::from_nanos(to - from);
+            self.ends.iter_mut().for_each(|ends| ends.push(to));
+        }
+        self.collected = self.collected.max(until);
+        Ok(())
+    }
+
+    fn mediator(&mut self) -> Result<Arc<Mediator>> {
+        if self.mediator.is_none() {
+            self.mediator = Some(Mediator::open()?);
+        }
+        self.mediator.clone().ok_or(Error::Unsupported { device: "nouveau", what: "segments" })
+    }
+}
+
+/// Returns the offset of the two stamps of a launch.
+fn stamps_at(number: u64) -> u64 {
+    number % STAMPED * 2 * STAMP_BYTES
+}
+
+/// Returns the payload of the stamps of a launch, which differs from the payload of earlier launches with the same
+/// stamps.
+fn mark(number: u64) -> u32 {
+    (number as u32).wrapping_add(1)
+}
+
+impl Backend for Nouveau {
+    fn name(&self) -> &'static str {
+        "nouveau"
+    }
+
+    fn allocate(&mut self, place: Place, bytes: u64) -> Result<Memory> {
+        let domain = match place {
+            Place::Vram => Domain::Vram,
+            Place::Ram => Domain::Gart,
+        };
+        let buffer = Buffer::new(&self.device, domain, bytes.max(1))?;
+        let (address, end) = (buffer.address(), buffer.address() + buffer.size());
+        if address < methods::WINDOWS.end && end > methods::WINDOWS.start {
+            let why = format!("the kernel chose {address:#x}, where kernels see local and shared memory");
+            return Err(Error::Allocation { place, bytes, why });
+        }
+        Ok(self.insert(Held::Own(buffer), bytes))
+    }
+
+    fn free(&mut self, memory: Memory) -> Result<()> {
+        if let Held::Segment { .. } = self.held(memory)? {
+            return Err(Error::Unsupported { device: self.name(), what: "freeing a segment: detach it" });
+        }
+        self.memory.remove(&memory.index);
+        Ok(())
+    }
+
+    fn place(&self, memory: Memory) -> Result<Place> {
+        let in_ram = self.buffer(memory)?.is_some_and(|buffer| buffer.domain() == Domain::Gart);
+        Ok(if in_ram { Place::Ram } else { Place::Vram })
+    }
+
+    fn write_by_cpu(&mut self, memory: Memory, offset: u64, bytes: &[u8]) -> Result<()> {
+        let (buffer, at) = self.by_cpu(memory, offset, bytes.len())?;
+        buffer.map()?.write(at, bytes);
+        self.done.cpu_bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn read_by_cpu(&mut self, memory: Memory, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let (buffer, at) = self.by_cpu(memory, offset, bytes.len())?;
+        buffer.map()?.read(at, bytes);
+        self.done.cpu_bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn copy(&mut self, copy: &Copy) -> Result<Fence> {
+        let (from, to) = (self.spot(copy.from, copy.from_offset)?, self.spot(copy.to, copy.to_offset)?);
+        let rects = linear(from.address, to.address, copy.bytes, Engine::M2mf.most_lines());
+        let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();
+        let mut push = Push::default();
+        // M2MF does not wait for grids by itself.
+        methods::wait_for_idle(&mut push);
+        for rect in &rects {
+            if !push.has_room() {
+                self.submit(std::mem::take(&mut push), &uses)?;
+            }
+            push.copy(Engine::M2mf, rect);
+        }
+        let fence = self.submit(push, &uses)?;
+        self.done.copies += rects.len() as u64;
+        if self.place(copy.from)? != self.place(copy.to)? {
+            self.done.link_bytes += copy.bytes;
+        }
+        Ok(fence)
+    }
+
+    fn load(&mut self, image: Image<'_>) -> Result<Module> {
+        let Image::Sm20(program) = image else {
+            return Err(Error::Image("nouveau loads programs for sm_20, neither PTX nor cubins".into()));
+        };
+        let local = program.kernels.iter().map(|kernel| kernel.local_bytes).max().unwrap_or(0);
+        self.provide_local(local)?;
+        let bytes = program.bytes();
+        // The card reads code ahead of the program counter.
+        const FETCH_AHEAD_BYTES: u64 = 0x100;
+        let memory = self.allocate(Place::Vram, bytes.len() as u64 + FETCH_AHEAD_BYTES)?;
+        let staging = self.allocate(Place::Ram, (bytes.len() as u64).max(1))?;
+        self.write_by_cpu(staging, 0, &bytes)?;
+        let length = bytes.len() as u64;
+        if length > 0 {
+            self.copy(&Copy { from: staging, from_offset: 0, to: memory, to_offset: 0, bytes: length })?;
+        }
+        self.free(staging)?;
+        let Some(Held::Own(code)) = self.memory.remove(&memory.index) else {
+            return Err(Error::Memory(memory.index));
+        };
+        self.modules.push(Loaded { code, program: program.clone() });
+        Ok(Module { index: self.modules.len() - 1 })
+    }
+
+    fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Memory]) -> Result<Fence> {
+        let number = self.done.launches;
+        if number - self.collected == STAMPED {
+            // The previous submission waited for its pushbuffer, so all launches except the last have ended.
+            self.collect_times(number - self.in_flight)?;
+        }
+        let loaded = self.modules.get(module.index).ok_or(Error::Module(module.index))?;
+        let kernel = loaded.program.kernel(name).ok_or_else(|| Error::Kernel(name.to_owned()))?;
+        let (expected, given) = (u64::from(kernel.params), params.bytes().len() as u64);
+        if given != expected {
+            return Err(Error::Parameters { kernel: name.to_owned(), expected, given });
+        }
+        let mut list = vec![Use::read(&loaded.code), Use::write(&self.bank)];
+        list.extend(self.local.iter().map(Use::write));
+        for used in uses {
+            list.extend(self.buffer(*used)?.map(|buffer| Use { reads: true, ..Use::write(buffer) }));
+        }
+        let (at, mark) = (self.stamps.address() + stamps_at(number), mark(number));
+        let mut push = Push::default();
+        methods::stamp(&mut push, at, mark);
+        let code = Code { address: loaded.code.address(), kernel };
+        methods::launch(&mut push, code, grid, params, self.bank.address());
+        methods::wait_for_idle(&mut push);
+        methods::stamp(&mut push, at + STAMP_BYTES, mark);
+        let fence = self.submit(push, &list)?;
+        self.done.launches += 1;
+        Ok(fence)
+    }
+
+    fn last(&self) -> Option<Fence> {
+        Some(self.channel.submitted()).filter(|number| *number > 0).map(Fence::new)
+    }
+
+    fn is_done(&mut self, fence: Fence) -> Result<bool> {
+        Ok(fence.number() <= self.awaited || self.channel.is_done(fence.number())?)
+    }
+
+    fn wait(&mut self, fence: Fence) -> Result<()> {
+        let number = fence.number().min(self.channel.submitted());
+        if number <= self.awaited {
+            return Ok(());
+        }
+        self.channel.wait(number)?;
+        let (stamped, _) = self.read_stamp(LAST_STAMP)?;
+        // The numbers of at most `in_flight` later submissions may have replaced this one.
+        if u64::from(stamped.wrapping_sub(number as u32)) > self.in_flight {
+            return Err(Error::Lost(self.verdict()));
+        }
+        if number == self.channel.submitted() {
+            self.collect_times(self.done.launches)?;
+        }
+        self.awaited = number;
+        Ok(())
+    }
+
+    fn host_address(&mut self, memory: Memory) -> Result<NonNull<u8>> {
+        let buffer = self.buffer(memory)?.filter(|buffer| buffer.domain() == Domain::Gart);
+        let what = "addresses of the CPU for card memory";
+        let buffer = buffer.ok_or(Error::Unsupported { device: self.name(), what })?;
+        Ok(buffer.map()?.start())
+    }
+
+    fn share(&mut self, memory: Memory) -> Result<Shared> {
+        let what = "references to segments: attach the segment";
+        let buffer = self.buffer(memory)?.ok_or(Error::Unsupported { device: self.name(), what })?;
+        Ok(Shared::new(memory.bytes, Exported { descriptor: buffer.export()?, domain: buffer.domain() }))
+    }
+
+    fn reference(&mut self, shared: &Shared) -> Result<Memory> {
+        let what = "references to memory of another kind of device";
+        let source = shared.source::<Exported>();
+        let Exported { descriptor, domain } = source.ok_or(Error::Unsupported { device: self.name(), what })?;
+        let buffer = Buffer::import(&self.device, descriptor, *domain)?;
+        Ok(self.insert(Held::Own(buffer), shared.bytes))
+    }
+
+    fn segment(&mut self, request: SegmentRequest) -> Result<Segment> {
+        let SegmentRequest { key, bytes, create, group, mode, group_writes } = request;
+        let flags = if create { mediator::CREATE } else { 0 } | if group { mediator::ABROAD } else { 0 };
+        let abroad = match (group, group_writes) {
+            (false, _) => 0,
+            (true, false) => mediator::ABROAD_READ,
+            (true, true) => mediator::ABROAD_READ_WRITE,
+        };
+        let id = self.mediator()?.share_get(mediator::Wanted { key, bytes, flags, mode, abroad })?;
+        Ok(Segment { id, bytes })
+    }
+
+    fn attach(&mut self, segment: Segment, read_only: bool) -> Result<Memory> {
+        let flags = if read_only { mediator::READ_ONLY } else { 0 };
+        let address = self.mediator()?.attach(segment.id, self.number(), flags)?;
+        Ok(self.insert(Held::Segment { address, id: segment.id }, segment.bytes))
+    }
+
+    fn detach(&mut self, memory: Memory) -> Result<()> {
+        let Held::Segment { id, .. } = *self.held(memory)? else { return Err(Error::Memory(memory.index)) };
+        self.mediator()?.detach(id, self.number())?;
+        self.memory.remove(&memory.index);
+        Ok(())
+    }
+
+    fn remove(&mut self, segment: Segment) -> Result<()> {
+        self.mediator()?.remove(segment.id)
+    }
+
+    fn attached(&mut self, segment: Segment) -> Result<u64> {
+        self.mediator()?.attached(segment.id)
+    }
+}

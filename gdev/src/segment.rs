@@ -1,0 +1,66 @@
+//! Memory that several contexts use: segments with keys, and references within a process.
+
+use std::any::Any;
+use std::sync::Arc;
+
+/// A shared segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Segment {
+    /// Number of the segment, valid in all contexts of the machine.
+    pub id: u32,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// A request for a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentRequest {
+    /// Key of the segment; 0 for a segment without a key.
+    pub key: u64,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Set to create the segment if the key is unused.
+    pub create: bool,
+    /// Set to share the segment with the other machines of the group.
+    pub group: bool,
+    /// Rights in this machine, as those of a file: 0o600 for the owner, 0o006 for others.
+    pub mode: u32,
+    /// Set to let the other machines of the group write the segment; otherwise they only read it.
+    pub group_writes: bool,
+}
+
+impl SegmentRequest {
+    /// Returns a request for an existing segment.
+    #[must_use]
+    pub const fn find(key: u64, bytes: u64) -> Self {
+        Self { key, bytes, create: false, group: false, mode: 0o600, group_writes: false }
+    }
+
+    /// Returns a request that finds a segment, or creates it for its owner only.
+    #[must_use]
+    pub const fn create(key: u64, bytes: u64) -> Self {
+        Self { create: true, ..Self::find(key, bytes) }
+    }
+}
+
+/// Memory of a context for [`crate::Context::reference`]. It keeps the memory alive.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// Size in bytes.
+    pub(crate) bytes: u64,
+    /// The backend's reference, which only the same kind of backend understands.
+    source: Arc<dyn Any + Send + Sync>,
+}
+
+impl Shared {
+    /// Creates a value from a backend's reference.
+    pub fn new(bytes: u64, source: impl Any + Send + Sync) -> Self {
+        Self { bytes, source: Arc::new(source) }
+    }
+
+    /// Returns the reference, if it is of this type.
+    #[must_use]
+    pub fn source<T: Any>(&self) -> Option<&T> {
+        self.source.downcast_ref()
+    }
+}
