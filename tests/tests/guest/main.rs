@@ -2,6 +2,7 @@
 
 mod faults;
 mod first_hour;
+mod gdev;
 mod harness;
 mod killed;
 mod monitoring;
