@@ -17,6 +17,7 @@ mod costs;
 mod doorbells;
 mod evict;
 mod fv;
+mod gdev;
 mod in_process_vm;
 mod isolation;
 mod lockhold;
@@ -63,7 +64,7 @@ impl Request {
 /// A benchmark by name.
 type Benchmark = (&'static str, fn(&Request, &mut Record) -> Result<Vec<Metric>>);
 
-const BENCHMARKS: [Benchmark; 23] = [
+const BENCHMARKS: [Benchmark; 24] = [
     ("transport", |_, _| transport::run()),
     ("shadow", |_, _| shadow::run()),
     ("compute", |_, _| compute::run()),
@@ -78,6 +79,7 @@ const BENCHMARKS: [Benchmark; 23] = [
     ("pv", |request, _| pv::run(request)),
     ("pv-contexts", |request, _| pv::contexts::run(request)),
     ("pv-dataflow", |request, _| pv::dataflow::run(request)),
+    ("gdev", |request, _| gdev::run(request)),
     ("costs", |_, _| costs::run()),
     ("xen", |_, _| xen::run()),
     ("nested", |request, _| nested::run(request)),

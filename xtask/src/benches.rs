@@ -25,7 +25,7 @@ impl Needs {
     }
 }
 
-const BENCHES: [Bench; 27] = [
+const BENCHES: [Bench; 28] = [
     ("transport", Needs::Guests, "cost of an access over vfio-user; no figure"),
     ("shadow", Needs::Nothing, "cost of shadow page tables; no figure"),
     ("compute", Needs::Nothing, "speed of the software card; no figure"),
@@ -40,6 +40,7 @@ const BENCHES: [Bench; 27] = [
     ("pv", Needs::Guests, "GPUvm's figures 4 and 5, tables 2 to 4: docs/design/overhead.md"),
     ("pv-contexts", Needs::Guests, "cost of many contexts in a paravirtual guest: docs/design/overhead.md"),
     ("pv-dataflow", Needs::Guests, "Gdev's shared memory between VMs: docs/design/overhead.md"),
+    ("gdev", Needs::Guests, "Gdev's figures 3 and 4, copies of the library: docs/guides/gdev.md"),
     ("costs", Needs::Nothing, "work of the mediator without a VM: docs/design/cost-model.md"),
     ("xen", Needs::Guests, "accesses of a Xen domain: docs/guides/xen.md"),
     ("nested", Needs::Guests, "a card behind VFIO in a nested host: docs/guides/real-cards.md"),

@@ -51,7 +51,7 @@ const COPY: [&str; 9] =
     ["engine=", "from=", "to=", "size=", "count=", "lines=", "pitch=", "source-offset=", "target-offset="];
 const STREAM: [&str; 4] = ["engine=", "size=", "in-flight=", "duration="];
 const DATAFLOW: [&str; 6] = ["shape=", "kernel=", "side=", "contexts=", "share", "marks"];
-const TUNING: [&str; 6] = ["direction=", "bytes=", "count=", "direct", "piece=", "serial"];
+const TUNING: [&str; 7] = ["direction=", "bytes=", "count=", "direct", "piece=", "serial", "pinned"];
 const SHARE: [&str; 4] = ["what=", "key=", "channel=", "duration="];
 const WORKLOAD: [&str; 10] =
     ["name=", "scale=", "rounds=", "side=", "working-set=", "duration=", "in-flight=", "pause-ms=", "ends", "json"];

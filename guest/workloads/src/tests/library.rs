@@ -149,8 +149,8 @@ fn errors(node: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs `tuning --direction write|read --bytes N [--count N] [--direct] [--piece BYTES] [--serial]`: the time of copies
-/// between the CPU and VRAM.
+/// Runs `tuning --direction write|read --bytes N [--count N] [--direct] [--piece BYTES] [--serial]
+/// [--pinned]`: the time of copies between the CPU and VRAM, or pinned RAM.
 pub fn tuning(rig: &Rig, options: &Options) -> Result<Facts> {
     let direction = options.text("direction").unwrap_or("write");
     let (bytes, count) = (options.number("bytes", 1 << 20)?, options.number("count", 10)?);
@@ -165,7 +165,8 @@ pub fn tuning(rig: &Rig, options: &Options) -> Result<Facts> {
     };
     tuning.check()?;
     let mut context = context(node(options), tuning)?;
-    let memory = context.allocate(Place::Vram, bytes)?;
+    let place = if options.flag("pinned") { Place::Ram } else { Place::Vram };
+    let memory = context.allocate(place, bytes)?;
     let mut expected = data(&mut rig.random(), bytes);
     let mut found = vec![0; expected.len()];
     // The first copy allocates the bounce buffers and maps the aperture.

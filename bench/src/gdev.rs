@@ -1,0 +1,151 @@
+//! Gdev's figures 3 and 4: copies between a guest's memory and the card through the library `gdev`, by the size of the
+//! pieces, and through the aperture or the copy engine.
+//!
+//! The link is modelled: a copy engine moves as many bytes in a second as the guest's processor, which a first machine
+//! measures. So both parts of a large copy take the same time, as on the papers' hosts.
+//!
+//! Figure 5 of the paper, copies of pinned memory, has no pieces and is in figure 3's `link`.
+
+use anyhow::{Context, Result, ensure};
+use tests::guest::{self, card_toml, vm_toml};
+use tests::{Daemon, Vm, VmConfig};
+
+use crate::Request;
+use crate::report::{Interval, Metric, Target, median, order};
+
+/// Name of the VM.
+const VM: &str = "gdev";
+/// The guest's kernel.
+const KERNEL: &str = "6.12";
+/// Size of the card's memory, and of the VM's, in MiB.
+const CARD_MIB: u32 = 384;
+const VRAM_MIB: u32 = 160;
+/// Number of rounds, unless the caller specifies it.
+const ROUNDS: usize = 5;
+/// Size of a large copy in bytes.
+const LARGE_BYTES: u64 = 32 << 20;
+/// Sizes of pieces in bytes.
+const PIECES: [u64; 7] = [64 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20];
+/// Sizes of small copies in bytes.
+const SMALL: [u64; 11] = [16, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 65_536, 262_144];
+/// Number of small copies in a measurement.
+const SMALL_COUNT: u64 = 50;
+/// Both directions.
+const DIRECTIONS: [&str; 2] = ["write", "read"];
+const PEER_PIECES: &str = "Gdev: 4 MiB are best";
+
+/// A guest that copies.
+struct Machine {
+    vm: Vm,
+    _daemon: Daemon,
+}
+
+impl Machine {
+    /// Boots a guest on a card whose link moves `bus` MiB in a second; 0 for a link without bound.
+    fn boot(name: &str, bus: u64) -> Result<Self> {
+        let time = format!("\n[card.time]\ncopy_mib_per_s = 100000\nbus_mib_per_s = {bus}\n");
+        let daemon = Daemon::start(name, |paths| {
+            card_toml(paths, CARD_MIB) + if bus == 0 { "" } else { &time } + &vm_toml(VM, VRAM_MIB)
+        })?;
+        let vm = Vm::launch(&VmConfig::new(VM, tests::images()?, KERNEL)?.with_gpu(daemon.vm_socket(VM)))?;
+        vm.wait_ready()?;
+        guest::load_driver(&vm)?;
+        Ok(Self { vm, _daemon: daemon })
+    }
+
+    /// Returns the median time of a copy in microseconds.
+    fn copy(&self, direction: &str, bytes: u64, count: u64, more: &str) -> Result<f64> {
+        let command = format!("tuning --direction {direction} --bytes {bytes} --count {count} {more}");
+        let line = guest::smoke(&self.vm, &command)?.line;
+        let value = line.split_whitespace().find_map(|word| word.strip_prefix("median_ns="));
+        Ok(value.with_context(|| line.clone())?.parse::<f64>()? / 1e3)
+    }
+}
+
+/// Returns the MiB that the guest's processor copies in a second.
+fn processor() -> Result<u64> {
+    let machine = Machine::boot("gdev-processor", 0)?;
+    let us = machine.copy("write", LARGE_BYTES, 5, "--pinned")?;
+    let rate = (LARGE_BYTES >> 20) as f64 / (us / 1e6);
+    ensure!(rate >= 1.0, "the guest's processor copies {rate} MiB in a second");
+    Ok(rate as u64)
+}
+
+/// Runs the benchmark. Parts: `direct`, `pieces`.
+pub fn run(request: &Request) -> Result<Vec<Metric>> {
+    let rate = processor()?;
+    eprintln!("bench: gdev, the processor copies {rate} MiB in a second, and so does the link");
+    let machine = Machine::boot("gdev", rate)?;
+    let rounds = request.rounds.unwrap_or(ROUNDS);
+    let mut metrics = vec![Metric::plain("gdev.link", rate as f64, "MiB/s")];
+    for direction in DIRECTIONS {
+        if request.wants("direct") {
+            metrics.extend(direct(&machine, direction, rounds)?);
+        }
+        if request.wants("pieces") {
+            metrics.extend(pieces(&machine, direction, rounds)?);
+        }
+    }
+    Ok(metrics)
+}
+
+/// Measures copies through the aperture relative to those by the copy engine, by size (figure 4).
+fn direct(machine: &Machine, direction: &str, rounds: usize) -> Result<Vec<Metric>> {
+    let ways = ["--direct", ""];
+    let mut metrics = Vec::new();
+    let mut crossover = None;
+    for bytes in SMALL {
+        let mut samples = [Vec::new(), Vec::new()];
+        for round in 0..rounds {
+            eprintln!("bench: gdev, direct {direction} of {bytes} bytes, round {} of {rounds}", round + 1);
+            for at in order(ways.len(), round) {
+                samples[at].push(machine.copy(direction, bytes, SMALL_COUNT, ways[at])?);
+            }
+        }
+        let [by_cpu, by_engine] = &samples;
+        let name = format!("gdev.direct.{direction}.{bytes}");
+        metrics.push(Metric::ratio_of_samples(name, by_cpu, "us", by_engine, Target::None));
+        if median(by_cpu) < median(by_engine) {
+            crossover = Some(bytes);
+        }
+    }
+    // The largest measured size at which the aperture wins. Below it, it must win at the smallest size.
+    let largest = crossover.unwrap_or(0) as f64;
+    metrics.push(Metric::plain(format!("gdev.direct.{direction}.crossover"), largest, "bytes"));
+    Ok(metrics)
+}
+
+/// Measures large copies by the size of their pieces (figure 3), and the gain of overlap.
+fn pieces(machine: &Machine, direction: &str, rounds: usize) -> Result<Vec<Metric>> {
+    // Without pieces: the processor copies everything, then the copy engine does.
+    let whole = format!("--serial --piece {LARGE_BYTES}");
+    let ways: Vec<String> =
+        std::iter::once(whole).chain(PIECES.iter().map(|bytes| format!("--piece {bytes}"))).collect();
+    let mut samples = vec![Vec::new(); ways.len()];
+    for round in 0..rounds {
+        for at in order(ways.len(), round) {
+            eprintln!("bench: gdev, {direction} {}, round {} of {rounds}", ways[at], round + 1);
+            samples[at].push(machine.copy(direction, LARGE_BYTES, 1, &ways[at])?);
+        }
+    }
+    let (whole, split) = samples.split_first().context("a measurement")?;
+    let mut metrics: Vec<Metric> = PIECES
+        .iter()
+        .zip(split)
+        .map(|(bytes, times)| {
+            let name = format!("gdev.pieces.{direction}.{}K", bytes >> 10);
+            Metric::ratio_of_samples(name, times, "us", whole, Target::None).beside(PEER_PIECES)
+        })
+        .collect();
+    let best =
+        split.iter().min_by(|one, other| median(one).partial_cmp(&median(other)).unwrap_or(std::cmp::Ordering::Equal));
+    let best = best.context("a measurement")?;
+    let gain = median(whole).zip(median(best)).map(|(whole, best)| whole / best).context("a measurement")?;
+    let interval = Interval::of_ratio(whole, best, median);
+    metrics.push(
+        Metric::plain(format!("gdev.pieces.{direction}.gain"), gain, "times")
+            .target(Target::AtLeast(1.5))
+            .within(interval),
+    );
+    Ok(metrics)
+}
