@@ -182,7 +182,7 @@ impl Daemon {
         let socket = spec.socket_path(&self.spec.socket_dir);
         let added = folders::make(&spec.name, &socket, &self.spec.socket_dir)
             .map_err(DaemonError::from)
-            .and_then(|()| card.promise(turn, &format!("tenant `{}`", spec.name), &Request::Add(told)));
+            .and_then(|()| card.add(turn, &format!("tenant `{}`", spec.name), told));
         if added.is_err() {
             folders::remove(&spec.name, &socket, &self.spec.socket_dir);
         }
@@ -193,7 +193,11 @@ impl Daemon {
         }
         state.revision.next();
         drop(state);
-        drop(added?);
+        let (turn, is_new) = added?;
+        drop(turn);
+        if !is_new {
+            return Ok(());
+        }
         tracing::info!(tenant = spec.name, card = spec.card, "tenant added");
         let what = format!("added to card `{}`", spec.card);
         self.events.add(NewEvent::tenant(EventKind::Added, &spec.name, what).on(&spec.card));

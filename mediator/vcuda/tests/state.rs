@@ -42,10 +42,12 @@ fn program_continues_with_its_worker_in_next_device() {
         assert_eq!(started, 1);
         // The guest does not notice that nobody serves it: its commands wait in the queue.
         way(&mut guest, |guest| guest.post(2, &command(0x777, 0, &[])));
-        assert_eq!(guest.answer().0, 2);
-        assert_eq!(guest.status(), 0xf);
         // The next daemon rings after a kill, so the word may have its value already.
         let mut slots = Vec::new();
+        while !slots.contains(&2) {
+            slots.push(guest.answer().0);
+        }
+        assert_eq!(guest.status(), 0xf);
         while !slots.contains(&1) {
             guest.post(3, &doorbell(3));
             while slots.last() != Some(&3) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -58,7 +58,7 @@ pub struct Threads {
 }
 
 /// Threads that a later device may adopt.
-pub type Known = Arc<Mutex<BTreeMap<u64, (OwnedFd, OwnedFd)>>>;
+pub type Known = Arc<Mutex<BTreeMap<u64, Thread>>>;
 
 impl Threads {
     fn new(events: &Sender<Event>, known: &Known, rejoin: &Option<PathBuf>) -> Self {
@@ -67,10 +67,18 @@ impl Threads {
     }
 }
 
-struct Thread {
+pub struct Thread {
     id: u64,
     ended: OwnedFd,
     socket: OwnedFd,
+    killed: Arc<AtomicBool>,
+}
+
+impl Thread {
+    fn again(&self) -> Self {
+        let [ended, socket] = [&self.ended, &self.socket].map(|fd| fd.try_clone().unwrap());
+        Self { id: self.id, ended, socket, killed: Arc::clone(&self.killed) }
+    }
 }
 
 impl Process for Thread {
@@ -79,6 +87,7 @@ impl Process for Thread {
     }
 
     fn kill(&mut self) {
+        self.killed.store(true, Ordering::Release);
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
@@ -106,22 +115,23 @@ impl Launcher for Threads {
         let events = self.events.clone();
         let _ = events.send(Event::Started);
         let rejoin = self.rejoin.clone();
+        let killed = Arc::new(AtomicBool::new(false));
+        let is_killed = Arc::clone(&killed);
         std::thread::spawn(move || {
-            work(theirs, window, &events, rejoin);
+            work(theirs, window, &events, rejoin, &is_killed);
             let _ = events.send(Event::Ended);
             drop(keep);
         });
         let mut known = self.known.lock().unwrap();
         let id = known.len() as u64;
-        known.insert(id, (ended.try_clone().unwrap(), socket.try_clone().unwrap()));
-        Ok(Started { link, process: Box::new(Thread { id, ended, socket }) })
+        let thread = Thread { id, ended, socket, killed };
+        known.insert(id, thread.again());
+        Ok(Started { link, process: Box::new(thread) })
     }
 
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
         let known = self.known.lock().unwrap();
-        let (ended, socket) = known.get(&id.started)?;
-        let (ended, socket) = (ended.try_clone().unwrap(), socket.try_clone().unwrap());
-        Some(Box::new(Thread { id: id.started, ended, socket }))
+        known.get(&id.started).map(|thread| Box::new(thread.again()) as Box<dyn Process>)
     }
 
     fn rejoin_socket(&self) -> Option<&Path> {
@@ -129,7 +139,13 @@ impl Launcher for Threads {
     }
 }
 
-fn work(mut link: worker_link::Link, window: OwnedFd, events: &Sender<Event>, rejoin: Option<PathBuf>) {
+fn work(
+    mut link: worker_link::Link,
+    window: OwnedFd,
+    events: &Sender<Event>,
+    rejoin: Option<PathBuf>,
+    killed: &AtomicBool,
+) {
     let region = MmapRegion::<()>::from_file(FileOffset::new(File::from(window), 0), WINDOW as usize).unwrap();
     let memory = region.as_volatile_slice();
     let mut control = 0;
@@ -137,12 +153,12 @@ fn work(mut link: worker_link::Link, window: OwnedFd, events: &Sender<Event>, re
         let message = match link.receive_in_worker() {
             Ok(message) => message,
             Err(LinkError::Closed) => match &rejoin {
-                Some(path) => {
+                Some(path) if !killed.load(Ordering::Acquire) => {
                     std::thread::sleep(Duration::from_millis(1));
                     link = worker_link::Link::connect(path).unwrap_or(link);
                     continue;
                 }
-                None => return,
+                _ => return,
             },
             Err(error) => panic!("{error}"),
         };
