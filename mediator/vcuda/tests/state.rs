@@ -179,3 +179,88 @@ fn journal_of_other_version_or_empty_file_is_refused() {
     let window = std::sync::Arc::clone(other.device.regions()[4].mappable().unwrap().file());
     assert!(device.take_file(RegionIndex::Bar4, window).unwrap_err().0.contains("journal is missing"));
 }
+
+/// Places in the journal: the counts of commands, and the state of the slot of descriptor 0.
+const PROGRESS: u64 = 24;
+const SLOT: u64 = 8 << 10;
+
+/// Changes the counts of popped and answered commands, as if the last change had not been made.
+fn uncount(journal: &std::os::fd::OwnedFd, popped: u32, answered: u32) {
+    let mut bytes = [0; 8];
+    rustix::io::pread(journal, &mut bytes, PROGRESS).unwrap();
+    let counts = u64::from_le_bytes(bytes) - (u64::from(popped) << 32) - u64::from(answered);
+    rustix::io::pwrite(journal, &counts.to_le_bytes(), PROGRESS).unwrap();
+}
+
+#[test]
+fn kill_between_answer_and_count_answers_once() {
+    for is_recorded in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut guest = guest(&folder);
+        guest.program(1, 0);
+        // The last command is in slot 0: one that is recorded, and one that is only counted.
+        guest.done(&if is_recorded { context(2) } else { doorbell(1) });
+        let journal = guest.device.journal().unwrap();
+        guest.kill(|_| {
+            uncount(&journal, u32::from(!is_recorded), 1);
+            if is_recorded {
+                rustix::io::pwrite(&journal, &1u64.to_le_bytes(), SLOT).unwrap();
+            }
+        });
+        guest.done(&command(0x108, 0, &[0, 0]));
+        assert_eq!(guest.answers(), 0, "the last command was answered once");
+        assert_eq!(guest.send(&context(2)).0, if is_recorded { 0x1205 } else { 0x1100 });
+    }
+}
+
+#[test]
+fn kill_before_recorded_answer_repeats_the_answer_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut guest = guest(&folder);
+    guest.program(1, 0);
+    guest.done(&context(2));
+    let journal = guest.device.journal().unwrap();
+    guest.kill(|guest| {
+        // The answer does not exist, and the slot is still in use.
+        guest.unanswer();
+        uncount(&journal, 0, 1);
+        rustix::io::pwrite(&journal, &1u64.to_le_bytes(), SLOT).unwrap();
+    });
+    let (slot, bytes) = guest.answer();
+    // A second execution would fail, because the context exists.
+    assert_eq!((slot, u32::from_le_bytes(bytes[..4].try_into().unwrap())), (0, 0x1100));
+    assert_eq!(guest.send(&context(2)).0, 0x1205);
+}
+
+#[test]
+fn kill_before_a_command_is_counted_executes_it_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut guest = guest(&folder);
+    guest.program(1, 0);
+    guest.done(&doorbell(1));
+    let journal = guest.device.journal().unwrap();
+    guest.kill(|guest| {
+        guest.unanswer();
+        uncount(&journal, 1, 1);
+        // Its slot was written, but not counted.
+        rustix::io::pwrite(&journal, &1u64.to_le_bytes(), SLOT).unwrap();
+        rustix::io::pwrite(&journal, &u64::from(u32::MAX / 4).to_le_bytes(), SLOT + 8).unwrap();
+    });
+    assert_eq!(guest.answer().0, 0);
+    assert_eq!(guest.answers(), 0);
+    guest.done(&doorbell(1));
+}
+
+#[test]
+fn changed_ring_of_answers_stops_the_device_until_reset() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut guest = guest(&folder);
+    guest.program(1, 0);
+    let journal = guest.device.journal().unwrap();
+    guest.kill(|_| uncount(&journal, 0, 2));
+    guest.until(|guest| guest.status() & 0x40 != 0);
+    guest.write(RegionIndex::Bar0, 0x14, &[0]);
+    guest.until(|guest| guest.status() == 0);
+    guest.drive();
+    guest.program(1, 0);
+}

@@ -341,6 +341,12 @@ impl Guest {
         index.wrapping_sub(self.used)
     }
 
+    /// Takes the last answer back, as if the device had not given it.
+    pub fn unanswer(&mut self) {
+        self.used -= 1;
+        self.poke(USED + 2, &self.used.to_le_bytes());
+    }
+
     /// Waits for the next answer; returns its slot and its bytes.
     pub fn answer(&mut self) -> (u16, Vec<u8>) {
         let begin = Instant::now();
