@@ -410,7 +410,7 @@ impl Executor {
         let journal = Arc::clone(&self.journal);
         let interrupt = self.with_queue(|queue, memory| {
             if is_recorded {
-                journal.put_answering(request.head(), queue.progress().answered);
+                journal.put_answering(request.head(), Some(queue.progress().answered));
             }
             let interrupt = queue.answer(memory, request, &bytes)?;
             journal.put_progress(queue.progress());

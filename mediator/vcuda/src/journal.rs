@@ -226,9 +226,10 @@ impl Journal {
         put(slot::STATE, 1);
     }
 
-    /// Records that a command is about to get answer number `answered`.
-    pub(crate) fn put_answering(&self, head: u16, answered: u32) {
-        self.store(slot_at(head).saturating_add(slot::ANSWERING), u64::from(answered).wrapping_add(1));
+    /// Records that a command is about to get an answer, after `answered` others; or that it is not.
+    pub(crate) fn put_answering(&self, head: u16, answered: Option<u32>) {
+        let number = answered.map_or(0, |answered| u64::from(answered).saturating_add(1));
+        self.store(slot_at(head).saturating_add(slot::ANSWERING), number);
     }
 
     /// Forgets a command, which is answered.

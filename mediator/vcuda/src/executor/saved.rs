@@ -142,7 +142,13 @@ impl Executor {
     ) -> Result<(), QueueError> {
         let mut progress = queue.progress();
         match (queue.answers_beyond(memory)?, self.answering) {
-            (0, _) => {}
+            (0, None) => {}
+            (0, Some(ticket)) => {
+                // It may get its answer after others.
+                if let Some((_, request)) = self.outstanding.get(&ticket) {
+                    self.journal.put_answering(request.head(), None);
+                }
+            }
             (1, Some(ticket)) => {
                 progress.answered = progress.answered.wrapping_add(1);
                 if let Some((_, request)) = self.outstanding.remove(&ticket) {
