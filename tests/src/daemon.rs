@@ -133,8 +133,7 @@ impl Daemon {
         scratch: Scratch,
         paths: Paths,
     ) -> Result<Self> {
-        let variables: Vec<_> =
-            variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let variables: Vec<_> = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
         let mut command = command(&program, &scratch, manager.as_ref())?;
         let child = spawn(&scratch, command.envs(variables.iter().cloned()))?;
         let mut daemon = Self { process: Process::Started(child), program, paths, variables, manager, scratch };

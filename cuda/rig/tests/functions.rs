@@ -70,9 +70,9 @@ impl Service {
             // The connection, its journal, memory, three interrupts, the window, the function's journal.
             (of_vmm == 8).then_some(())
         };
-        let kept = self.manager.wait(LIMIT, |heard| {
-            whole(&heard.kept.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>())
-        });
+        let kept = self
+            .manager
+            .wait(LIMIT, |heard| whole(&heard.kept.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>()));
         kept.expect("everything is kept");
     }
 
@@ -341,8 +341,7 @@ fn owner_of(service: &Service) -> i32 {
     let children = format!("/proc/{0}/task/{0}/children", service.daemon.id());
     let children = std::fs::read_to_string(children).expect("readable");
     let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
-    let is_owner = |pid: &i32| {
-        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "cuda-owner")
-    };
+    let is_owner =
+        |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "cuda-owner");
     children.into_iter().find(is_owner).expect("an owner")
 }

@@ -95,7 +95,8 @@ impl Supervisor {
     pub(super) fn hand_over(&mut self, HandingOver { reply, verdict }: HandingOver) -> bool {
         let descriptors = self.process.as_ref().map_or_else(|| Ok(Vec::new()), Process::descriptors);
         let saved = SavedOwner { settings: self.settings.clone(), tenants: self.tenants.clone() };
-        let handed = descriptors.map(|descriptors| HandedOver { saved, descriptors }).map_err(|error| error.to_string());
+        let handed =
+            descriptors.map(|descriptors| HandedOver { saved, descriptors }).map_err(|error| error.to_string());
         if reply.send(handed).is_err() || verdict.recv() != Ok(true) {
             return false;
         }

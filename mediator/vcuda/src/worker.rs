@@ -72,7 +72,8 @@ impl Launcher for ProgramLauncher {
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
         let ended = pidfd_open(Pid::from_raw(id.pid)?, PidfdFlags::empty()).ok()?;
         // The descriptor keeps the number, so the process that has it now is the one that is examined.
-        (start_time(id.pid) == Some(id.started)).then(|| Box::new(WorkerProcess::adopted(id, ended)) as Box<dyn Process>)
+        (start_time(id.pid) == Some(id.started))
+            .then(|| Box::new(WorkerProcess::adopted(id, ended)) as Box<dyn Process>)
     }
 
     fn rejoin_socket(&self) -> Option<&Path> {

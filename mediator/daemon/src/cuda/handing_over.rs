@@ -60,7 +60,9 @@ impl CudaCard {
         let settings = settings(spec, folder);
         saved.check(&settings)?;
         if let Some(name) = saved.tenants().find(|name| !names.contains(name)) {
-            return Err(format!("the configuration has no tenant `{name}` any longer; put it back, or remove it first"));
+            return Err(format!(
+                "the configuration has no tenant `{name}` any longer; put it back, or remove it first"
+            ));
         }
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
         let mut supervisor = Supervisor::new(&spec.name, settings, &status_cell, (&stop, events));

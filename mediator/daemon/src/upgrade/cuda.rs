@@ -2,9 +2,9 @@
 //! they continue to run, and the next daemon gets their pipes and links.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
-use std::sync::Arc;
 use std::time::Instant;
 
 use events::Log;
@@ -102,8 +102,9 @@ pub(super) fn restored(
     let RosterCudaCard { name, model, uuid, owner, file, vms } = saved;
     let of_card = |why: &dyn std::fmt::Display| format!("card `{name}`: {why}");
     let spec = config.cards.iter().find(|card| card.name == name);
-    let spec =
-        spec.ok_or_else(|| of_card(&"the configuration has it no more; put it back, or remove its VMs and tenants first"))?;
+    let spec = spec.ok_or_else(|| {
+        of_card(&"the configuration has it no more; put it back, or remove its VMs and tenants first")
+    })?;
     let descriptors = successor.descriptors.take(&format!("{OWNER}{name}"));
     let given = GivenOwner { model, uuid, owner, descriptors };
     let tenants = config.tenants.iter().filter(|tenant| tenant.card == name).map(|tenant| tenant.name.as_str());

@@ -18,9 +18,9 @@ use vgpu::SavedSide;
 use vmm_glue::{Link, StopHandle, SuspendedClient};
 use vram::TenantId;
 
-use super::{cuda, points};
 use super::roster::{CudaPart, EventsPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 use super::{APERTURES, CLIENTS, HANDOVER_TIMEOUT, HOST_MEMORY, SOCKET, STATE_LOCK, UNIT, VRAM, known, monotonic_ns};
+use super::{cuda, points};
 use crate::backend::Built;
 use crate::cards::{Cards, GivenCard, ReopenedCard};
 use crate::draining::Arrival;
@@ -71,9 +71,7 @@ impl Successor {
         let package = receiver.take(HANDOVER_TIMEOUT).map_err(|error| error.to_string())?;
         points::here("receiver: given");
         match roster(&package) {
-            Ok((roster, events, cuda_cards)) => {
-                Ok(Self { receiver, roster, events, cuda_cards, descriptors: package })
-            }
+            Ok((roster, events, cuda_cards)) => Ok(Self { receiver, roster, events, cuda_cards, descriptors: package }),
             Err(why) => {
                 // The other daemon may have ended meanwhile.
                 let _nobody = receiver.refuse(&why);

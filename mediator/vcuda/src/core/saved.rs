@@ -151,7 +151,8 @@ impl Core {
     /// If a value is impossible.
     pub fn restored(limits: Limits, saved: SavedCore) -> Result<Self, Invalid> {
         let SavedCore { contexts, resources, workers, last_worker, last_serial } = saved;
-        let bounded = contexts.len() <= MAX_CONTEXTS && resources.len() <= MAX_RESOURCES && workers.len() <= MAX_WORKERS;
+        let bounded =
+            contexts.len() <= MAX_CONTEXTS && resources.len() <= MAX_RESOURCES && workers.len() <= MAX_WORKERS;
         Invalid::unless(bounded, || "contexts, resources or workers are too many".into())?;
         let in_order = ascend(contexts.iter().map(|context| context.id))
             && ascend(resources.iter().map(|resource| resource.id))

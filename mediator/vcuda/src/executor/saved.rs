@@ -87,9 +87,7 @@ impl Executor {
             }
             let header = command.header();
             let answer = match command.reply {
-                Reply::Word(wait) => {
-                    (!self.core.restore_wait(header.context(), ticket, wait)).then_some(Answer::Ok)
-                }
+                Reply::Word(wait) => (!self.core.restore_wait(header.context(), ticket, wait)).then_some(Answer::Ok),
                 Reply::Removal => (!self.core.awaits_removal(ticket)).then_some(Answer::Ok),
                 Reply::Ready(answer) => Some(answer.answer()),
             };
@@ -303,7 +301,8 @@ impl Executor {
         }
         let commands = self.outstanding.iter().map(|(&ticket, (header, request))| {
             let known = self.ready.iter().find(|(of, _)| *of == ticket).map(|(_, answer)| *answer);
-            let reply = match (known.and_then(crate::saved::ReadyAnswer::new), self.core.wait(header.context(), ticket)) {
+            let reply = match (known.and_then(crate::saved::ReadyAnswer::new), self.core.wait(header.context(), ticket))
+            {
                 (Some(answer), _) => Reply::Ready(answer),
                 (None, Some(wait)) => Reply::Word(wait),
                 (None, None) => Reply::Removal,
