@@ -1,6 +1,6 @@
 //! Runs `mediatord` and `mediatorctl` as an operator runs them.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -73,6 +73,8 @@ pub struct Daemon {
     /// Path of the program; an upgrade may start a different program.
     program: PathBuf,
     paths: Paths,
+    /// Further variables in the daemon's environment.
+    variables: Vec<(String, OsString)>,
     /// The service manager that started the daemon, if any.
     manager: Option<ServiceManager>,
     // Last field, so that the folder is removed after the process ends.
@@ -93,12 +95,18 @@ impl Daemon {
         configure: impl FnOnce(&Paths) -> String,
     ) -> Result<Self> {
         let (scratch, paths) = prepare(name, configure)?;
-        let program = binary("mediatord")?;
-        let mut command = command(&program, &scratch, None)?;
-        let child = spawn(&scratch, command.envs(variables.iter().copied()))?;
-        let mut daemon = Self { process: Process::Started(child), program, paths, manager: None, scratch };
-        daemon.wait_ready()?;
-        Ok(daemon)
+        Self::start_program(binary("mediatord")?, (None, variables), scratch, paths)
+    }
+
+    /// Same as [`Self::start_as_service`], with further variables in the environment of each daemon.
+    pub fn start_as_service_with(
+        name: &str,
+        variables: &[(&str, &OsStr)],
+        configure: impl FnOnce(&Paths) -> String,
+    ) -> Result<Self> {
+        let (scratch, paths) = prepare(name, configure)?;
+        let manager = ServiceManager::new(&scratch.path().join("notify")).context("a service manager")?;
+        Self::start_program(binary("mediatord")?, (Some(manager), variables), scratch, paths)
     }
 
     /// Same as a service, with sockets that a service manager keeps.
@@ -109,24 +117,26 @@ impl Daemon {
     }
 
     fn start_by(manager: Option<ServiceManager>, scratch: Scratch, paths: Paths) -> Result<Self> {
-        Self::start_program(binary("mediatord")?, manager, scratch, paths)
+        Self::start_program(binary("mediatord")?, (manager, &[]), scratch, paths)
     }
 
     /// Starts the daemon from `program`, a copy that the test replaces.
     pub fn start_copy(name: &str, copy: &Path, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         fs::copy(binary("mediatord")?, copy).with_context(|| format!("cannot write {}", copy.display()))?;
         let (scratch, paths) = prepare(name, configure)?;
-        Self::start_program(copy.to_owned(), None, scratch, paths)
+        Self::start_program(copy.to_owned(), (None, &[]), scratch, paths)
     }
 
     fn start_program(
         program: PathBuf,
-        manager: Option<ServiceManager>,
+        (manager, variables): (Option<ServiceManager>, &[(&str, &OsStr)]),
         scratch: Scratch,
         paths: Paths,
     ) -> Result<Self> {
-        let child = spawn(&scratch, &mut command(&program, &scratch, manager.as_ref())?)?;
-        let mut daemon = Self { process: Process::Started(child), program, paths, manager, scratch };
+        let variables: Vec<_> = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let mut command = command(&program, &scratch, manager.as_ref())?;
+        let child = spawn(&scratch, command.envs(variables.iter().cloned()))?;
+        let mut daemon = Self { process: Process::Started(child), program, paths, variables, manager, scratch };
         daemon.wait_ready()?;
         Ok(daemon)
     }
@@ -159,6 +169,7 @@ impl Daemon {
     pub fn kill_and_restart(&mut self) -> Result<()> {
         self.process.end().context("cannot kill mediatord")?;
         let mut command = command(&self.program, &self.scratch, self.manager.as_ref())?;
+        command.envs(self.variables.iter().cloned());
         self.process = Process::Started(spawn(&self.scratch, &mut command)?);
         self.wait_ready()
     }

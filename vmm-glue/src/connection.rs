@@ -82,6 +82,8 @@ pub struct Connection {
     session: Session,
     /// State for the next process, in case this process is killed.
     journal: Option<Journal>,
+    /// The device's own journal, which this one names.
+    device_journal: Option<Arc<OwnedFd>>,
     /// Set if the client had another device, in a process that was killed.
     revival: Option<Revival>,
 }
@@ -95,6 +97,7 @@ impl Connection {
             out: Outbox::default(),
             session: Session::new(link, options.memory, max_transfer, client),
             journal: None,
+            device_journal: None,
             revival: None,
         }
     }
@@ -114,6 +117,7 @@ impl Connection {
             Ok((journal, room)) => {
                 self.receive.move_into(room);
                 self.journal = Some(journal);
+                self.device_journal = device.journal();
                 self.session.configured = true;
                 self.commit_journal(device);
             }
@@ -147,7 +151,7 @@ impl Connection {
     }
 
     fn commit(&mut self) {
-        let Self { receive, out, session, journal, revival: _ } = self;
+        let Self { receive, out, session, journal, device_journal, revival: _ } = self;
         let Some(journal) = journal.as_mut().filter(|journal| journal.is_changed()) else { return };
         let (deaths, words) = (journal.deaths, journal.words.clone());
         journal.commit(|giving| {
@@ -161,8 +165,9 @@ impl Connection {
                     files.push((region, giving.give(mappable.file())?));
                 }
             }
+            let device = device_journal.as_ref().map(|file| giving.give(file)).transpose()?;
             let position = receive.position();
-            Ok(SavedJournal { sequence: 0, position, deaths, words, regions, connection, link, files })
+            Ok(SavedJournal { sequence: 0, position, deaths, words, regions, connection, link, files, device })
         });
         if journal.is_void() {
             receive.move_out();
@@ -281,14 +286,18 @@ impl Connection {
             revival.carry_out(device, &self.session.link)?;
             // Use the files that the client already has.
             self.session.regions = device.regions();
+            self.device_journal = device.journal();
             let counters = self.session.link.counters();
             add(&counters.daemon_deaths_survived, u64::from(revival.deaths));
             let ClientInfo { pid, .. } = self.session.client;
+            let device = match revival.keeps_state() {
+                true => "its device continues",
+                false => "its device is as after a reset; the guest has to load its driver anew",
+            };
             tracing::warn!(
                 pid,
                 deaths = revival.deaths,
-                "the daemon before this one was killed: its VMM goes on, and its device is as after a reset; the guest has to load \
-                 its driver anew"
+                "the daemon before this one was killed: its VMM goes on, and {device}"
             );
         }
         // Record this process's count of deaths, and drop unused entries.

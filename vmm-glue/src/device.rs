@@ -199,13 +199,30 @@ pub trait Device: Send {
     }
 
     /// Replaces the file that backs the areas of a region. The client of a killed process may have `file` mapped, so
-    /// the device must use it instead of its own, with zeros, as after a reset. Called before [`Device::connected`].
+    /// the device must use it instead of its own: with zeros, as after a reset, or with its data if the device has taken
+    /// over a [journal](Self::take_journal). Called before [`Device::connected`].
     ///
     /// # Errors
     /// If the region has no such areas, or the file does not fit them.
     fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
         drop(file);
         Err(MapError(format!("nothing of region {region:?} can be mapped")))
+    }
+
+    /// Returns the file with which a device in the next process continues as if this process had not been killed. It
+    /// stays the same while a client is connected.
+    fn journal(&self) -> Option<Arc<OwnedFd>> {
+        None
+    }
+
+    /// Takes over the [journal](Self::journal) of a process that was killed. Called before [`Device::take_file`], which
+    /// then keeps the file's data.
+    ///
+    /// # Errors
+    /// If the device has no journal, or cannot continue with this one.
+    fn take_journal(&mut self, file: Arc<OwnedFd>) -> Result<(), MapError> {
+        drop(file);
+        Err(MapError("the device has no journal".to_owned()))
     }
 
     /// Returns true if a new device of this kind with this configuration space equals this device after a reset, so

@@ -2,9 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::message::{FromWorker, Malformed, PACKET, ToWorker};
 
@@ -52,6 +53,16 @@ impl Link {
     pub fn pair() -> io::Result<(Self, Self)> {
         let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         Ok((Self(a), Self(b)))
+    }
+
+    /// Connects to the device that listens at a socket.
+    ///
+    /// # Errors
+    /// If no device listens there, or too many workers wait.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Self(socket))
     }
 
     /// Returns another descriptor of this end.

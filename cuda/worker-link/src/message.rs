@@ -12,6 +12,8 @@ pub enum ToWorker {
         id: u32,
         /// `cuda_ring::BlobKind` as a number.
         kind: u32,
+        /// Number of this use of the identifier, which the guest may use again.
+        serial: u32,
         /// Offset in the window.
         offset: u64,
         /// Size in bytes.
@@ -21,10 +23,12 @@ pub enum ToWorker {
     Remove {
         /// Its identifier.
         id: u32,
+        /// Its serial number.
+        serial: u32,
     },
     /// The guest rang: the rings contain messages.
     Doorbell,
-    /// The guest program has ended.
+    /// The guest program has ended, or the device does not know the worker.
     Goodbye,
 }
 
@@ -35,6 +39,8 @@ pub enum FromWorker {
     Removed {
         /// Its identifier.
         id: u32,
+        /// Its serial number.
+        serial: u32,
     },
     /// Words in the control blob have changed while a guest thread waits.
     Check,
@@ -91,14 +97,15 @@ impl Reason {
     }
 }
 
-/// The fields of a packet: type, identifier, kind, offset, size.
-type Fields = (u32, u32, u32, u64, u64);
+/// The fields of a packet: type, identifier, kind, serial number, offset, size.
+type Fields = (u32, u32, u32, u32, u64, u64);
 
-fn pack((tag, id, kind, offset, size): Fields) -> [u8; PACKET] {
+fn pack((tag, id, kind, serial, offset, size): Fields) -> [u8; PACKET] {
     let mut packet = [0; PACKET];
     packet[..4].copy_from_slice(&tag.to_le_bytes());
     packet[4..8].copy_from_slice(&id.to_le_bytes());
     packet[8..12].copy_from_slice(&kind.to_le_bytes());
+    packet[12..16].copy_from_slice(&serial.to_le_bytes());
     packet[16..24].copy_from_slice(&offset.to_le_bytes());
     packet[24..].copy_from_slice(&size.to_le_bytes());
     packet
@@ -108,7 +115,7 @@ fn unpack(packet: &[u8]) -> Result<Fields, Malformed> {
     let packet: &[u8; PACKET] = packet.try_into().map_err(|_| Malformed)?;
     let word = |at: usize| packet.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
     let long = |at: usize| packet.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
-    let all = || Some((word(0)?, word(4)?, word(8)?, long(16)?, long(24)?));
+    let all = || Some((word(0)?, word(4)?, word(8)?, word(12)?, long(16)?, long(24)?));
     all().ok_or(Malformed)
 }
 
@@ -116,10 +123,10 @@ impl ToWorker {
     /// Encodes the message.
     pub fn encode(self) -> [u8; PACKET] {
         pack(match self {
-            Self::Blob { id, kind, offset, size } => (1, id, kind, offset, size),
-            Self::Remove { id } => (2, id, 0, 0, 0),
-            Self::Doorbell => (3, 0, 0, 0, 0),
-            Self::Goodbye => (4, 0, 0, 0, 0),
+            Self::Blob { id, kind, serial, offset, size } => (1, id, kind, serial, offset, size),
+            Self::Remove { id, serial } => (2, id, 0, serial, 0, 0),
+            Self::Doorbell => (3, 0, 0, 0, 0, 0),
+            Self::Goodbye => (4, 0, 0, 0, 0, 0),
         })
     }
 
@@ -129,8 +136,8 @@ impl ToWorker {
     /// If the packet has another length or an unknown type.
     pub fn decode(packet: &[u8]) -> Result<Self, Malformed> {
         match unpack(packet)? {
-            (1, id, kind, offset, size) => Ok(Self::Blob { id, kind, offset, size }),
-            (2, id, ..) => Ok(Self::Remove { id }),
+            (1, id, kind, serial, offset, size) => Ok(Self::Blob { id, kind, serial, offset, size }),
+            (2, id, _, serial, ..) => Ok(Self::Remove { id, serial }),
             (3, ..) => Ok(Self::Doorbell),
             (4, ..) => Ok(Self::Goodbye),
             _ => Err(Malformed),
@@ -142,9 +149,9 @@ impl FromWorker {
     /// Encodes the message.
     pub fn encode(self) -> [u8; PACKET] {
         pack(match self {
-            Self::Removed { id } => (1, id, 0, 0, 0),
-            Self::Check => (2, 0, 0, 0, 0),
-            Self::Failed { reason } => (3, 0, reason.number(), 0, 0),
+            Self::Removed { id, serial } => (1, id, 0, serial, 0, 0),
+            Self::Check => (2, 0, 0, 0, 0, 0),
+            Self::Failed { reason } => (3, 0, reason.number(), 0, 0, 0),
         })
     }
 
@@ -154,7 +161,7 @@ impl FromWorker {
     /// If the packet has another length or an unknown type.
     pub fn decode(packet: &[u8]) -> Result<Self, Malformed> {
         match unpack(packet)? {
-            (1, id, ..) => Ok(Self::Removed { id }),
+            (1, id, _, serial, ..) => Ok(Self::Removed { id, serial }),
             (2, ..) => Ok(Self::Check),
             (3, _, reason, ..) => Ok(Self::Failed { reason: Reason::from_number(reason) }),
             _ => Err(Malformed),
@@ -169,8 +176,8 @@ mod tests {
     #[test]
     fn each_message_decodes_to_itself() {
         let to = [
-            ToWorker::Blob { id: 7, kind: 4, offset: 1 << 40, size: 65536 },
-            ToWorker::Remove { id: 7 },
+            ToWorker::Blob { id: 7, kind: 4, serial: 9, offset: 1 << 40, size: 65536 },
+            ToWorker::Remove { id: 7, serial: 9 },
             ToWorker::Doorbell,
             ToWorker::Goodbye,
         ];
@@ -179,7 +186,7 @@ mod tests {
         }
         let reasons = [Reason::Driver, Reason::Addresses, Reason::Malformed, Reason::Limit, Reason::Sandbox];
         let failed = reasons.into_iter().chain([Reason::Unknown(99)]).map(|reason| FromWorker::Failed { reason });
-        for message in [FromWorker::Removed { id: 3 }, FromWorker::Check].into_iter().chain(failed) {
+        for message in [FromWorker::Removed { id: 3, serial: 8 }, FromWorker::Check].into_iter().chain(failed) {
             assert_eq!(FromWorker::decode(&message.encode()), Ok(message));
         }
     }

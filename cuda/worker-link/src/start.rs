@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use command_fds::{CommandFdExt as _, FdMapping};
 
@@ -26,6 +27,15 @@ pub enum StartError {
     Program(PathBuf, io::Error),
 }
 
+/// How a worker continues after the end of its daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejoin {
+    /// Socket of the next daemon's device.
+    pub socket: PathBuf,
+    /// Time after which a worker without a daemon ends itself.
+    pub limit: Duration,
+}
+
 /// Program, environment and user of a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
@@ -37,6 +47,8 @@ pub struct WorkerOptions {
     pub library: Option<PathBuf>,
     /// User and group, if the caller may change them.
     pub user: Option<(u32, u32)>,
+    /// How the worker survives its daemon, if it does.
+    pub rejoin: Option<Rejoin>,
 }
 
 impl WorkerOptions {
@@ -50,6 +62,9 @@ impl WorkerOptions {
         command.args(["--window-fd", &WINDOW_FD.to_string(), "--link-fd", &LINK_FD.to_string()]);
         if let Some(library) = &self.library {
             command.arg("--library").arg(library);
+        }
+        if let Some(Rejoin { socket, limit }) = &self.rejoin {
+            command.arg("--rejoin").arg(socket).arg("--rejoin-ms").arg(limit.as_millis().to_string());
         }
         command.env_clear().envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::null());

@@ -39,7 +39,7 @@ pub fn execute(input: &[u8]) -> usize {
     let mut window = Window::map(descriptor).expect("mapped");
     let mut offset = 0;
     for (id, (kind, bytes)) in (1..).zip(BLOBS) {
-        window.add(id, kind.number(), offset, bytes).expect("fits");
+        window.add(id, kind.number(), 0, (offset, bytes)).expect("fits");
         offset += bytes;
     }
     let control = window.first(BlobKind::Control).expect("added");

@@ -8,12 +8,14 @@
 //! - `executor` executes one message: described calls, and by module `launches`, `copies`, `pinned`,
 //!   `host_functions` those with messages of their own.
 //! - `waits` has calls that are answered when work of the card is done. They never stop the ring.
+//! - `device_link` connects to the next daemon after the end of the present one.
 //! - `objects` maps the guest's handles to the driver's; `window` has the shared memory; `driver` the library.
 //!
 //! A crash ends the process, and with it one guest program. The crate does not schedule work:
 //! the shim and its owner do. It does not create blobs, and knows neither virtual machines nor their devices.
 
 mod copies;
+mod device_link;
 mod driver;
 mod executor;
 #[cfg(any(test, feature = "fuzz"))]
@@ -28,6 +30,7 @@ mod serve;
 mod waits;
 mod window;
 
+pub use device_link::DeviceLink;
 pub use driver::{Driver, LoadError};
 pub use executor::{Broken, Executor};
 pub use serve::{ServeError, serve};

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use cuda_calls::own;
 use cuda_ring::{BlobKind, Consumer, Geometry, Header, Shared, Words as _, control, sleep, state};
-use worker_link::{FromWorker, Link, LinkError, Reason, ToWorker};
+use worker_link::{FromWorker, LinkError, Reason, ToWorker};
 
+use crate::device_link::DeviceLink;
 use crate::driver::Driver;
 use crate::executor::{Broken, Executor};
 use crate::host_functions;
@@ -75,45 +76,66 @@ impl Mail {
     }
 }
 
-/// Reads the link until the device closes it, which ends the process.
-fn read_link(link: &Link, mail: &Mail) {
+/// Ends the process, without exit handlers: the driver's could wait for work that never ends.
+fn end() -> ! {
+    // SAFETY: ends the process without further code of it.
+    unsafe { libc::_exit(0) }
+}
+
+/// Reads the link until the device says goodbye, or no device is left, which ends the process.
+fn read_link(link: &DeviceLink, mail: &Mail) {
+    let mut lost = None;
     loop {
-        let message = link.receive_in_worker();
+        let message = link.receive();
+        match &message {
+            Ok(ToWorker::Goodbye) => end(),
+            Err(LinkError::Closed | LinkError::Socket(_)) => {
+                if !link.rejoin(*lost.get_or_insert_with(Instant::now)) {
+                    end();
+                }
+                continue;
+            }
+            Ok(_) => lost = None,
+            Err(LinkError::WouldBlock | LinkError::Malformed(_)) => {}
+        }
         let mut inbox = mail.lock();
         match message {
             Ok(ToWorker::Doorbell) => inbox.rung = true,
-            Ok(ToWorker::Goodbye) | Err(LinkError::Closed | LinkError::Socket(_)) => {
-                // The driver's own exit handlers could wait for work that never ends.
-                // SAFETY: ends the process without further code of it.
-                unsafe { libc::_exit(0) }
-            }
             // The device is trusted with the number of blobs; the window checks each.
             Ok(message) => inbox.messages.push_back(message),
-            Err(LinkError::WouldBlock | LinkError::Malformed(_)) => {}
+            Err(_) => {}
         }
         mail.1.notify_all();
     }
 }
 
 /// Wakes guest threads: through the device, and through the futex of the loopback transport.
-fn notify(control: Shared, link: &Link) {
+fn notify(control: Shared, link: &DeviceLink) {
     control.add(control::EVENTS, 1);
     let word = control.address(control::EVENTS);
     // SAFETY: the word is mapped, and waking reads nothing.
     unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
-    let _ = link.send_from_worker(FromWorker::Check);
+    link.send(FromWorker::Check);
 }
 
 /// Serves a program until it ends, or breaks a rule. Never returns for a program that ends.
 ///
 /// # Errors
 /// If the program breaks a rule or ends before it starts.
-pub fn serve(driver: Driver, window: OwnedFd, link: Link) -> Result<(), ServeError> {
+pub fn serve(driver: Driver, window: OwnedFd, link: DeviceLink) -> Result<(), ServeError> {
     let link = Arc::new(link);
+    let result = serve_over(driver, window, &link);
+    if let Err(error) = &result {
+        link.send(FromWorker::Failed { reason: error.reason() });
+    }
+    result
+}
+
+fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>) -> Result<(), ServeError> {
     let mail = Arc::new(Mail::default());
     let mut window = Window::map(window)?;
     std::thread::spawn({
-        let (link, mail) = (Arc::clone(&link), Arc::clone(&mail));
+        let (link, mail) = (Arc::clone(link), Arc::clone(&mail));
         move || read_link(&link, &mail)
     });
     let (control, ring) = loop {
@@ -125,13 +147,13 @@ pub fn serve(driver: Driver, window: OwnedFd, link: Link) -> Result<(), ServeErr
             inbox = mail.1.wait(inbox).unwrap_or_else(PoisonError::into_inner);
         }
         match inbox.messages.pop_front() {
-            Some(ToWorker::Blob { id, kind, offset, size }) => drop(window.add(id, kind, offset, size)?),
+            Some(ToWorker::Blob { id, kind, serial, offset, size }) => window.add(id, kind, serial, (offset, size))?,
             Some(ToWorker::Remove { .. }) => return Err(ServeError::Ended),
             _ => {}
         }
     };
     host_functions::prepare(control, {
-        let link = Arc::clone(&link);
+        let link = Arc::clone(link);
         Box::new(move || {
             if sleep::must_notify(&control) {
                 notify(control, &link);
@@ -139,6 +161,7 @@ pub fn serve(driver: Driver, window: OwnedFd, link: Link) -> Result<(), ServeErr
         })
     });
     let executor = Executor::new(driver, control, window);
+    let link = Arc::clone(link);
     let result = Service { executor, mail, link, control, message: Vec::new() }.run(ring);
     control.store(control::STATE, state::LOST);
     result
@@ -147,7 +170,7 @@ pub fn serve(driver: Driver, window: OwnedFd, link: Link) -> Result<(), ServeErr
 struct Service {
     executor: Executor,
     mail: Arc<Mail>,
-    link: Arc<Link>,
+    link: Arc<DeviceLink>,
     control: Shared,
     message: Vec<u64>,
 }
@@ -216,15 +239,22 @@ impl Service {
         loop {
             let Some(message) = self.mail.lock().messages.pop_front() else { return Ok(()) };
             match message {
-                ToWorker::Blob { id, kind, offset, size } => drop(self.executor.window().add(id, kind, offset, size)?),
-                ToWorker::Remove { id } => {
+                ToWorker::Blob { id, kind, serial, offset, size } => {
+                    self.executor.window().add(id, kind, serial, (offset, size))?;
+                }
+                ToWorker::Remove { id, serial } => {
+                    // The next daemon repeats the message if it does not know the answer. The guest may have another
+                    // blob with this identifier by then.
+                    let is_there = self.executor.window().blob(id).is_some_and(|blob| blob.serial == serial);
                     // Another program may get the range of a removed blob, so nothing may be written there any more.
-                    if self.executor.needs_blob(id) {
+                    if is_there && self.executor.needs_blob(id) {
                         return Err(ServeError::Broken(Broken::Malformed));
                     }
-                    self.executor.unpin(id);
-                    self.executor.window().remove(id);
-                    let _ = self.link.send_from_worker(FromWorker::Removed { id });
+                    if is_there {
+                        self.executor.unpin(id);
+                        self.executor.window().remove(id);
+                    }
+                    self.link.send(FromWorker::Removed { id, serial });
                 }
                 ToWorker::Doorbell | ToWorker::Goodbye => {}
             }

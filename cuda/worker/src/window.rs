@@ -31,6 +31,8 @@ pub enum WindowError {
 pub struct Blob {
     /// Its kind.
     pub kind: BlobKind,
+    /// Number of this use of its identifier.
+    pub serial: u32,
     /// Offset in the window.
     pub offset: u64,
     /// Bytes.
@@ -60,25 +62,29 @@ impl Window {
         Ok(Self { descriptor, base, bytes, blobs: BTreeMap::new() })
     }
 
-    /// Records a blob.
+    /// Records a blob, its offset and its size. A repeated message changes nothing.
     ///
     /// # Errors
     /// If it does not fit the window or its kind.
-    pub fn add(&mut self, id: u32, kind: u32, offset: u64, bytes: u64) -> Result<BlobKind, WindowError> {
+    pub fn add(&mut self, id: u32, kind: u32, serial: u32, (offset, bytes): (u64, u64)) -> Result<(), WindowError> {
         let kind = BlobKind::from_number(kind).ok_or(WindowError::Blob(id))?;
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
             && offset.is_multiple_of(4096)
             && bytes > 0
             && bytes.is_multiple_of(4096)
             && kind.bytes().is_none_or(|right| bytes >= right);
-        if !fits || self.blobs.contains_key(&id) {
+        if let Some(known) = self.blobs.get(&id) {
+            let same = (known.kind, known.serial, known.offset, known.bytes) == (kind, serial, offset, bytes);
+            return if same { Ok(()) } else { Err(WindowError::Blob(id)) };
+        }
+        if !fits {
             return Err(WindowError::Blob(id));
         }
         if self.blobs.len() >= MAX_BLOBS {
             return Err(WindowError::TooMany);
         }
-        self.blobs.insert(id, Blob { kind, offset, bytes, pinned: None });
-        Ok(kind)
+        self.blobs.insert(id, Blob { kind, serial, offset, bytes, pinned: None });
+        Ok(())
     }
 
     /// Returns a blob.

@@ -36,6 +36,9 @@ pub struct CudaSpec {
     /// Tolerance in MiB between the accounts and the real use, of one process and of the whole card.
     #[serde(deserialize_with = "crate::size::key")]
     pub margin_mib: u64,
+    /// Seconds for which workers of guest programs continue after a daemon that was killed. A worker that the next
+    /// daemon has not taken by then ends itself, and its program with it.
+    pub orphan_timeout_s: u64,
 }
 
 /// Policy for processes that use a CUDA card without its owner, as NVML reports, and for tenants' programs whose memory
@@ -62,6 +65,7 @@ impl Default for CudaSpec {
             run_ahead_us: 4000,
             strangers: OnStranger::Report,
             margin_mib: 128,
+            orphan_timeout_s: 30,
         }
     }
 }
@@ -217,6 +221,9 @@ pub(super) fn card(card: &CardSpec) -> Vec<(&'static str, String)> {
     }
     if !(100..=1_000_000).contains(&cuda.run_ahead_us) {
         wrong.push(("cuda.run_ahead_us", format!("{}, expected 100 to 1000000", cuda.run_ahead_us)));
+    }
+    if !(1..=3600).contains(&cuda.orphan_timeout_s) {
+        wrong.push(("cuda.orphan_timeout_s", format!("{}, expected 1 to 3600", cuda.orphan_timeout_s)));
     }
     if cuda.margin_mib > 1 << 20 {
         wrong.push(("cuda.margin_mib", format!("{} MiB, expected 0 to 1048576", cuda.margin_mib)));

@@ -13,6 +13,7 @@ use card_manager::shortage::Shortage;
 use card_manager::usage::SchedulerUsage;
 use config::{CardMemory, CardSpec, VmSpec};
 use physical::GoingCard;
+use vcuda::CudaFunction;
 use vgpu::{MediatedVm, Settings};
 
 /// Status of a virtual machine's device, for the operator.
@@ -45,6 +46,19 @@ pub trait VmBackend: Send + Sync {
     /// Returns the mediated virtual machine, which another daemon can take over; `None` for other kinds.
     fn mediated(&self) -> Option<&MediatedVm> {
         None
+    }
+
+    /// Returns the function through which the guest's programs use CUDA; `None` for other devices.
+    fn cuda(&self) -> Option<&CudaFunction> {
+        None
+    }
+
+    /// Starts the work of a device that another daemon had, before its client is served.
+    ///
+    /// # Errors
+    /// If the host refuses a thread.
+    fn begin(&self) -> std::io::Result<()> {
+        Ok(())
     }
 
     /// Calls `act` while the virtual machine's lock is held.

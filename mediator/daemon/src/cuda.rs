@@ -1,7 +1,7 @@
 //! Cards that use NVIDIA's driver. Each card has an owner, a separate process that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card). The crate `owner_process` has the
+//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card), `handing_over` (an upgrade). The crate `owner_process` has the
 //! owner's process, and `cuda_status` its last status. [Decision
 //! 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
@@ -11,7 +11,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -26,9 +26,12 @@ use super::backend::{BackendError, Built, CardBackend, CardStatus};
 use super::error::DaemonError;
 use config::{CardSpec, CudaSpec, OnStuck, TenantSpec, VmSpec};
 use overrides::Tuning;
-use owner_process::{CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, Supervisor};
+use owner_process::{CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, SavedOwner, Supervisor};
 
-mod function;
+pub(super) mod function;
+mod handing_over;
+
+pub(super) use handing_over::GivenOwner;
 
 /// Size of a MiB in bytes.
 const MIB: u64 = 1 << 20;
@@ -47,7 +50,11 @@ pub(super) struct CudaCard {
     commands: Sender<Command>,
     status_cell: Arc<StatusCell>,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<rank::Threads, Option<JoinHandle<()>>>,
+    /// The owner of another daemon, before this one may use it.
+    waiting: Mutex<rank::Threads, Option<(Supervisor, Receiver<Command>)>>,
+    /// What the owner of another daemon knew, as far as this daemon has not confirmed it.
+    known: Mutex<rank::Threads, Option<SavedOwner>>,
     changing: Mutex<rank::CudaChanging, ()>,
     /// Number of waiting or running changes.
     changes: AtomicUsize,
@@ -77,16 +84,48 @@ impl CudaCard {
     /// If the program or the card does not exist.
     pub fn open(spec: &CardSpec, folder: &Path, events: &Arc<Log>) -> Result<Self, BackendError> {
         let settings = settings(spec, folder);
-        let (commands, requests) = channel();
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
         let mut supervisor = Supervisor::new(&spec.name, settings, &status_cell, (&stop, events));
         let identity = supervisor.start().map_err(BackendError::failed)?;
         let CardIdentity { model, uuid } = &identity;
         tracing::info!(card = spec.name, model, uuid, "the owner of the CUDA card is ready");
+        let card = Self::with(spec, identity, supervisor, (status_cell, stop), None);
+        card.begin().map_err(BackendError::failed)?;
+        Ok(card)
+    }
+
+    fn with(
+        spec: &CardSpec,
+        identity: CardIdentity,
+        supervisor: Supervisor,
+        (status_cell, stop): (Arc<StatusCell>, Arc<AtomicBool>),
+        known: Option<SavedOwner>,
+    ) -> Self {
+        let (commands, requests) = channel();
+        Self {
+            spec: spec.clone(),
+            identity,
+            commands,
+            status_cell,
+            stop,
+            thread: Mutex::new(None),
+            waiting: Mutex::new(Some((supervisor, requests))),
+            known: Mutex::new(known),
+            changing: Mutex::new(()),
+            changes: AtomicUsize::new(0),
+        }
+    }
+
+    /// Starts to use the owner.
+    ///
+    /// # Errors
+    /// If the host refuses a thread.
+    pub fn begin(&self) -> std::io::Result<()> {
+        let Some((supervisor, requests)) = self.waiting.lock().take() else { return Ok(()) };
         let thread = std::thread::Builder::new().name("cuda-owner".to_owned());
-        let thread = thread.spawn(move || supervisor.run(&requests)).map_err(BackendError::failed)?;
-        let (changing, changes) = (Mutex::new(()), AtomicUsize::new(0));
-        Ok(Self { spec: spec.clone(), identity, commands, status_cell, stop, thread: Some(thread), changing, changes })
+        let thread = thread.spawn(move || supervisor.run(&requests))?;
+        *self.thread.lock() = Some(thread);
+        Ok(())
     }
 
     /// Returns the configuration of the card.
@@ -175,8 +214,13 @@ impl Drop for CudaCard {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         let _ = self.commands.send(Command::Stop);
-        if let Some(thread) = self.thread.take() {
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
             let _ = thread.join();
+        }
+        if let Some((mut supervisor, _)) = self.waiting.lock().take() {
+            // Another daemon continues with the owner.
+            supervisor.leave();
         }
     }
 }
@@ -228,6 +272,7 @@ fn settings(spec: &CardSpec, folder: &Path) -> Settings {
         run_ahead_us,
         strangers,
         margin_mib,
+        orphan_timeout_s: _,
     } = cuda;
     Settings {
         driver,

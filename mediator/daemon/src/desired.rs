@@ -405,6 +405,11 @@ impl Daemon {
     /// Changes the tables of a virtual machine that a step names.
     fn change_vm(&self, step: &Step) -> Result<(), DaemonError> {
         let [time, memory] = ["time", "memory"].map(|table| within(step, table));
+        if self.is_tenant(&step.name) {
+            let tables = [("time", time), ("memory", memory)].into_iter().filter(|(_, keys)| !keys.is_empty());
+            let patch = tables.map(|(table, keys)| (table.to_owned(), Value::Object(keys))).collect();
+            return self.tune_tenant(&step.name, &patch, None, "");
+        }
         if !time.is_empty() {
             self.tune_vm(&step.name, &time, None)?;
         }

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use super::cuda::{self, Change, CudaCard};
 use super::draining::Arrival;
 use super::scheduling::RELEASED;
-use super::{Daemon, DaemonError, State};
+use super::{Daemon, DaemonError, Entry, Life, State};
 use api::{EventKind, TenantPatch};
 use config::check::{self, MAX_TENANTS, Refusal};
 use config::patch::{patched, table};
@@ -33,7 +33,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 impl State {
     /// Returns all reasons to refuse a tenant, given all other tenants.
     fn refusals(&self, spec: &TenantSpec, daemon: &Daemon) -> Vec<Refusal> {
-        let vms: Vec<&str> = self.vms.keys().map(String::as_str).collect();
+        // A VM on a CUDA card is a tenant under its own name.
+        let is_it = |name: &str| name == spec.name && self.cuda_vm(name).is_some();
+        let vms: Vec<&str> = self.vms.keys().map(String::as_str).filter(|name| !is_it(name)).collect();
         let on_cards: Vec<TenantSpec> = self.cuda_vms().collect();
         let others = self.tenants.values().chain(&on_cards).filter(|other| other.name != spec.name);
         let others: Vec<&TenantSpec> = others.collect();
@@ -43,6 +45,31 @@ impl State {
     /// Returns the VMs on CUDA cards, as tenants of these.
     fn cuda_vms(&self) -> impl Iterator<Item = TenantSpec> {
         self.vms.values().filter(|entry| entry.spec.cuda.is_some()).map(|entry| entry.spec.as_tenant())
+    }
+
+    /// Returns a running VM on a CUDA card, as a tenant of this card.
+    fn cuda_vm(&self, name: &str) -> Option<TenantSpec> {
+        let entry = self.vms.get(name).filter(|entry| matches!(entry.life, Life::Running(_)))?;
+        entry.spec.cuda.is_some().then(|| entry.spec.as_tenant())
+    }
+
+    /// Returns a tenant of a CUDA card, VMs among them.
+    fn tenant(&self, name: &str) -> Option<TenantSpec> {
+        self.tenants.get(name).cloned().or_else(|| self.cuda_vm(name))
+    }
+
+    /// Stores the changed settings of a tenant or a VM. Returns true if it is a VM.
+    fn store_tenant(&mut self, spec: TenantSpec) -> bool {
+        match self.vms.get_mut(&spec.name) {
+            Some(Entry { spec: vm, .. }) => {
+                (vm.memory, vm.time) = (spec.memory, spec.time);
+                true
+            }
+            None => {
+                self.tenants.insert(spec.name.clone(), spec);
+                false
+            }
+        }
     }
 
     /// Assigns a tenant that names no card to the card with most room.
@@ -69,9 +96,9 @@ impl Daemon {
         self.known(card)?.cuda.as_deref().ok_or_else(|| DaemonError::NoCard(card.to_owned()))
     }
 
-    /// Returns true if a tenant has the name.
+    /// Returns true if a tenant of a CUDA card has the name, or a VM on such a card.
     pub(super) fn is_tenant(&self, name: &str) -> bool {
-        self.state.lock().tenants.contains_key(name)
+        self.state.lock().tenant(name).is_some()
     }
 
     fn tenant_specs(&self, card: Option<&str>) -> Vec<TenantSpec> {
@@ -108,7 +135,7 @@ impl Daemon {
     }
 
     pub(super) fn tenant_spec(&self, name: &str) -> Result<TenantSpec, DaemonError> {
-        self.state.lock().tenants.get(name).cloned().ok_or_else(|| DaemonError::NoTenant(name.to_owned()))
+        self.state.lock().tenant(name).ok_or_else(|| DaemonError::NoTenant(name.to_owned()))
     }
 
     /// Waits until no other thread changes the card of a tenant. Also returns the tenant's state at that time.
@@ -182,7 +209,7 @@ impl Daemon {
         let socket = spec.socket_path(&self.spec.socket_dir);
         let added = folders::make(&spec.name, &socket, &self.spec.socket_dir)
             .map_err(DaemonError::from)
-            .and_then(|()| card.promise(turn, &format!("tenant `{}`", spec.name), &Request::Add(told)));
+            .and_then(|()| card.add(turn, &format!("tenant `{}`", spec.name), told));
         if added.is_err() {
             folders::remove(&spec.name, &socket, &self.spec.socket_dir);
         }
@@ -193,7 +220,11 @@ impl Daemon {
         }
         state.revision.next();
         drop(state);
-        drop(added?);
+        let (turn, is_new) = added?;
+        drop(turn);
+        if !is_new {
+            return Ok(());
+        }
         tracing::info!(tenant = spec.name, card = spec.card, "tenant added");
         let what = format!("added to card `{}`", spec.card);
         self.events.add(NewEvent::tenant(EventKind::Added, &spec.name, what).on(&spec.card));
@@ -215,6 +246,10 @@ impl Daemon {
 
     /// Removes a tenant, without saving the change.
     pub(super) fn take_tenant(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
+        if self.state.lock().cuda_vm(name).is_some() {
+            // It is removed as a VM.
+            return Err(DaemonError::NoTenant(name.to_owned()));
+        }
         let (spec, turn) = self.tenant_turn(name)?;
         self.state.lock().expect(expected)?;
         let (of, kills, begin) = (format!("tenant `{name}`"), spec.on_remove == OnRemove::Kill, Instant::now());
@@ -272,6 +307,10 @@ impl Daemon {
         let of = format!("tenant `{name}`");
         let wrong = |what| DaemonError::Setting { of: of.clone(), what };
         let begin = Instant::now();
+        let other = patch.keys().find(|key| !["memory", "time"].contains(&key.as_str()));
+        if let Some(key) = other.filter(|_| self.state.lock().cuda_vm(name).is_some()) {
+            return Err(wrong(format!("{key}: a VM has no such key, expected keys of `memory` or `time`")));
+        }
         let (spec, _turn) = loop {
             let (now, turn) = self.tenant_turn(name)?;
             let spec = patched(&now, patch).map_err(wrong)?;
@@ -292,10 +331,15 @@ impl Daemon {
             locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
         };
         tracing::info!(tenant = name, memory = ?spec.memory, time = ?spec.time, "the tenant's part of the card is set");
-        self.events.add(NewEvent::tenant(EventKind::Changed, name, changed(patch) + why).on(&spec.card));
+        let (card, what) = (spec.card.clone(), changed(patch) + why);
         let mut state = self.state.lock();
-        state.tenants.insert(name.to_owned(), spec);
+        let is_vm = state.store_tenant(spec);
         state.revision.next();
+        drop(state);
+        self.events.add(match is_vm {
+            true => NewEvent::vm(EventKind::Changed, name, what).on(&card),
+            false => NewEvent::tenant(EventKind::Changed, name, what).on(&card),
+        });
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The running daemon starts the next program with one end of a socket as its standard input, and hands its state over
 //! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)): `sender` is the running
-//! daemon's side, and `receiver` the next daemon's. Until the next daemon reports that it has rebuilt its state, the
+//! daemon's side, and `receiver` the next daemon's; `cuda` has both for cards with an owner process. Until the next daemon reports that it has rebuilt its state, the
 //! first daemon resumes on any failure. `roster` is the state that cards and virtual machines do not serialize
 //! themselves; at `points`, tests kill one of the two daemons.
 
@@ -17,15 +17,17 @@ use physical::GoingCard;
 use rustix::time::{ClockId, clock_gettime};
 use saved_state::Known;
 use tokio::sync::Notify;
+use vcuda::SavedFunction;
 use vgpu::SavedSide;
 use vmm_glue::SavedClients;
 
+mod cuda;
 pub(crate) mod points;
 pub(crate) mod receiver;
 mod roster;
 mod sender;
 
-use roster::{EventsPart, Roster};
+use roster::{CudaPart, EventsPart, Roster};
 
 /// Time limit for the next program to introduce itself and read its configuration; no VM waits meanwhile.
 // TIMEOUT: a busy host starts a program within seconds.
@@ -53,6 +55,10 @@ const HOST_MEMORY: &str = "host-memory:";
 const APERTURES: &str = "apertures:";
 /// Prefix for descriptors of a virtual machine's clients.
 const CLIENTS: &str = "clients:";
+/// Prefix for the pipes of the owner of a CUDA card, and the descriptor of its process.
+const OWNER: &str = "owner:";
+/// Prefix for the window of a VM's CUDA function, and the links of its workers.
+const FUNCTION: &str = "function:";
 /// Name of the state folder's lock.
 const STATE_LOCK: &str = "state-lock";
 
@@ -131,6 +137,7 @@ fn known() -> Vec<Known> {
     known.extend(SavedSide::known());
     known.extend([GoingCard::known(), Known::for_part::<SavedClients>(), Known::for_part::<Roster>()]);
     known.push(Known::for_part::<EventsPart>());
+    known.extend([Known::for_part::<CudaPart>(), Known::for_part::<SavedFunction>()]);
     known
 }
 

@@ -321,6 +321,14 @@ impl Device for Observed {
         self.device.take_file(region, file)
     }
 
+    fn journal(&self) -> Option<Arc<OwnedFd>> {
+        self.device.journal()
+    }
+
+    fn take_journal(&mut self, file: Arc<OwnedFd>) -> Result<(), MapError> {
+        self.device.take_journal(file)
+    }
+
     fn is_renewable(&self) -> bool {
         self.device.is_renewable()
     }

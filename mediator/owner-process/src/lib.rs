@@ -3,23 +3,28 @@
 //! [`Supervisor`] runs on a thread of its caller and takes [`Command`]s. `incidents` reports the owner's actions on
 //! tenants in the log and as events.
 //!
+//! Parts: `handle` (the process and its pipes), `handed_over` (the next daemon of an upgrade takes the process over).
+//!
 //! The crate does not decide which tenants exist, and does not keep their settings over a restart of the daemon.
 
+mod handed_over;
+mod handle;
 mod incidents;
 
+pub use handed_over::{HandedOver, HandingOver, SavedOwner};
+
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use api::EventKind;
 use cuda_control::{Answer, Request, Settings, Tenant};
 use cuda_status::StatusCell;
 use events::{Log, NewEvent};
+use handle::{Handle, Process};
 use listening::folders;
 
 /// Time limit for an owner's answer.
@@ -60,16 +65,10 @@ const CARD_LOST: &str =
 pub enum Command {
     /// Sends a request to the owner; an error is the reason that no owner runs.
     Ask(Box<Request>, Sender<Result<Answer, String>>),
+    /// Hands the owner over to another daemon. Nothing is sent to it until that has succeeded or failed.
+    HandOver(HandingOver),
     /// Ends the owner.
     Stop,
-}
-
-/// A running owner process that answers.
-struct Process {
-    child: Child,
-    input: ChildStdin,
-    answers: Receiver<Answer>,
-    since: Instant,
 }
 
 /// The driver's identifiers of a card.
@@ -89,7 +88,7 @@ pub struct Supervisor {
     tenants: BTreeMap<String, Tenant>,
     process: Option<Process>,
     /// A killed process: the next one starts after it has ended.
-    dying: Option<Child>,
+    dying: Option<Handle>,
     /// Number of consecutive times that the process ended shortly after its start.
     failures: u32,
     retry: Instant,
@@ -182,6 +181,11 @@ impl Supervisor {
                     // The caller may have stopped waiting.
                     let _ = reply.send(answer);
                 }
+                Ok(Command::HandOver(handing_over)) => {
+                    if self.hand_over(handing_over) {
+                        return;
+                    }
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -235,9 +239,9 @@ impl Supervisor {
     /// Starts another process if none runs and the delay has passed.
     fn look(&mut self) {
         if let Some(process) = &mut self.process
-            && let Ok(Some(status)) = process.child.try_wait()
+            && let Some(status) = process.handle.end()
         {
-            self.end(&status.to_string());
+            self.end(&status);
         }
         if self.process.is_some() {
             if self.looked.elapsed() >= POLL_INTERVAL {
@@ -245,8 +249,7 @@ impl Supervisor {
             }
             return;
         }
-        if Instant::now() < self.retry || self.dying.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
-        {
+        if Instant::now() < self.retry || self.dying.as_mut().is_some_and(|process| process.end().is_none()) {
             return;
         }
         self.dying = None;
@@ -287,76 +290,9 @@ impl Drop for Supervisor {
     fn drop(&mut self) {
         let Some(mut child) = self.process.take().map(Process::kill).or(self.dying.take()) else { return };
         let killed = Instant::now();
-        while matches!(child.try_wait(), Ok(None)) && killed.elapsed() < KILLED {
+        while child.end().is_none() && killed.elapsed() < KILLED {
             std::thread::sleep(Duration::from_millis(5));
         }
-    }
-}
-
-impl Process {
-    fn spawn() -> Result<Self, String> {
-        let program = beside(PROGRAM, PROGRAM);
-        let failed = |error: std::io::Error| format!("{} cannot be started: {error}", program.display());
-        let mut command = std::process::Command::new(&program);
-        let mut child = command.arg("work").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
-        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(format!("{} has no input or output", program.display()));
-        };
-        let (sender, answers) = channel();
-        std::thread::Builder::new()
-            .name("cuda-answers".to_owned())
-            .spawn(move || {
-                let lines = BufReader::new(output).lines().map_while(Result::ok);
-                let parsed = lines.map_while(|line| serde_json::from_str(&line).ok());
-                // The thread ends with the process, or when the receiver is dropped.
-                for answer in parsed {
-                    if sender.send(answer).is_err() {
-                        return;
-                    }
-                }
-            })
-            .map_err(failed)?;
-        Ok(Self { child, input, answers, since: Instant::now() })
-    }
-
-    fn exchange(&mut self, line: &impl serde::Serialize, limit: Duration, stop: &AtomicBool) -> Result<Answer, String> {
-        let mut text = serde_json::to_vec(line).map_err(|error| error.to_string())?;
-        text.push(b'\n');
-        self.input.write_all(&text).map_err(|error| format!("{PROGRAM} has ended: {error}"))?;
-        let asked = Instant::now();
-        loop {
-            match self.answers.recv_timeout(POLL_INTERVAL.min(limit)) {
-                Ok(answer) => return Ok(answer),
-                Err(RecvTimeoutError::Disconnected) => return Err(format!("{PROGRAM} has ended")),
-                Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {
-                    return Err("the daemon ends".to_owned());
-                }
-                Err(RecvTimeoutError::Timeout) if asked.elapsed() < limit => {}
-                Err(RecvTimeoutError::Timeout) => {
-                    return Err(format!("{PROGRAM} did not answer within {} s and is killed", limit.as_secs()));
-                }
-            }
-        }
-    }
-
-    /// Returns true if the process has ended because its card was lost.
-    fn has_lost_card(&mut self) -> bool {
-        let since = Instant::now();
-        // The process closes its output a moment before it ends.
-        while since.elapsed() < ENDS {
-            match self.child.try_wait() {
-                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
-                Ok(Some(status)) => return status.code() == Some(cuda_control::CARD_LOST),
-                Err(_) => return false,
-            }
-        }
-        false
-    }
-
-    /// Kills the process. The process may take a while to end.
-    fn kill(mut self) -> Child {
-        let _ = self.child.kill();
-        self.child
     }
 }
 

@@ -11,10 +11,14 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use cuda_ring::{BlobKind, control};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use worker_link::{FromWorker, Link, ToWorker};
+
+/// Time without a daemon after which the worker ends.
+const ALONE: Duration = Duration::from_secs(30);
 
 fn main() {
     let mut arguments = std::env::args().skip_while(|argument| argument != "--window-fd").skip(1).step_by(2);
@@ -23,19 +27,31 @@ fn main() {
         // SAFETY: the device passes these two descriptors, and nothing else here owns them.
         unsafe { OwnedFd::from_raw_fd(number) }
     };
-    let (window, link) = (File::from(descriptor()), Link::new(descriptor()));
+    let (window, mut link) = (File::from(descriptor()), Link::new(descriptor()));
+    let mut rejoin = std::env::args_os().skip_while(|argument| argument != "--rejoin").skip(1);
+    let rejoin = rejoin.next().map(std::path::PathBuf::from);
     let bytes = window.metadata().expect("a file").len();
     let region = MmapRegion::<()>::from_file(FileOffset::new(window, 0), bytes as usize).expect("a mapping");
     let memory = region.as_volatile_slice();
     let load = |at: u64| memory.load::<u64>(at as usize, Ordering::Acquire).expect("in the window");
     let store = |value: u64, at: u64| memory.store(value, at as usize, Ordering::Release).expect("in the window");
     let mut blobs: BTreeMap<u32, (u32, u64)> = BTreeMap::new();
-    while let Ok(message) = link.receive_in_worker() {
+    let mut alone = None;
+    loop {
+        let Ok(message) = link.receive_in_worker() else {
+            // The daemon has ended; the next one listens there.
+            let since = *alone.get_or_insert_with(Instant::now);
+            let Some(path) = rejoin.as_ref().filter(|_| since.elapsed() < ALONE) else { return };
+            std::thread::sleep(Duration::from_millis(10));
+            link = Link::connect(path).unwrap_or(link);
+            continue;
+        };
+        alone = None;
         match message {
             ToWorker::Blob { id, kind, offset, .. } => drop(blobs.insert(id, (kind, offset))),
-            ToWorker::Remove { id } => {
+            ToWorker::Remove { id, serial } => {
                 blobs.remove(&id);
-                let _ = link.send_from_worker(FromWorker::Removed { id });
+                let _ = link.send_from_worker(FromWorker::Removed { id, serial });
             }
             ToWorker::Doorbell => {
                 for &(_, at) in blobs.values().filter(|(kind, _)| *kind == BlobKind::Pinned.number()) {

@@ -9,7 +9,7 @@ use worker_link::WorkerOptions;
 fn main() {
     let mut paths = std::env::args_os().skip(1).map(PathBuf::from);
     let (Some(socket), Some(program)) = (paths.next(), paths.next()) else { panic!("serve SOCKET WORKER") };
-    let options = WorkerOptions { program, environment: Vec::new(), library: None, user: None };
+    let options = WorkerOptions { program, environment: Vec::new(), library: None, user: None, rejoin: None };
     let link = Link::new(vcuda::irqs()).expect("a link");
     let limits = Limits { window_bytes: MIN_WINDOW_BYTES, workers: 16 };
     let launcher = Box::new(ProgramLauncher(options));

@@ -73,7 +73,19 @@ pub struct Header {
     padding: [u8; 3],
 }
 
+impl From<[u8; 24]> for Header {
+    fn from(bytes: [u8; 24]) -> Self {
+        zerocopy::transmute!(bytes)
+    }
+}
+
 impl Header {
+    /// Returns its bytes.
+    #[must_use]
+    pub(crate) fn to_bytes(self) -> [u8; 24] {
+        zerocopy::transmute!(self)
+    }
+
     /// Returns the context that the command names.
     #[must_use]
     pub fn context(&self) -> u32 {

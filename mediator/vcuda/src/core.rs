@@ -10,12 +10,14 @@ use std::collections::BTreeMap;
 use crate::command::{Answer, CAPSET, CAPSET_VERSION, Command, Header, Submission};
 
 mod ranges;
+mod saved;
 mod status;
 #[cfg(test)]
 mod tests;
 
 pub use ranges::Range;
 use ranges::Ranges;
+pub use saved::{SavedCore, SavedWait};
 pub use status::ProgramStatus;
 
 /// Granularity of the window in bytes: the driver rounds sizes up to it.
@@ -72,6 +74,8 @@ pub enum Action {
         blob: u32,
         /// Its kind.
         kind: u8,
+        /// Number of this use of the program's number.
+        serial: u32,
         /// Its part of the window.
         range: Range,
     },
@@ -81,6 +85,8 @@ pub enum Action {
         worker: WorkerId,
         /// The program's number of the blob.
         blob: u32,
+        /// Its serial number.
+        serial: u32,
     },
     /// Wakes a worker.
     Doorbell {
@@ -153,6 +159,8 @@ struct Resource {
     blob: u32,
     kind: u8,
     size: u64,
+    /// Number of its mapping; 0 before.
+    serial: u32,
     /// Its part of the window, from the mapping on.
     range: Option<Range>,
     /// The worker that knows it.
@@ -174,6 +182,7 @@ struct Worker {
 struct Removal {
     /// The program's number, which may occur again.
     blob: u32,
+    serial: u32,
     resource: u32,
     /// The command that waits for it.
     ticket: Ticket,
@@ -188,7 +197,10 @@ pub struct Core {
     ranges: Ranges,
     workers: BTreeMap<WorkerId, Worker>,
     last_worker: u64,
+    last_serial: u32,
     actions: Vec<Action>,
+    /// Something that [`Self::save`] includes has changed.
+    is_changed: bool,
 }
 
 impl Core {
@@ -202,7 +214,9 @@ impl Core {
             ranges: Ranges::new(limits.window_bytes),
             workers: BTreeMap::new(),
             last_worker: 0,
+            last_serial: 0,
             actions: Vec::new(),
+            is_changed: false,
         }
     }
 
@@ -261,6 +275,7 @@ impl Core {
         if self.contexts.len() >= MAX_CONTEXTS {
             return Answer::OutOfMemory;
         }
+        self.is_changed = true;
         let (blobs, waits) = (BTreeMap::new(), Vec::new());
         self.contexts.insert(id, Context { capset, name, pid: None, service: Service::Unused, blobs, waits });
         Answer::Ok
@@ -269,6 +284,7 @@ impl Core {
     /// Destroys a context: its blobs stay until they are dropped.
     fn destroy_context(&mut self, id: u32, now: u64) -> Answer {
         let Some(mut context) = self.contexts.remove(&id) else { return Answer::Invalid };
+        self.is_changed = true;
         self.actions.extend(answered(context.waits.drain(..)));
         if let Service::Worker(id) = context.service
             && let Some(worker) = self.workers.get_mut(&id)
@@ -295,8 +311,10 @@ impl Core {
         if self.resources.len() >= MAX_RESOURCES {
             return Answer::OutOfMemory;
         }
+        self.is_changed = true;
         let blob = u32::from_le_bytes(number);
-        self.resources.insert(resource, Resource { context, blob, kind, size, range: None, worker: None });
+        let new = Resource { context, blob, kind, size, serial: 0, range: None, worker: None };
+        self.resources.insert(resource, new);
         Answer::Ok
     }
 
@@ -325,6 +343,8 @@ impl Core {
         if !self.ranges.insert(range) {
             return Answer::Invalid;
         }
+        self.is_changed = true;
+        self.last_serial = self.last_serial.wrapping_add(1).max(1);
         self.actions.push(Action::Zero { range });
         if context.service == Service::Unused {
             self.last_worker = worker.0;
@@ -335,14 +355,16 @@ impl Core {
             self.actions.push(Action::Start { worker });
         }
         context.blobs.insert(resource.blob, id);
-        (resource.range, resource.worker) = (Some(range), Some(worker));
-        self.actions.push(Action::Blob { worker, blob: resource.blob, kind: resource.kind, range });
+        let serial = self.last_serial;
+        (resource.range, resource.worker, resource.serial) = (Some(range), Some(worker), serial);
+        self.actions.push(Action::Blob { worker, blob: resource.blob, kind: resource.kind, serial, range });
         Answer::Mapped
     }
 
     /// Drops a resource. The driver gives its range to others once this is answered, so the worker comes first.
     fn unref(&mut self, id: u32, ticket: Ticket) -> Option<Answer> {
         let Some(resource) = self.resources.get(&id).copied() else { return Some(Answer::Ok) };
+        self.is_changed = true;
         if let Some(context) = self.contexts.get_mut(&resource.context)
             && context.blobs.get(&resource.blob) == Some(&id)
         {
@@ -356,11 +378,12 @@ impl Core {
         if worker.removing.iter().any(|removal| removal.resource == id) {
             return Some(Answer::Invalid);
         }
-        worker.removing.push(Removal { blob: resource.blob, resource: id, ticket });
+        let Resource { blob, serial, .. } = resource;
+        worker.removing.push(Removal { blob, serial, resource: id, ticket });
         // A worker may wait for its tenant's slice for long, so the removal has no limit: only this VM waits for it.
         // The worker of a destroyed context has the limit of its end.
         if !worker.killed {
-            self.actions.push(Action::Remove { worker: number, blob: resource.blob });
+            self.actions.push(Action::Remove { worker: number, blob, serial });
         }
         None
     }
@@ -368,6 +391,7 @@ impl Core {
     /// Frees a resource and its range.
     fn free(&mut self, id: u32) {
         let Some(resource) = self.resources.remove(&id) else { return };
+        self.is_changed = true;
         if let Some(range) = resource.range {
             self.actions.push(Action::Zero { range });
             self.ranges.remove(range);
@@ -379,7 +403,7 @@ impl Core {
             return Some(Answer::Ok);
         };
         if let Submission::Identify { pid } = submission {
-            context.pid = Some(pid);
+            self.is_changed |= context.pid.replace(pid) != Some(pid);
         }
         let Service::Worker(worker) = context.service else { return Some(Answer::Ok) };
         match submission {
@@ -406,6 +430,10 @@ impl Core {
         let Some(context) = self.contexts.get_mut(&id) else { return };
         if let Service::Worker(worker) = std::mem::replace(&mut context.service, Service::Lost) {
             self.kill(worker);
+            // Another context may have the id when the worker has ended.
+            if let Some(worker) = self.workers.get_mut(&worker) {
+                worker.context = None;
+            }
         }
         self.report_lost(id);
     }
@@ -413,6 +441,7 @@ impl Core {
     /// Marks a context as lost for its program, and answers its waits.
     fn report_lost(&mut self, id: u32) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
+        self.is_changed = true;
         context.service = Service::Lost;
         let resources = context.blobs.values().filter_map(|id| self.resources.get(id));
         let control = resources.filter(|resource| resource.kind == KIND_CONTROL).filter_map(|resource| resource.range);
@@ -422,6 +451,7 @@ impl Core {
 
     fn kill(&mut self, id: WorkerId) {
         let Some(worker) = self.workers.get_mut(&id) else { return };
+        self.is_changed = true;
         worker.deadline = None;
         if !std::mem::replace(&mut worker.killed, true) {
             self.actions.push(Action::Kill { worker: id });
@@ -444,9 +474,10 @@ impl Core {
     }
 
     /// Records that a worker has unregistered a blob.
-    pub fn removed(&mut self, id: WorkerId, blob: u32) {
+    pub fn removed(&mut self, id: WorkerId, blob: u32, serial: u32) {
         let Some(worker) = self.workers.get_mut(&id) else { return };
-        let Some(place) = worker.removing.iter().position(|removal| removal.blob == blob) else { return };
+        let is_it = |removal: &Removal| (removal.blob, removal.serial) == (blob, serial);
+        let Some(place) = worker.removing.iter().position(is_it) else { return };
         let Removal { resource, ticket, .. } = worker.removing.remove(place);
         self.free(resource);
         self.actions.push(Action::Answer { ticket, answer: Answer::Ok });
@@ -455,6 +486,7 @@ impl Core {
     /// Records that a worker's process has ended, or did not start.
     pub fn exited(&mut self, id: WorkerId) {
         let Some(worker) = self.workers.remove(&id) else { return };
+        self.is_changed = true;
         for Removal { resource, ticket, .. } in worker.removing {
             self.free(resource);
             self.actions.push(Action::Answer { ticket, answer: Answer::Ok });
@@ -480,6 +512,7 @@ impl Core {
     /// Forgets all contexts and outstanding commands, and kills the workers. The device may be used again once
     /// [`Self::is_quiet`] returns true and the window is zeroed.
     pub fn reset(&mut self) {
+        self.is_changed = true;
         self.contexts.clear();
         self.resources.clear();
         self.ranges = Ranges::new(self.limits.window_bytes);

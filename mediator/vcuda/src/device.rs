@@ -3,18 +3,21 @@
 //! Each access is answered here at once: QEMU stops the whole VM until it has the answer. Commands are executed by the
 //! thread of `executor`.
 
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 
-use locks::{Mutex, rank};
+use saved_state::Invalid;
 use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{AccessError, Ack, Device, DmaRegion, IrqCounts, Link, MapError, MmapArea, RegionIndex, RegionInfo};
 
-use crate::core::Limits;
-use crate::executor::Executor;
+use crate::core::{Limits, WorkerId};
+use crate::executor::{Adoption, Executor};
+use crate::journal::{Contents, Journal};
 use crate::pci::{CONFIG_BYTES, Config};
-use crate::registers::{BAR0_BYTES, Effect, Registers, VECTORS};
+use crate::registers::{BAR0_BYTES, Effect, NOTIFY, Registers, VECTORS};
+use crate::saved::SavedFunction;
 use crate::shared::{CudaFunction, Shared, State};
 use crate::window::Window;
 use crate::worker::Launcher;
@@ -30,6 +33,9 @@ pub enum BuildError {
     /// The window has another size than a BAR can have.
     #[error("a window of {0:#x} bytes, expected a power of two from 1 GiB to 1 TiB")]
     Window(u64),
+    /// The state of the other daemon is impossible.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
     /// The host refuses memory, a descriptor or a thread.
     #[error(transparent)]
     Io(#[from] std::io::Error),
@@ -46,8 +52,9 @@ pub struct CudaDevice {
     pci: Config,
     link: Link,
     shared: Arc<Shared>,
-    window_bytes: u64,
-    executor: Mutex<rank::Threads, Option<JoinHandle<()>>>,
+    limits: Limits,
+    /// The journal of a killed process, until its window is known.
+    earlier: Option<(Contents, Arc<OwnedFd>)>,
 }
 
 impl CudaDevice {
@@ -61,38 +68,110 @@ impl CudaDevice {
         link: &Link,
         launcher: Box<dyn Launcher>,
     ) -> Result<(Self, CudaFunction), BuildError> {
+        let (device, function) = Self::prepare(name, limits, link, launcher)?;
+        function.start()?;
+        Ok((device, function))
+    }
+
+    /// Creates the function of a VM that another daemon has suspended, with its descriptors. It begins to work with
+    /// [`CudaFunction::start`], when the other daemon has let it go.
+    ///
+    /// # Errors
+    /// As for [`Self::build`]; also if the saved state is impossible.
+    pub fn restore(
+        name: &str,
+        limits: Limits,
+        link: &Link,
+        launcher: Box<dyn Launcher>,
+        saved: SavedFunction,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(Self, CudaFunction), BuildError> {
+        let (mut device, function) = Self::prepare(name, limits, link, launcher)?;
+        let SavedFunction { config, registers, progress, outstanding, structure, links } = saved;
+        let mut descriptors = descriptors.into_iter();
+        let window = descriptors.next().ok_or_else(|| Invalid::new("the window did not come along"))?;
+        let window = Arc::new(Window::adopt(Arc::new(window), limits.window_bytes)?);
+        Invalid::unless(descriptors.len() == links.len(), || "the workers' connections did not come along".into())?;
+        let links = links.into_iter().zip(descriptors);
+        let links = links.map(|(id, fd)| (WorkerId(id), worker_link::Link::new(fd))).collect();
+        device.pci.restore(&config)?;
+        let contents = Contents { registers, progress, outstanding, structure };
+        device.adopt(contents, window, links, None)?;
+        Ok((device, function))
+    }
+
+    fn prepare(
+        name: &str,
+        limits: Limits,
+        link: &Link,
+        launcher: Box<dyn Launcher>,
+    ) -> Result<(Self, CudaFunction), BuildError> {
         let bytes = limits.window_bytes;
         if !bytes.is_power_of_two() || !(MIN_WINDOW_BYTES..=MAX_WINDOW_BYTES).contains(&bytes) {
             return Err(BuildError::Window(bytes));
         }
         let window = Arc::new(Window::new(bytes)?);
-        let shared = Arc::new(Shared::new(State::new(Arc::clone(&window)))?);
-        let executor = Executor::new(limits, Arc::clone(&shared), link.clone(), window, launcher);
-        let span = tracing::info_span!(parent: None, "vm", name);
-        let thread = std::thread::Builder::new().name(format!("cuda-{name}"));
-        let thread = thread.spawn(move || span.in_scope(|| executor.run()))?;
+        let state = State::new(Arc::clone(&window), Arc::new(Journal::new()?));
+        let shared = Arc::new(Shared::new(state)?);
+        shared.put(Executor::new(name, limits, Arc::clone(&shared), link.clone(), window, launcher));
         let function = CudaFunction(Arc::clone(&shared));
-        let device = Self {
-            pci: Config::new(bytes),
-            link: link.clone(),
-            shared,
-            window_bytes: bytes,
-            executor: Mutex::new(Some(thread)),
-        };
+        let mut device = Self { pci: Config::new(bytes), link: link.clone(), shared, limits, earlier: None };
+        device.record_config();
         Ok((device, function))
+    }
+
+    /// Takes over the state of another process, which the executor continues with. With `journal`, it is already in
+    /// this journal.
+    fn adopt(
+        &mut self,
+        contents: Contents,
+        window: Arc<Window>,
+        links: BTreeMap<WorkerId, worker_link::Link>,
+        journal: Option<Journal>,
+    ) -> Result<(), Invalid> {
+        let registers = Registers::restored(contents.registers.clone())?;
+        let mut state = self.shared.state.lock();
+        state.drop_queue();
+        let is_written = journal.is_some();
+        let journal = journal.map_or_else(|| Arc::clone(&state.journal), Arc::new);
+        let kept = (Arc::clone(&journal), is_written);
+        let adoption = Adoption::new(contents, self.limits, Arc::clone(&window), kept, links, state.generation)?;
+        (state.registers, state.window, state.journal) = (registers, Some(window), journal);
+        state.record_registers();
+        state.is_bus_master = self.pci.is_bus_master();
+        state.adoption = Some(Box::new(adoption));
+        drop(state);
+        self.record_config();
+        self.shared.wake.wake();
+        Ok(())
     }
 
     fn registers<T>(&self, access: impl FnOnce(&mut Registers) -> T) -> T {
         access(&mut self.shared.state.lock().registers)
     }
 
+    /// Keeps the configuration space for another daemon.
+    fn record_config(&mut self) {
+        self.pci.read(0, &mut self.shared.state.lock().config);
+    }
+
     /// Begins a reset. The queue is not used any longer when this returns; the rest follows.
     fn begin_reset(&self) {
         let mut state = self.shared.state.lock();
         state.registers.begin_reset();
+        state.record_registers();
         state.drop_queue();
         drop(state);
         self.shared.wake.wake();
+    }
+
+    fn write_registers(&self, offset: u64, data: &[u8]) -> Effect {
+        let mut state = self.shared.state.lock();
+        let effect = state.registers.write(offset, data);
+        if !NOTIFY.contains(&offset) {
+            state.record_registers();
+        }
+        effect
     }
 
     fn set_bus_master(&self, is_master: bool) {
@@ -113,7 +192,7 @@ impl Device for CudaDevice {
         RegionIndex::ALL.map(|region| match region {
             RegionIndex::Bar0 => RegionInfo::read_write(BAR0_BYTES),
             RegionIndex::Bar4 => {
-                let info = RegionInfo::read_write(self.window_bytes);
+                let info = RegionInfo::read_write(self.limits.window_bytes);
                 let Some(window) = &window else { return info };
                 let area = MmapArea { offset: 0, size: window.bytes() };
                 info.clone().with_mappable(Arc::clone(window.file()), vec![area]).unwrap_or_else(|error| {
@@ -146,9 +225,10 @@ impl Device for CudaDevice {
         match region {
             RegionIndex::Config => {
                 self.pci.write(offset, data);
+                self.record_config();
                 self.set_bus_master(self.pci.is_bus_master());
             }
-            RegionIndex::Bar0 => match self.registers(|registers| registers.write(offset, data)) {
+            RegionIndex::Bar0 => match self.write_registers(offset, data) {
                 Effect::None => {}
                 Effect::Kick => {
                     self.shared.kicks.fetch_add(1, Ordering::Relaxed);
@@ -180,14 +260,41 @@ impl Device for CudaDevice {
 
     fn reset(&mut self) {
         self.pci.reset();
+        self.record_config();
         self.set_bus_master(false);
         self.begin_reset();
+    }
+
+    fn take_journal(&mut self, file: Arc<OwnedFd>) -> Result<(), MapError> {
+        let contents = Journal::adopt(Arc::clone(&file)).and_then(|journal| journal.contents());
+        self.earlier = Some((contents.map_err(|error| MapError(error.to_string()))?, file));
+        Ok(())
+    }
+
+    fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
+        let failed = |what: &dyn std::fmt::Display| MapError(what.to_string());
+        if region != RegionIndex::Bar4 {
+            return Err(failed(&"only the window can be mapped"));
+        }
+        let (contents, journal) = self.earlier.take().ok_or_else(|| failed(&"its journal is missing"))?;
+        let journal = Journal::adopt(journal).map_err(|error| failed(&error))?;
+        let window = Window::adopt(file, self.limits.window_bytes).map_err(|error| failed(&error))?;
+        let adopted = self.adopt(contents, Arc::new(window), BTreeMap::new(), Some(journal));
+        adopted.map_err(|error| failed(&error))
+    }
+
+    fn journal(&self) -> Option<Arc<OwnedFd>> {
+        Some(Arc::clone(self.shared.state.lock().journal.file()))
+    }
+
+    fn is_renewable(&self) -> bool {
+        true
     }
 
     fn disconnected(&mut self) {
         self.reset();
         // The client may keep its mappings, so the next one gets other memory.
-        let window = Window::new(self.window_bytes);
+        let window = Window::new(self.limits.window_bytes);
         let window = window.inspect_err(|error| tracing::error!(%error, "the next VMM of this VM has no window"));
         self.shared.state.lock().window = window.ok().map(Arc::new);
         self.shared.wake.wake();
@@ -196,9 +303,6 @@ impl Device for CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        self.shared.stop();
-        if self.executor.lock().take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the thread that executes commands for CUDA programs had panicked");
-        }
+        self.shared.end();
     }
 }

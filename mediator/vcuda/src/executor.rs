@@ -14,7 +14,10 @@ use worker_link::{FromWorker, ToWorker};
 
 use crate::command::{Answer, Command, Header, Submission};
 use crate::core::{Action, Core, Limits, Ticket, WorkerId};
+use crate::journal::Journal;
 use crate::queue::{ControlQueue, QueueError, Request};
+use crate::rejoin::RejoinSocket;
+use crate::saved::{Progress, ReadyAnswer, Reply};
 use crate::shared::{Shared, State};
 use crate::window::Window;
 use crate::worker::{Launcher, Worker};
@@ -33,8 +36,13 @@ const MAX_MESSAGES: usize = 64;
 /// TIMEOUT: words that no worker reports, because the card writes them, are read at this interval.
 const POLL_WAITS_NS: u64 = 5_000_000;
 
+mod saved;
+
+pub(crate) use saved::Adoption;
+
 /// The executor.
 pub(crate) struct Executor {
+    name: String,
     core: Core,
     shared: Arc<Shared>,
     link: Link,
@@ -44,8 +52,19 @@ pub(crate) struct Executor {
     /// Commands without an answer, of the present queue.
     outstanding: BTreeMap<Ticket, (Header, Request)>,
     generation: u64,
+    /// Commands of the present queue when it was used last.
+    progress: Progress,
+    /// The last answer of an earlier process may not be counted.
+    is_resuming: bool,
+    /// The recorded command that the earlier process may have answered last.
+    answering: Option<Ticket>,
+    /// Commands of an earlier process whose answers are known.
+    ready: Vec<(Ticket, Answer)>,
     tickets: u64,
-    start: Instant,
+    journal: Arc<Journal>,
+    /// The journal is incomplete, and not written any longer.
+    is_journal_void: bool,
+    rejoin: Option<RejoinSocket>,
     failures: u64,
     /// The programs may differ from those that operators see.
     has_news: bool,
@@ -63,13 +82,16 @@ enum Found {
 
 impl Executor {
     pub(crate) fn new(
+        name: &str,
         limits: Limits,
         shared: Arc<Shared>,
         link: Link,
         window: Arc<Window>,
         launcher: Box<dyn Launcher>,
     ) -> Self {
+        let journal = Arc::clone(&shared.state.lock().journal);
         Self {
+            name: name.to_owned(),
             core: Core::new(limits),
             shared,
             link,
@@ -78,15 +100,32 @@ impl Executor {
             workers: BTreeMap::new(),
             outstanding: BTreeMap::new(),
             generation: 0,
+            progress: Progress::default(),
+            is_resuming: false,
+            answering: None,
+            ready: Vec::new(),
             tickets: 0,
-            start: Instant::now(),
+            journal,
+            is_journal_void: false,
+            rejoin: None,
             failures: 0,
             has_news: false,
         }
     }
 
-    /// Runs until the function is dropped.
-    pub(crate) fn run(mut self) {
+    /// Returns the name of the VM.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs until the function is suspended or dropped.
+    pub(crate) fn run(mut self: Box<Self>) -> Box<Self> {
+        if let Some(path) = self.launcher.rejoin_socket().filter(|_| self.rejoin.is_none()) {
+            self.rejoin = RejoinSocket::listen(path)
+                .inspect_err(|error| tracing::error!(%error, "workers of CUDA programs cannot outlive this daemon"))
+                .ok();
+        }
+        self.record();
         while !self.shared.is_stopped() {
             let is_busy = self.serve();
             if std::mem::take(&mut self.has_news) {
@@ -94,9 +133,17 @@ impl Executor {
             }
             if let Err(error) = self.wait(is_busy) {
                 tracing::error!(%error, "CUDA programs of this VM are no longer served: waiting failed");
-                return;
+                break;
             }
         }
+        if self.shared.is_ending() {
+            self.end();
+        }
+        self
+    }
+
+    /// Ends all workers.
+    fn end(&mut self) {
         self.core.reset();
         self.perform();
         // A process that was killed is reaped here, or stays as a zombie.
@@ -110,13 +157,18 @@ impl Executor {
         }
     }
 
+    /// Returns the host's monotonic clock, which is the same for all processes, in ns.
     fn now(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+        seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
     }
 
     /// Waits for the guest, a worker, or a time.
     fn wait(&self, is_busy: bool) -> Result<(), Errno> {
-        let mut limit = self.core.next_tick().map(|at| at.saturating_sub(self.now()));
+        let rejoins = self.workers.values().filter_map(|worker| worker.rejoins_until).min();
+        let next = self.core.next_tick().into_iter().chain(rejoins).min();
+        let mut limit = next.map(|at| at.saturating_sub(self.now()));
         if self.core.has_waits() {
             limit = Some(limit.map_or(POLL_WAITS_NS, |limit| limit.min(POLL_WAITS_NS)));
         }
@@ -128,6 +180,7 @@ impl Executor {
             tv_nsec: i64::try_from(ns % 1_000_000_000).unwrap_or(0),
         });
         let mut fds = vec![PollFd::from_borrowed_fd(self.shared.wake.fd(), PollFlags::IN)];
+        fds.extend(self.rejoin.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
         for worker in self.workers.values() {
             fds.push(PollFd::from_borrowed_fd(worker.ended(), PollFlags::IN));
             if let Some(link) = worker.link() {
@@ -144,6 +197,11 @@ impl Executor {
     /// Does all work that there is. Returns true if there may be more.
     fn serve(&mut self) -> bool {
         self.shared.wake.clear();
+        let adoption = self.shared.state.lock().adoption.take();
+        if let Some(adoption) = adoption {
+            self.adopt(*adoption);
+        }
+        self.take_workers();
         if self.shared.state.lock().registers.is_resetting() {
             self.reset();
         }
@@ -152,6 +210,7 @@ impl Executor {
         self.core.tick(now);
         self.core.check_all(&*self.window);
         self.perform();
+        self.answer_ready();
         self.serve_queue()
     }
 
@@ -160,6 +219,7 @@ impl Executor {
         let generation = self.shared.state.lock().generation;
         self.has_news = true;
         self.outstanding.clear();
+        self.ready.clear();
         self.core.reset();
         self.perform();
         self.serve_workers();
@@ -175,10 +235,18 @@ impl Executor {
             tracing::error!(%error, "the window cannot be zeroed; the device stays in reset");
             return;
         }
+        // Until the registers say that the reset is complete, the next process resets again.
+        (self.progress, self.is_resuming, self.answering) = Default::default();
+        if std::mem::take(&mut self.is_journal_void) {
+            self.journal.revalidate();
+        }
+        self.journal.clear();
+        self.record();
         state = self.shared.state.lock();
         if state.generation == generation {
             self.generation = generation;
             state.registers.reset();
+            state.record_registers();
         }
     }
 
@@ -204,7 +272,7 @@ impl Executor {
         for (id, message) in messages {
             match message {
                 FromWorker::Check => self.core.check(id, &*self.window),
-                FromWorker::Removed { id: blob } => self.core.removed(id, blob),
+                FromWorker::Removed { id: blob, serial } => self.core.removed(id, blob, serial),
                 FromWorker::Failed { reason } => {
                     self.failures = self.failures.saturating_add(1);
                     if worth_logging(self.failures) {
@@ -279,15 +347,24 @@ impl Executor {
         }
         let setup = registers.control_queue()?;
         if queue.is_none() {
-            *queue = ControlQueue::new(setup, &memory);
+            *queue = ControlQueue::new(setup, self.progress, &memory);
         }
-        let why = match queue.as_mut().map(|queue| act(queue, &memory)) {
+        let used = queue.as_mut().map(|queue| {
+            if self.is_resuming {
+                self.count_last_answer(queue, &memory)?;
+            }
+            let result = act(queue, &memory)?;
+            self.progress = queue.progress();
+            Ok(result)
+        });
+        let why = match used {
             Some(Ok(result)) => return Some(result),
-            Some(Err(error)) => error.to_string(),
+            Some(Err::<_, QueueError>(error)) => error.to_string(),
             None => "its set-up names no memory of the guest".to_owned(),
         };
         *queue = None;
         let vector = registers.fail();
+        state.record_registers();
         drop(state);
         self.failures = self.failures.saturating_add(1);
         if worth_logging(self.failures) {
@@ -302,7 +379,7 @@ impl Executor {
     fn execute(&mut self, request: Request) {
         self.shared.commands.fetch_add(1, Ordering::Relaxed);
         let Some((header, command)) = Command::decode(&request.bytes) else {
-            return self.answer(&Header::default(), &request, Answer::Invalid);
+            return self.answer(&Header::default(), &request, Answer::Invalid, false);
         };
         let is_routine = matches!(command, Command::Submit(Submission::Doorbell | Submission::Wait { .. }));
         self.has_news |= !is_routine;
@@ -310,20 +387,38 @@ impl Executor {
         let ticket = Ticket(self.tickets);
         let now = self.now();
         let answer = self.core.command(&header, command, ticket, &*self.window, now);
-        if answer.is_none() {
+        let Some(answer) = answer else {
+            let wait = self.core.wait(header.context(), ticket);
+            self.record_command(ticket, (&header, &request), wait.map_or(Reply::Removal, Reply::Word));
             self.outstanding.insert(ticket, (header, request));
-            return self.perform();
+            self.perform();
+            return self.journal.put_progress(self.progress);
+        };
+        // A command that changes nothing can be repeated, so it is counted with its answer.
+        let ready = ReadyAnswer::new(answer).filter(|_| self.core.is_changed());
+        if let Some(ready) = ready {
+            self.record_command(ticket, (&header, &request), Reply::Ready(ready));
+            self.perform();
         }
+        self.answer(&header, &request, answer, ready.is_some());
         self.perform();
-        if let Some(answer) = answer {
-            self.answer(&header, &request, answer);
-        }
     }
 
-    /// Answers a command, if its queue still exists.
-    fn answer(&mut self, header: &Header, request: &Request, answer: Answer) {
+    /// Answers a command, if its queue still exists. `is_recorded` is true if the journal has it.
+    fn answer(&mut self, header: &Header, request: &Request, answer: Answer, is_recorded: bool) {
         let bytes = answer.encode(header);
-        let interrupt = self.with_queue(|queue, memory| queue.answer(memory, request, &bytes));
+        let journal = Arc::clone(&self.journal);
+        let interrupt = self.with_queue(|queue, memory| {
+            if is_recorded {
+                journal.put_answering(request.head(), Some(queue.progress().answered));
+            }
+            let interrupt = queue.answer(memory, request, &bytes)?;
+            journal.put_progress(queue.progress());
+            if is_recorded {
+                journal.remove_command(request.head());
+            }
+            Ok(interrupt)
+        });
         if interrupt == Some(true) {
             let vector = self.shared.state.lock().registers.interrupt();
             if let Some(vector) = vector {
@@ -338,7 +433,7 @@ impl Executor {
         loop {
             let actions = self.core.take_actions();
             if actions.is_empty() {
-                return;
+                return self.record_changes();
             }
             actions.into_iter().for_each(|action| self.perform_one(action));
         }
@@ -347,11 +442,11 @@ impl Executor {
     fn perform_one(&mut self, action: Action) {
         match action {
             Action::Start { worker } => self.start(worker),
-            Action::Blob { worker, blob, kind, range } => {
+            Action::Blob { worker, blob, kind, serial, range } => {
                 let (offset, size) = (range.offset, range.size);
-                self.send(worker, ToWorker::Blob { id: blob, kind: kind.into(), offset, size });
+                self.send(worker, ToWorker::Blob { id: blob, kind: kind.into(), serial, offset, size });
             }
-            Action::Remove { worker, blob } => self.send(worker, ToWorker::Remove { id: blob }),
+            Action::Remove { worker, blob, serial } => self.send(worker, ToWorker::Remove { id: blob, serial }),
             Action::Doorbell { worker } => self.send(worker, ToWorker::Doorbell),
             Action::Leave { worker } => self.send(worker, ToWorker::Goodbye),
             Action::Kill { worker } => {
@@ -371,7 +466,9 @@ impl Executor {
             }
             Action::Answer { ticket, answer } => {
                 if let Some((header, request)) = self.outstanding.remove(&ticket) {
-                    self.answer(&header, &request, answer);
+                    // The next process must not find the state from before the answer.
+                    self.record_changes();
+                    self.answer(&header, &request, answer, true);
                 }
             }
         }

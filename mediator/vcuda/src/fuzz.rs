@@ -136,7 +136,10 @@ pub fn run(input: &[u8]) {
                 words.0.set(value.wrapping_add(word.into()));
                 core.check_all(&words);
             }
-            Step::Removed { worker, blob } => core.removed(worker, blob),
+            Step::Removed { worker, blob } => {
+                let serial = core.removing_serial(worker, blob);
+                core.removed(worker, blob, serial);
+            }
             Step::Exited { worker } => core.exited(worker),
             Step::Tick { seconds } => core.tick(u64::from(seconds).wrapping_mul(1 << 30)),
             Step::Reset => core.reset(),

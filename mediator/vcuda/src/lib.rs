@@ -13,6 +13,8 @@
 //! - `device`: the function as the server of the VMM calls it; `executor`: the thread for the commands; `shared`: the
 //!   state of both.
 //! - `worker`: processes and their links.
+//! - `saved`, `core::saved`, `registers::saved`: the state for another process; `suspended`: how a running function
+//!   is handed over; `journal`: how it outlives a killed process; `rejoin`: how workers find the next process.
 //! - `fuzz` (feature `fuzz`): random steps for tests.
 //!
 //! The crate does not read the programs' rings, and does not know CUDA. Everything from the guest is untrusted: it is
@@ -34,14 +36,20 @@ mod device;
 mod executor;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod journal;
 mod pci;
 mod queue;
 mod registers;
+mod rejoin;
+mod saved;
 mod shared;
+mod suspended;
 mod window;
 mod worker;
 
 pub use crate::core::{Limits, ProgramStatus};
 pub use device::{BuildError, CudaDevice, MIN_WINDOW_BYTES, irqs};
+pub use saved::{ProcessId, SavedFunction};
 pub use shared::CudaFunction;
+pub use suspended::SuspendedFunction;
 pub use worker::{Launcher, Process, ProgramLauncher, Started};

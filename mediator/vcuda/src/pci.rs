@@ -4,6 +4,8 @@
 //!
 //! Sources: PCI Local Bus 3.0 chapter 6; VIRTIO 1.2 section 4.1.4.
 
+use saved_state::Invalid;
+
 use crate::registers::{BAR0_BYTES, COMMON, DEVICE, ISR, MSIX_PBA, MSIX_TABLE, NOTIFY, NOTIFY_MULTIPLIER, VECTORS};
 
 /// Bytes of configuration space.
@@ -120,6 +122,22 @@ impl Config {
     /// Returns true if the function may access the guest's memory.
     pub(crate) fn is_bus_master(&self) -> bool {
         self.bytes.get(COMMAND).is_some_and(|command| command & BUS_MASTER != 0)
+    }
+
+    /// Restores the configuration space of another process.
+    ///
+    /// # Errors
+    /// If it is another function's.
+    pub(crate) fn restore(&mut self, saved: &[u8]) -> Result<(), Invalid> {
+        let other = || Invalid::new("the configuration space is another function's");
+        let saved: [u8; CONFIG_BYTES] = saved.try_into().map_err(|_| other())?;
+        let parts = saved.iter().zip(self.initial).zip(self.writable);
+        let is_same = parts.into_iter().all(|((saved, initial), writable)| saved & !writable == initial & !writable);
+        if !is_same {
+            return Err(other());
+        }
+        self.bytes = saved;
+        Ok(())
     }
 
     /// Restores the state after a reset.

@@ -10,11 +10,10 @@ use vmm_glue::memory::MemoryTable;
 
 use crate::command::MAX_COMMAND_BYTES;
 use crate::registers::{QUEUE_SIZES, Setup};
+use crate::saved::{MAX_WRITABLE, Progress, SavedCommand};
 
 /// Flag of the available ring: the guest wants no interrupt. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
-/// Maximum number of writable parts of a command that the device uses.
-const MAX_WRITABLE: usize = 8;
 
 /// Reason that the queue cannot be used any longer. The guest must reset the device.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +21,9 @@ pub(crate) enum QueueError {
     /// Its rings violate the standard.
     #[error(transparent)]
     Rings(#[from] virtio_queue::Error),
+    /// It has answers that the device has not given.
+    #[error("the ring of answers was changed by the guest")]
+    Changed,
     /// Its rings are not in the guest's memory.
     #[error(transparent)]
     Memory(#[from] GuestMemoryError),
@@ -37,13 +39,35 @@ pub(crate) struct Request {
     writable: Vec<(GuestAddress, usize)>,
 }
 
-/// The control queue.
+impl Request {
+    /// Returns the first descriptor of its chain.
+    pub(crate) fn head(&self) -> u16 {
+        self.head
+    }
+
+    /// Returns where its answer goes.
+    pub(crate) fn writable(&self) -> Vec<(u64, u64)> {
+        self.writable.iter().map(|&(at, len)| (at.0, len as u64)).collect()
+    }
+
+    /// Returns the command that another process has taken from the queue, without its bytes.
+    pub(crate) fn restored(command: &SavedCommand) -> Self {
+        let part = |&(at, len): &(u64, u64)| (GuestAddress(at), usize::try_from(len).unwrap_or(usize::MAX));
+        Self { head: command.head, bytes: Vec::new(), writable: command.writable.iter().map(part).collect() }
+    }
+}
+
+/// The control queue, and the commands that went through it.
 #[derive(Debug)]
-pub(crate) struct ControlQueue(Queue);
+pub(crate) struct ControlQueue {
+    queue: Queue,
+    progress: Progress,
+}
 
 impl ControlQueue {
-    /// Creates the queue that the guest has set up. Returns `None` if its set-up names no memory of the guest.
-    pub(crate) fn new(setup: Setup, memory: &MemoryTable) -> Option<Self> {
+    /// Creates the queue that the guest has set up, after the commands of `progress`. Returns `None` if its set-up names
+    /// no memory of the guest.
+    pub(crate) fn new(setup: Setup, progress: Progress, memory: &MemoryTable) -> Option<Self> {
         let [most, _] = QUEUE_SIZES;
         let mut queue = Queue::new(most).ok()?;
         queue.try_set_size(setup.size).ok()?;
@@ -51,7 +75,30 @@ impl ControlQueue {
         queue.try_set_avail_ring_address(GuestAddress(setup.available)).ok()?;
         queue.try_set_used_ring_address(GuestAddress(setup.used)).ok()?;
         queue.set_ready(true);
-        queue.is_valid(memory).then_some(Self(queue))
+        let [popped, answered] = [progress.popped, progress.answered].map(low);
+        queue.set_next_avail(popped);
+        queue.set_next_used(answered);
+        queue.is_valid(memory).then_some(Self { queue, progress })
+    }
+
+    /// Returns the number of commands that went through the queue.
+    pub(crate) fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    /// Returns how many answers the guest's ring has beyond those of `progress`.
+    ///
+    /// # Errors
+    /// If the rings cannot be used.
+    pub(crate) fn answers_beyond(&self, memory: &MemoryTable) -> Result<u16, QueueError> {
+        Ok(self.queue.used_idx(memory, Ordering::Acquire)?.0.wrapping_sub(low(self.progress.answered)))
+    }
+
+    /// Continues after other commands than those of `progress`.
+    pub(crate) fn set_progress(&mut self, progress: Progress) {
+        self.progress = progress;
+        self.queue.set_next_avail(low(progress.popped));
+        self.queue.set_next_used(low(progress.answered));
     }
 
     /// Takes the next command.
@@ -59,7 +106,8 @@ impl ControlQueue {
     /// # Errors
     /// If the rings cannot be used.
     pub(crate) fn pop(&mut self, memory: &MemoryTable) -> Result<Option<Request>, QueueError> {
-        let Some(chain) = self.0.iter(memory)?.next() else { return Ok(None) };
+        let Some(chain) = self.queue.iter(memory)?.next() else { return Ok(None) };
+        self.progress.popped = self.progress.popped.wrapping_add(1);
         let mut request = Request { head: chain.head_index(), bytes: Vec::new(), writable: Vec::new() };
         // The length of a chain is bounded by the crate: 65,535 in an indirect table.
         for part in chain {
@@ -96,9 +144,10 @@ impl ControlQueue {
             written = written.saturating_add(u32::try_from(now.len()).unwrap_or(0));
             rest = later;
         }
-        self.0.add_used(memory, request.head, written)?;
+        self.queue.add_used(memory, request.head, written)?;
+        self.progress.answered = self.progress.answered.wrapping_add(1);
         // The crate's own test for the interrupt ignores the ring's flag.
-        let flags: u16 = memory.load(GuestAddress(self.0.avail_ring()), Ordering::SeqCst)?;
+        let flags: u16 = memory.load(GuestAddress(self.queue.avail_ring()), Ordering::SeqCst)?;
         Ok(u16::from_le(flags) & NO_INTERRUPT == 0)
     }
 
@@ -107,7 +156,7 @@ impl ControlQueue {
     /// # Errors
     /// If the rings cannot be used.
     pub(crate) fn suppress_kicks(&mut self, memory: &MemoryTable) -> Result<(), QueueError> {
-        Ok(self.0.disable_notification(memory)?)
+        Ok(self.queue.disable_notification(memory)?)
     }
 
     /// Tells the guest that each command needs a doorbell. Returns true if commands have arrived without one.
@@ -116,6 +165,12 @@ impl ControlQueue {
     /// If the rings cannot be used.
     pub(crate) fn allow_kicks(&mut self, memory: &MemoryTable) -> Result<bool, QueueError> {
         // This has the full fence between the flag and the index.
-        Ok(self.0.enable_notification(memory)?)
+        Ok(self.queue.enable_notification(memory)?)
     }
+}
+
+/// Returns the lower half of a count, as the rings have it.
+fn low(count: u32) -> u16 {
+    let [a, b, ..] = count.to_le_bytes();
+    u16::from_le_bytes([a, b])
 }

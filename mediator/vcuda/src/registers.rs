@@ -4,7 +4,11 @@
 //!
 //! Source: VIRTIO 1.2 section 4.1.4.
 
+mod saved;
+
 use std::ops::Range;
+
+pub(crate) use saved::SavedRegisters;
 
 /// Bytes of BAR0.
 pub(crate) const BAR0_BYTES: u64 = 0x8000;

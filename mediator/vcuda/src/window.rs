@@ -30,6 +30,20 @@ impl Window {
         Ok(Self { file: Arc::new(file), region, bytes })
     }
 
+    /// Takes over the window of another process, with its contents.
+    ///
+    /// # Errors
+    /// If it cannot be mapped, or has another size.
+    pub(crate) fn adopt(file: Arc<OwnedFd>, bytes: u64) -> io::Result<Self> {
+        if rustix::fs::fstat(&file)?.st_size.cast_unsigned() != bytes {
+            return Err(io::Error::other("the window has another size"));
+        }
+        let size = usize::try_from(bytes).map_err(io::Error::other)?;
+        let own = File::from(file.try_clone()?);
+        let region = MmapRegion::from_file(FileOffset::new(own, 0), size).map_err(io::Error::other)?;
+        Ok(Self { file, region, bytes })
+    }
+
     /// Returns the file.
     pub(crate) fn file(&self) -> &Arc<OwnedFd> {
         &self.file

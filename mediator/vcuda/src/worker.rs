@@ -3,10 +3,13 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::process::Child;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use worker_link::{FromWorker, LinkError, ToWorker, WorkerOptions};
+
+use crate::saved::ProcessId;
 
 /// Maximum number of messages that wait for a worker. The socket itself takes some hundred.
 const MAX_OUTBOX: usize = 4096;
@@ -18,6 +21,14 @@ pub trait Launcher: Send {
     /// # Errors
     /// The reason that none runs.
     fn launch(&mut self, window: OwnedFd) -> Result<Started, String>;
+
+    /// Returns a worker's process that an earlier daemon has started; `None` if it has ended.
+    fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>>;
+
+    /// Returns the socket at which workers of an earlier daemon connect to this one, if they can.
+    fn rejoin_socket(&self) -> Option<&Path> {
+        None
+    }
 }
 
 /// A process that serves a context.
@@ -30,6 +41,12 @@ pub trait Process: Send {
 
     /// Releases the process after its end.
     fn reap(&mut self);
+
+    /// Returns its identity for another daemon; `None` if it cannot be adopted.
+    fn id(&self) -> Option<ProcessId>;
+
+    /// Leaves the process to another daemon: dropping this value does not kill it.
+    fn leave(&mut self);
 }
 
 /// A worker that was started.
@@ -48,26 +65,58 @@ impl Launcher for ProgramLauncher {
     fn launch(&mut self, window: OwnedFd) -> Result<Started, String> {
         let (link, theirs) = worker_link::Link::pair().map_err(|error| error.to_string())?;
         let child = self.0.start(window, theirs).map_err(|error| error.to_string())?;
-        let process = ChildProcess::new(child).map_err(|error| format!("cannot watch the worker: {error}"))?;
+        let process = WorkerProcess::new(child).map_err(|error| format!("cannot watch the worker: {error}"))?;
         Ok(Started { link, process: Box::new(process) })
+    }
+
+    fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
+        let ended = pidfd_open(Pid::from_raw(id.pid)?, PidfdFlags::empty()).ok()?;
+        // The descriptor keeps the number, so the process that has it now is the one that is examined.
+        (start_time(id.pid) == Some(id.started))
+            .then(|| Box::new(WorkerProcess::adopted(id, ended)) as Box<dyn Process>)
+    }
+
+    fn rejoin_socket(&self) -> Option<&Path> {
+        self.0.rejoin.as_ref().map(|rejoin| rejoin.socket.as_path())
     }
 }
 
-/// A child process with the descriptor of its end.
-#[derive(Debug)]
-struct ChildProcess {
-    child: Child,
-    ended: OwnedFd,
+/// Returns the time of a process's start in ticks since the boot. Source: proc(5), field 22.
+fn start_time(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may contain spaces and parentheses.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-impl ChildProcess {
+/// A process with the descriptor of its end. It is killed when this value is dropped.
+#[derive(Debug)]
+struct WorkerProcess {
+    /// `None` if another process has started it.
+    child: Option<Child>,
+    ended: OwnedFd,
+    id: Option<ProcessId>,
+    is_left: bool,
+}
+
+impl WorkerProcess {
+    fn adopted(id: ProcessId, ended: OwnedFd) -> Self {
+        Self { child: None, ended, id: Some(id), is_left: false }
+    }
+
     fn new(mut child: Child) -> io::Result<Self> {
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let ended = pid
             .ok_or(io::ErrorKind::InvalidInput.into())
             .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from));
         match ended {
-            Ok(ended) => Ok(Self { child, ended }),
+            Ok(ended) => {
+                let pid = i32::try_from(child.id()).unwrap_or(0);
+                let id = start_time(pid).map(|started| ProcessId { pid, started });
+                if id.is_none() {
+                    tracing::warn!(pid, "a worker cannot outlive this daemon: its start in /proc cannot be read");
+                }
+                Ok(Self { child: Some(child), ended, id, is_left: false })
+            }
             Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -77,7 +126,7 @@ impl ChildProcess {
     }
 }
 
-impl Process for ChildProcess {
+impl Process for WorkerProcess {
     fn ended(&self) -> BorrowedFd<'_> {
         self.ended.as_fd()
     }
@@ -88,43 +137,86 @@ impl Process for ChildProcess {
     }
 
     fn reap(&mut self) {
-        match self.child.try_wait() {
+        let Some(child) = &mut self.child else { return };
+        match child.try_wait() {
             Ok(Some(status)) if !status.success() => tracing::info!(%status, "a worker has ended"),
             Ok(_) => {}
             Err(error) => tracing::error!(%error, "a worker that has ended cannot be reaped"),
         }
     }
+
+    fn id(&self) -> Option<ProcessId> {
+        self.id
+    }
+
+    fn leave(&mut self) {
+        self.is_left = true;
+    }
 }
 
-impl Drop for ChildProcess {
+impl Drop for WorkerProcess {
     fn drop(&mut self) {
+        if self.is_left {
+            return;
+        }
         self.kill();
         // A killed process ends when the driver lets it; this thread does not wait for that.
-        let _ = self.child.try_wait();
+        if let Some(child) = &mut self.child {
+            let _ = child.try_wait();
+        }
     }
 }
 
 /// A worker of the device.
 pub(crate) struct Worker {
-    started: Started,
+    /// `None` until the worker of an earlier daemon has connected to this one.
+    link: Option<worker_link::Link>,
+    process: Box<dyn Process>,
     outbox: VecDeque<ToWorker>,
     /// The link is closed, or the worker does not follow the protocol.
     is_deaf: bool,
+    /// Time at which a worker without a link is killed.
+    pub(crate) rejoins_until: Option<u64>,
 }
 
 impl Worker {
-    pub(crate) fn new(started: Started) -> Self {
-        Self { started, outbox: VecDeque::new(), is_deaf: false }
+    pub(crate) fn new(Started { link, process }: Started) -> Self {
+        Self { link: Some(link), process, outbox: VecDeque::new(), is_deaf: false, rejoins_until: None }
+    }
+
+    /// Creates the worker of an earlier daemon; without a link, it may connect until a time.
+    pub(crate) fn adopted(process: Box<dyn Process>, link: Option<worker_link::Link>, until: u64) -> Self {
+        let rejoins_until = link.is_none().then_some(until);
+        Self { link, process, outbox: VecDeque::new(), is_deaf: false, rejoins_until }
+    }
+
+    /// Gives a worker that waits for a link its link. Returns it if this worker waits for none.
+    pub(crate) fn rejoin(&mut self, pid: i32, link: worker_link::Link) -> Result<(), worker_link::Link> {
+        if self.link.is_some() || self.is_deaf || self.process.id().is_none_or(|id| id.pid != pid) {
+            return Err(link);
+        }
+        (self.link, self.rejoins_until) = (Some(link), None);
+        Ok(())
+    }
+
+    /// Returns the identity of the process for another daemon.
+    pub(crate) fn id(&self) -> Option<ProcessId> {
+        self.process.id()
+    }
+
+    /// Leaves the process to another daemon.
+    pub(crate) fn leave(&mut self) {
+        self.process.leave();
     }
 
     /// Returns the link's descriptor, if messages are expected from it.
     pub(crate) fn link(&self) -> Option<BorrowedFd<'_>> {
-        (!self.is_deaf).then(|| self.started.link.as_fd())
+        self.link.as_ref().filter(|_| !self.is_deaf).map(AsFd::as_fd)
     }
 
     /// Returns the descriptor of the process's end.
     pub(crate) fn ended(&self) -> BorrowedFd<'_> {
-        self.started.process.ended()
+        self.process.ended()
     }
 
     /// Returns true if messages wait.
@@ -133,7 +225,11 @@ impl Worker {
     }
 
     /// Sends a message, now or when the worker has read others. A worker that does not read is killed.
+    /// Without a link, the message is dropped: everything is repeated when the worker connects.
     pub(crate) fn send(&mut self, message: ToWorker) {
+        if self.link.is_none() {
+            return;
+        }
         if message == ToWorker::Doorbell && self.outbox.back() == Some(&message) {
             return;
         }
@@ -147,8 +243,9 @@ impl Worker {
 
     /// Sends messages that wait.
     pub(crate) fn flush(&mut self) {
-        while let Some(&message) = self.outbox.front().filter(|_| !self.is_deaf) {
-            match self.started.link.send_to_worker(message) {
+        let Some(link) = self.link.as_ref().filter(|_| !self.is_deaf) else { return };
+        while let Some(&message) = self.outbox.front() {
+            match link.send_to_worker(message) {
                 Ok(()) => self.outbox.pop_front(),
                 Err(LinkError::WouldBlock) => return,
                 Err(_) => return self.kill(),
@@ -158,10 +255,8 @@ impl Worker {
 
     /// Receives a message, if one has arrived. A worker that has closed its link is killed.
     pub(crate) fn receive(&mut self) -> Option<FromWorker> {
-        if self.is_deaf {
-            return None;
-        }
-        match self.started.link.receive_from_worker() {
+        let link = self.link.as_ref().filter(|_| !self.is_deaf)?;
+        match link.receive_from_worker() {
             Ok(message) => Some(message),
             Err(LinkError::WouldBlock) => None,
             Err(LinkError::Closed) => {
@@ -179,10 +274,10 @@ impl Worker {
     pub(crate) fn kill(&mut self) {
         self.is_deaf = true;
         self.outbox.clear();
-        self.started.process.kill();
+        self.process.kill();
     }
 
     pub(crate) fn reap(&mut self) {
-        self.started.process.reap();
+        self.process.reap();
     }
 }

@@ -29,7 +29,7 @@ fn program_shares_blob_with_its_worker_and_waits() {
     let mut guest = Guest::new();
     guest.program(3, 0x10_0000);
     assert_eq!(guest.event(), Event::Started);
-    let message = ToWorker::Blob { id: 0, kind: 1, offset: 0x10_0000, size: CONTROL_BYTES };
+    let message = ToWorker::Blob { id: 0, kind: 1, serial: 1, offset: 0x10_0000, size: CONTROL_BYTES };
     assert_eq!(guest.event(), Event::Message(message));
     let window = guest.window();
     window.as_volatile_slice().store(41u64, 0x10_0000, Ordering::Release).unwrap();
@@ -60,7 +60,7 @@ fn dropped_blob_is_zeroed_after_its_worker_has_removed_it() {
     guest.done(&command(0x209, 0, &[9, 0]));
     guest.done(&unref(9));
     let events: Vec<_> = guest.events.try_iter().collect();
-    assert!(events.contains(&Event::Message(ToWorker::Remove { id: 5 })), "{events:?}");
+    assert!(events.contains(&Event::Message(ToWorker::Remove { id: 5, serial: 2 })), "{events:?}");
     assert_eq!(window.as_volatile_slice().load::<u64>(0x40_0008, Ordering::Acquire).unwrap(), 0);
     // A range that the program has never had is zeroed as well.
     window.as_volatile_slice().store(7u64, 0x80_0008, Ordering::Release).unwrap();
@@ -217,8 +217,8 @@ fn dropped_device_ends_its_workers() {
     let mut guest = Guest::new();
     guest.program(1, 0);
     guest.program(2, 0x20_0000);
-    let Guest { device, events, .. } = guest;
-    drop(device);
+    let Guest { device, events, sender, .. } = guest;
+    drop((device, sender));
     // The threads have ended, so the channel is closed behind their last events.
     let ended = events.iter().filter(|event| *event == Event::Ended).count();
     assert_eq!(ended, 2);

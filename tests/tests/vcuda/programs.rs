@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tests::files::Files;
-use tests::wait::Scratch;
+use tests::wait::{self, Scratch};
 use tests::{Daemon, Vm, VmConfig};
 
 /// Time limit of a program in the guest.
@@ -37,49 +37,107 @@ fn worker(folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// A daemon with a VM on the fake card, and the guest.
+struct Site {
+    // Dropped first.
+    vm: Vm,
+    daemon: Daemon,
+    scratch: Scratch,
+}
+
+impl Site {
+    /// Boots a guest with the program and the library.
+    fn start(name: &str) -> Result<Self> {
+        let scratch = Scratch::new(name)?;
+        let folder = scratch.path();
+        let fake = built("libcuda_fake.so")?;
+        let plain_folder = folder.join("plain");
+        std::fs::create_dir(&plain_folder)?;
+        symlink(&fake, plain_folder.join("libcuda.so.1"))?;
+        let (worker, card) = (worker(folder)?, folder.join("card"));
+        // The owner of the card inherits them; workers start with an empty environment.
+        let variables = [("FAKE_CUDA_FOLDER", card.as_os_str()), ("FAKE_CUDA_MIB", "256".as_ref())];
+        let daemon = Daemon::start_as_service_with(&format!("{name}-daemon"), &variables, |paths| {
+            format!(
+                "[daemon]\nadmin_socket = {:?}\nsocket_dir = {:?}\n\
+                 [[card]]\nname = \"fake\"\nkind = \"cuda\"\nvram_mib = 256\nmemory.host_mib = 256\n\
+                 cuda = {{ driver = {fake:?}, worker = {worker:?}, chunk_mib = 2, host_ready_mib = 0 }}\n\
+                 [[vm]]\nname = \"{VM}\"\ncard = \"fake\"\nvram_mib = 64\ncuda = {{ window_mib = 1024 }}\n",
+                paths.admin_socket, paths.folder
+            )
+        })?;
+        let mut files = Files::default();
+        files.program(&built("cuda-program")?, "cuda/cuda-program")?;
+        files.library(&built("libcuda_guest.so")?, "lib/x86_64-linux-gnu/libcuda.so.1")?;
+        let images = tests::images()?;
+        let guest = images::ensure_cuda_guest("6.12", &images::Progress::stderr())?;
+        let mut config = VmConfig::new(name, images, "6.12")?.with_gpu(daemon.vm_socket(VM));
+        config.kernel = guest.bootable(files.finish(), &folder.join("initrd"))?;
+        let vm = Vm::launch(&config)?;
+        vm.wait_ready()?;
+        vm.run_within("load", LIMIT)?.success().context("the modules")?;
+        Ok(Self { vm, daemon, scratch })
+    }
+
+    /// Returns what the program prints on the host without a VM.
+    fn plain(&self, arguments: &[&str]) -> Result<String> {
+        let folder = self.scratch.path();
+        let output = Command::new(built("cuda-program")?)
+            .args(arguments)
+            .env("FAKE_CUDA_FOLDER", folder.join("card"))
+            .env("FAKE_CUDA_MIB", "256")
+            .env("LD_LIBRARY_PATH", folder.join("plain"))
+            .output()
+            .context("the program without a VM")?;
+        ensure!(output.status.success(), "{output:?}");
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    /// Returns a number in the VM's status.
+    fn shown(&self, pointer: &str) -> Result<u64> {
+        let status = self.daemon.ctl_json(&["vm", "show", VM])?;
+        status.pointer(pointer).and_then(serde_json::Value::as_u64).with_context(|| format!("{pointer}: {status}"))
+    }
+}
+
 #[test]
 fn driver_api_program_computes_in_a_guest() -> Result<()> {
-    let scratch = Scratch::new("cuda-programs")?;
-    let folder = scratch.path();
-    let fake = built("libcuda_fake.so")?;
-    let plain_folder = folder.join("plain");
-    std::fs::create_dir(&plain_folder)?;
-    symlink(&fake, plain_folder.join("libcuda.so.1"))?;
-    let (worker, card) = (worker(folder)?, folder.join("card"));
-    // The owner of the card inherits them; workers start with an empty environment.
-    let variables = [("FAKE_CUDA_FOLDER", card.as_os_str()), ("FAKE_CUDA_MIB", "256".as_ref())];
-    let daemon = Daemon::start_with("cuda-programs", &variables, |paths| {
-        format!(
-            "[daemon]\nadmin_socket = {:?}\nsocket_dir = {:?}\n\
-             [[card]]\nname = \"fake\"\nkind = \"cuda\"\nvram_mib = 256\nmemory.host_mib = 256\n\
-             cuda = {{ driver = {fake:?}, worker = {worker:?}, chunk_mib = 2, host_ready_mib = 0 }}\n\
-             [[vm]]\nname = \"{VM}\"\ncard = \"fake\"\nvram_mib = 64\ncuda = {{ window_mib = 1024 }}\n",
-            paths.admin_socket, paths.folder
-        )
-    })?;
-    let mut files = Files::default();
-    files.program(&built("cuda-program")?, "cuda/cuda-program")?;
-    files.library(&built("libcuda_guest.so")?, "lib/x86_64-linux-gnu/libcuda.so.1")?;
-    let images = tests::images()?;
-    let guest = images::ensure_cuda_guest("6.12", &images::Progress::stderr())?;
-    let mut config = VmConfig::new("cuda-programs", images, "6.12")?.with_gpu(daemon.vm_socket(VM));
-    config.kernel = guest.bootable(files.finish(), &folder.join("initrd"))?;
-    let vm = Vm::launch(&config)?;
-    vm.wait_ready()?;
-    vm.run_within("load", LIMIT)?.success().context("the modules")?;
-    let look = vm.run_within("run /cuda/cuda-program look", LIMIT)?.success()?;
+    let site = Site::start("cuda-programs")?;
+    let look = site.vm.run_within("run /cuda/cuda-program look", LIMIT)?.success()?;
     ensure!(look.text().trim() == "free=64 total=64 device=64", "the tenant's memory: {}", look.text());
     // The program checks each word, and prints a checksum that depends on its arguments alone.
     let arguments = ["train", "--mib", "8", "--rounds", "2"];
-    let trained = vm.run_within(&format!("run /cuda/cuda-program {}", arguments.join(" ")), LIMIT)?.success()?;
-    let plain = Command::new(built("cuda-program")?)
-        .args(arguments)
-        .envs(variables)
-        .env("LD_LIBRARY_PATH", &plain_folder)
-        .output()
-        .context("the program without a VM")?;
-    ensure!(trained.text().trim() == String::from_utf8_lossy(&plain.stdout).trim(), "{}: {plain:?}", trained.text());
-    let status = daemon.ctl_json(&["vm", "show", VM])?;
+    let trained = site.vm.run_within(&format!("run /cuda/cuda-program {}", arguments.join(" ")), LIMIT)?.success()?;
+    ensure!(trained.text().trim() == site.plain(&arguments)?, "{}", trained.text());
+    let status = site.daemon.ctl_json(&["vm", "show", VM])?;
     ensure!(status["mode"] == "cuda" && status["counters"]["workers_started"] == 2, "{status}");
+    Ok(())
+}
+
+/// The program computes while the daemon is upgraded, killed twice and upgraded again, and its part of the card changes.
+#[test]
+fn program_computes_through_upgrades_and_kills_of_the_daemon() -> Result<()> {
+    let mut site = Site::start("cuda-state")?;
+    // Its rounds take 30 s of the card's time; they do not change the result.
+    let trained = site.vm.start("run /cuda/cuda-program train --mib 8 --rounds 100 --spin-us 300000")?;
+    let has_program = |site: &Site| Ok(site.daemon.ctl_json(&["vm", "show", VM])?["programs"][0].is_object());
+    wait::until("the program", LIMIT, || Ok(has_program(&site)?.then_some(())))?;
+    site.daemon.upgrade()?;
+    ensure!(has_program(&site)? && !trained.ended(), "the program continues in the next daemon");
+    for deaths in 1..=2 {
+        std::thread::sleep(Duration::from_secs(1));
+        site.daemon.kill_and_restart()?;
+        wait::until("the program after a kill", LIMIT, || Ok(has_program(&site)?.then_some(())))?;
+        ensure!(site.shown("/transport/daemon_deaths_survived")? == deaths, "{}", site.daemon.log_tail());
+    }
+    site.daemon.ctl(&["tenant", "set", VM, "--weight", "300", "--quota-mib", "32"])?.success()?;
+    site.daemon.upgrade()?;
+    ensure!(!trained.ended(), "the program was too short for this test");
+    let output = trained.wait_within(LIMIT)?.success().with_context(|| site.daemon.log_tail())?;
+    ensure!(output.text().trim() == site.plain(&["train", "--mib", "8", "--rounds", "100"])?, "{}", output.text());
+    let tenant = site.daemon.ctl_json(&["tenant", "show", VM])?;
+    ensure!(tenant["time"]["weight"] == 300 && tenant["memory"]["quota_mib"] == 32, "{tenant}");
+    // No worker was started again: the first one computed all of it.
+    ensure!(site.shown("/counters/workers_started")? == 0, "{}", site.daemon.log_tail());
     Ok(())
 }

@@ -110,8 +110,9 @@ impl Connection {
             receive,
             out,
             session,
-            // The next process starts another journal.
+            // The next process starts another journal, as its device does.
             journal: _,
+            device_journal: _,
             // The revival is applied before any message is handled.
             revival: _,
         } = self;
@@ -170,6 +171,7 @@ impl Connection {
             out: Outbox::restored(out, given, options.max_queued)?,
             session,
             journal: None,
+            device_journal: None,
             revival: None,
         })
     }

@@ -41,9 +41,11 @@ pub struct SavedJournal {
     pub(crate) link: SavedLink,
     /// Files of regions that the client may have mapped, by number.
     pub(crate) files: Vec<(u8, u32)>,
+    /// The device's own journal.
+    pub(crate) device: Option<u32>,
 }
 
-only_version!(SavedJournal, "vmm-glue.journal", 2);
+only_version!(SavedJournal, "vmm-glue.journal", 3);
 
 /// Changes that make a new device the device of a client that previously had another one.
 #[derive(Clone, Debug, Default)]
@@ -51,15 +53,24 @@ pub(crate) struct Revival {
     words: Words,
     regions: Vec<u64>,
     files: Vec<(RegionIndex, Arc<OwnedFd>)>,
+    device: Option<Arc<OwnedFd>>,
     pub deaths: u32,
 }
 
 impl Revival {
-    /// Applies the changes for a client that has negotiated: the device is reset, and gets its old configuration and
-    /// the client's memory.
+    /// Returns true if the device continues as if the process had not been killed.
+    pub fn keeps_state(&self) -> bool {
+        self.device.is_some()
+    }
+
+    /// Applies the changes for a client that has negotiated: the device continues with its journal, or is reset, and
+    /// gets its old configuration and the client's memory.
     pub fn carry_out(&self, device: &mut dyn Device, link: &Link) -> Result<(), Invalid> {
         let sizes: Vec<u64> = device.regions().iter().map(RegionInfo::size).collect();
         Invalid::unless(device.is_renewable() && sizes == self.regions, || "the device has other regions now".into())?;
+        if let Some(journal) = &self.device {
+            device.take_journal(Arc::clone(journal)).map_err(Invalid::new)?;
+        }
         for (region, file) in &self.files {
             device
                 .take_file(*region, Arc::clone(file))
@@ -152,8 +163,17 @@ impl Journal {
         let journal = journal.ok_or_else(|| Invalid::new("its journal is not there"))?;
         let there: Vec<u8> = (0u8..).zip(&slots).filter_map(|(at, slot)| slot.as_ref().map(|_| at)).collect();
         let saved = SavedJournal::newest(&journal)?;
-        let SavedJournal { sequence, position, deaths, words, regions, mut connection, link: mut behind, files } =
-            saved;
+        let SavedJournal {
+            sequence,
+            position,
+            deaths,
+            words,
+            regions,
+            mut connection,
+            link: mut behind,
+            files,
+            device,
+        } = saved;
         Invalid::unless(words.len() <= WORDS && regions.len() <= NUM_REGIONS, || {
             format!("{} words and {} regions are too many", words.len(), regions.len())
         })?;
@@ -174,7 +194,8 @@ impl Journal {
             Ok((region, Arc::new(given.take(fd)?)))
         };
         let files = files.into_iter().map(mapped).collect::<Result<Vec<_>, ParkError>>()?;
-        let revival = Revival { words: words.clone(), regions, files, deaths };
+        let device = device.map(|fd| given.take(fd)).transpose()?.map(Arc::new);
+        let revival = Revival { words: words.clone(), regions, files, device, deaths };
         let mut restored = Connection::revived(connection, &given, link.clone(), client, options, room, position)?;
         link.restore(behind, &given, &options.memory, client)?;
         link.dma().go_on_from(marks.next_id);

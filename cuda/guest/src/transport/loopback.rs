@@ -153,7 +153,7 @@ impl Transport for Loopback {
         if kind == BlobKind::Control {
             self.control.store(found as u64, Ordering::Release);
         }
-        self.send(ToWorker::Blob { id, kind: kind.number(), offset, size: bytes })?;
+        self.send(ToWorker::Blob { id, kind: kind.number(), serial: 0, offset, size: bytes })?;
         Ok(Blob { id, address: found as u64, bytes })
     }
 
@@ -168,7 +168,7 @@ impl Transport for Loopback {
                 libc::munmap(at, blob.bytes as usize);
             }
         }
-        self.send(ToWorker::Remove { id: blob.id })?;
+        self.send(ToWorker::Remove { id: blob.id, serial: 0 })?;
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(offset) = parts.blobs.remove(&blob.id) {
             let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;

@@ -4,6 +4,7 @@
 pub mod daemon;
 pub mod guest;
 pub mod hostile;
+pub mod virtio;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::symlink;

@@ -63,7 +63,7 @@ fn options(args: &Args) -> Result<WorkerOptions> {
     let range = format!("{:#x}-{:#x}", ADDRESSES.start, PINNED_ADDRESSES);
     let environment = std::env::vars_os().chain([("GPU_MEDIATOR_CUDA_ADDRESSES".into(), range.into())]).collect();
     let library = args.library.clone();
-    Ok(WorkerOptions { program, environment, library, user: None })
+    Ok(WorkerOptions { program, environment, library, user: None, rejoin: None })
 }
 
 fn listen(path: &Path) -> Result<OwnedFd> {

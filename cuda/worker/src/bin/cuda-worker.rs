@@ -5,11 +5,12 @@
 
 use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
-use cuda_worker::{Driver, serve};
-use worker_link::{FromWorker, Link, Reason};
+use cuda_worker::{DeviceLink, Driver, serve};
+use worker_link::{FromWorker, Link, Reason, Rejoin};
 
 #[derive(Parser)]
 struct Args {
@@ -22,6 +23,12 @@ struct Args {
     /// The driver's library.
     #[arg(long, default_value = "libcuda.so.1")]
     library: PathBuf,
+    /// Socket of the next daemon, if this worker survives the end of its daemon.
+    #[arg(long, requires = "rejoin_ms")]
+    rejoin: Option<PathBuf>,
+    /// Time without a daemon after which this worker ends, in milliseconds.
+    #[arg(long)]
+    rejoin_ms: Option<u64>,
 }
 
 fn main() -> Result<()> {
@@ -44,10 +51,7 @@ fn main() -> Result<()> {
             return Err(error).context("the worker has no CUDA driver");
         }
     };
-    let reply = link.try_clone()?;
-    let result = serve(driver, window, link);
-    if let Err(error) = &result {
-        let _ = reply.send_from_worker(FromWorker::Failed { reason: error.reason() });
-    }
-    Ok(result?)
+    let rejoin = args.rejoin.zip(args.rejoin_ms);
+    let rejoin = rejoin.map(|(socket, limit_ms)| Rejoin { socket, limit: Duration::from_millis(limit_ms) });
+    Ok(serve(driver, window, DeviceLink::new(link, rejoin))?)
 }

@@ -1,6 +1,7 @@
 //! VMs whose programs use a CUDA card: the device, and the VM as a tenant of the card's owner.
 
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,9 +9,9 @@ use std::time::{Duration, Instant};
 use cuda_control::{Answer, Request};
 use cuda_protocol::{DRIVER_VARIABLE, SOCKET_VARIABLE, TENANT_VARIABLE};
 use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
-use vcuda::{CudaDevice, CudaFunction, Limits, ProgramLauncher};
+use vcuda::{BuildError, CudaDevice, CudaFunction, Limits, ProgramLauncher, SavedFunction};
 use vmm_glue::Link;
-use worker_link::WorkerOptions;
+use worker_link::{Rejoin, WorkerOptions};
 
 use config::{FunctionSpec, VmSpec};
 use listening::folders;
@@ -34,6 +35,9 @@ const LEAVING: Duration = Duration::from_secs(10);
 /// Interval at which this is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Name of the socket at which workers find the next daemon, in the folder of the VM.
+const REJOIN_SOCKET: &str = "workers.sock";
+
 /// A VM's side of a CUDA card.
 struct CudaVm {
     function: CudaFunction,
@@ -51,31 +55,68 @@ pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) 
     let socket = spec.socket_path(dir);
     let told = tenant(&spec, card.spec(), dir).map_err(BackendError::failed)?;
     folders::make(&vm.name, &socket, dir).map_err(DaemonError::from).map_err(BackendError::failed)?;
-    let added = card.change().and_then(|turn| card.promise(turn, &format!("VM `{}`", vm.name), &Request::Add(told)));
+    let added = card.change().and_then(|turn| card.add(turn, &format!("VM `{}`", vm.name), told));
     if let Err(error) = added.map(drop) {
         folders::remove(&vm.name, &socket, dir);
         return Err(BackendError::failed(error));
     }
-    let FunctionSpec { window_mib, programs } = function;
-    let limits = Limits { window_bytes: window_mib * MIB, workers: programs as usize };
     let launcher = Box::new(ProgramLauncher(worker(card, &vm.name, &socket)));
-    let device = CudaDevice::build(&vm.name, limits, link, launcher);
-    let backend = |function| CudaVm {
-        function,
-        card: Arc::clone(card),
-        name: vm.name.clone(),
-        vram_mib: spec.vram_mib,
-        socket: socket.clone(),
-        socket_dir: dir.to_owned(),
-    };
-    match device {
-        Ok((device, function)) => Ok(Built { device: Box::new(device), backend: Arc::new(backend(function)) }),
+    match CudaDevice::build(&vm.name, limits(function), link, launcher) {
+        Ok((device, function)) => Ok(built(card, vm, dir, device, function)),
         Err(error) => {
             leave(card, &vm.name);
             folders::remove(&vm.name, &socket, dir);
             Err(BackendError::failed(error))
         }
     }
+}
+
+fn limits(FunctionSpec { window_mib, programs }: FunctionSpec) -> Limits {
+    Limits { window_bytes: window_mib * MIB, workers: programs as usize }
+}
+
+fn built(card: &Arc<CudaCard>, vm: &VmSpec, dir: &Path, device: CudaDevice, function: CudaFunction) -> Built {
+    let spec = vm.as_tenant();
+    let backend = CudaVm {
+        function,
+        card: Arc::clone(card),
+        name: vm.name.clone(),
+        vram_mib: spec.vram_mib,
+        socket: spec.socket_path(dir),
+        socket_dir: dir.to_owned(),
+    };
+    Built { device: Box::new(device), backend: Arc::new(backend) }
+}
+
+/// Creates the device of a VM that another daemon has suspended.
+///
+/// # Errors
+/// If its state is impossible, or does not fit the configuration.
+pub(crate) fn restored(
+    card: &Arc<CudaCard>,
+    vm: &VmSpec,
+    link: &Link,
+    dir: &Path,
+    (saved, descriptors): (SavedFunction, Vec<OwnedFd>),
+) -> Result<Built, BuildError> {
+    let launcher = Box::new(ProgramLauncher(worker(card, &vm.name, &vm.as_tenant().socket_path(dir))));
+    let limits = limits(vm.cuda.unwrap_or_default());
+    let (device, function) = CudaDevice::restore(&vm.name, limits, link, launcher, saved, descriptors)?;
+    Ok(built(card, vm, dir, device, function))
+}
+
+/// Gives the owner of another daemon the settings that a VM has now, if they differ.
+///
+/// # Errors
+/// If the owner refuses them, or does not answer.
+pub(crate) fn confirm(card: &CudaCard, vm: &VmSpec, dir: &Path) -> Result<(), DaemonError> {
+    let told = tenant(&vm.as_tenant(), card.spec(), dir)?;
+    let turn = card.change()?;
+    card.add(turn, &format!("VM `{}`", vm.name), told).map(drop)
+}
+
+fn rejoin_socket(socket: &Path) -> PathBuf {
+    socket.with_file_name(REJOIN_SOCKET)
 }
 
 /// Returns how the workers of a VM are started.
@@ -91,7 +132,10 @@ fn worker(card: &CudaCard, vm: &str, socket: &Path) -> WorkerOptions {
         (ADDRESSES_VARIABLE, addresses.into()),
     ];
     let environment = variables.map(|(name, value)| (name.into(), value)).to_vec();
-    WorkerOptions { program, environment, library: Some(beside(LIBRARY, INSTALLED_LIBRARY)), user: None }
+    let limit = Duration::from_secs(cuda.orphan_timeout_s);
+    let rejoin = Some(Rejoin { socket: rejoin_socket(socket), limit });
+    let library = Some(beside(LIBRARY, INSTALLED_LIBRARY));
+    WorkerOptions { program, environment, library, user: None, rejoin }
 }
 
 /// Removes a VM from the tenants of the card's owner. Its workers were killed; waits until they have left.
@@ -134,7 +178,17 @@ impl VmBackend for CudaVm {
         BackendStatus { vram_mib: self.vram_mib, driver, counters, programs, ..BackendStatus::default() }
     }
 
+    fn cuda(&self) -> Option<&CudaFunction> {
+        Some(&self.function)
+    }
+
+    fn begin(&self) -> std::io::Result<()> {
+        self.function.start()
+    }
+
     fn release(&self) -> Result<(), BackendError> {
+        // The folder is removed if it is empty.
+        let _ = std::fs::remove_file(rejoin_socket(&self.socket));
         leave(&self.card, &self.name);
         folders::remove(&self.name, &self.socket, &self.socket_dir);
         Ok(())

@@ -18,16 +18,16 @@ use vgpu::SavedSide;
 use vmm_glue::{Link, StopHandle, SuspendedClient};
 use vram::TenantId;
 
-use super::points;
-use super::roster::{EventsPart, Roster, RosterCard, RosterVm};
+use super::roster::{CudaPart, EventsPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 use super::{APERTURES, CLIENTS, HANDOVER_TIMEOUT, HOST_MEMORY, SOCKET, STATE_LOCK, UNIT, VRAM, known, monotonic_ns};
+use super::{cuda, points};
 use crate::backend::Built;
 use crate::cards::{Cards, GivenCard, ReopenedCard};
 use crate::draining::Arrival;
 use crate::endpoint::EndpointServer;
 use crate::vm::{EarlierClient, Running, Seen};
 use crate::{Card, Daemon, DaemonError, Endpoint, Entry, Life, memory};
-use config::{Config, VmSpec};
+use config::{CardSpec, Config, VmSpec};
 use listening::Activated;
 use listening::{SocketPath, Sockets};
 use overrides::OverrideStore;
@@ -40,19 +40,20 @@ pub(crate) struct Successor {
     receiver: Receiver,
     roster: Roster,
     events: Log,
-    descriptors: Package,
+    cuda_cards: Vec<RosterCudaCard>,
+    pub(super) descriptors: Package,
 }
 
 /// A virtual machine that is created but not served yet.
-struct Coming {
-    spec: VmSpec,
-    saved: RosterVm,
-    server: EndpointServer,
-    path: Option<SocketPath>,
-    link: Link,
-    stop: StopHandle,
-    built: Built,
-    parked: SuspendedClient,
+pub(super) struct Coming {
+    pub spec: VmSpec,
+    pub saved: RosterVm,
+    pub server: EndpointServer,
+    pub path: Option<SocketPath>,
+    pub link: Link,
+    pub stop: StopHandle,
+    pub built: Built,
+    pub parked: SuspendedClient,
 }
 
 impl Successor {
@@ -70,7 +71,7 @@ impl Successor {
         let package = receiver.take(HANDOVER_TIMEOUT).map_err(|error| error.to_string())?;
         points::here("receiver: given");
         match roster(&package) {
-            Ok((roster, events)) => Ok(Self { receiver, roster, events, descriptors: package }),
+            Ok((roster, events, cuda_cards)) => Ok(Self { receiver, roster, events, cuda_cards, descriptors: package }),
             Err(why) => {
                 // The other daemon may have ended meanwhile.
                 let _nobody = receiver.refuse(&why);
@@ -127,16 +128,20 @@ impl Successor {
     }
 }
 
-/// Returns the daemon's own part of the state, and the log of events.
-fn roster(package: &Package) -> Result<(Roster, Log), String> {
+/// Returns the daemon's own part of the state, the log of events, and the cards with owner processes.
+fn roster(package: &Package) -> Result<(Roster, Log, Vec<RosterCudaCard>), String> {
     let mut file = SavedState::parse(&package.file, &known()).map_err(|error| error.to_string())?;
     let roster = file.take(ROSTER).map_err(|error| error.to_string())?;
     let events = match file.owners::<EventsPart>().is_empty() {
         true => Log::new(),
         false => file.take(ROSTER).map(|EventsPart(saved)| Log::restored(saved)).map_err(|error| error.to_string())?,
     };
+    let cuda_cards = match file.owners::<CudaPart>().is_empty() {
+        true => Vec::new(),
+        false => file.take(ROSTER).map(|CudaPart(cards)| cards).map_err(|error| error.to_string())?,
+    };
     file.finish().map_err(|error| error.to_string())?;
-    Ok((roster, events))
+    Ok((roster, events, cuda_cards))
 }
 
 impl Daemon {
@@ -169,13 +174,27 @@ impl Daemon {
                 Err(why) => return Err(refused(successor, why)),
             }
         }
-        let others = config.cards.iter().filter(|spec| cards.iter().all(|(name, _)| *name != spec.name));
         let events = Arc::new(std::mem::take(&mut successor.events));
+        let mut cuda_cards = Vec::new();
+        for saved in std::mem::take(&mut successor.cuda_cards) {
+            match cuda::restored(&config, &sockets, &events, &mut successor, saved) {
+                Ok((card, its)) => {
+                    cuda_cards.push(card);
+                    coming.extend(its);
+                }
+                Err(why) => return Err(refused(successor, why)),
+            }
+        }
+        let is_given = |spec: &CardSpec| {
+            cards.iter().any(|(name, _)| *name == spec.name)
+                || cuda_cards.iter().any(|card| card.spec().name == spec.name)
+        };
+        let others = config.cards.iter().filter(|spec| !is_given(spec));
         let opened = match Self::opened(others, opener, &config.daemon, &events) {
             Ok(opened) => opened,
             Err(error) => return Err(refused(successor, error.to_string())),
         };
-        let Successor { receiver, roster, events: _, descriptors: _ } = successor;
+        let Successor { receiver, roster, events: _, cuda_cards: _, descriptors: _ } = successor;
         let failed = |error: handover::Error| DaemonError::Failed(format!("the other daemon goes on: {error}"));
         points::here("receiver: made");
         receiver.ready().map_err(failed)?;
@@ -197,6 +216,15 @@ impl Daemon {
                     coming.retain(|vm: &Coming| vm.spec.card != name);
                 }
             }
+        }
+        for card in cuda_cards {
+            let (name, spec) = (card.spec().name.clone(), card.spec().clone());
+            if let Err(error) = card.begin() {
+                tracing::error!(card = name.as_str(), %error, "the owner of the card cannot be used; restart the daemon");
+            }
+            let socket_dir = config.daemon.socket_dir.clone();
+            let backend = Box::new(crate::cuda::Backend { card: Arc::clone(&card), socket_dir });
+            all.insert(name, Card { spec, backend, cuda: Some(card) });
         }
         points::here("receiver: has the cards");
         let daemon = Arc::new(Self::with(config, all, sockets, override_store, events));
@@ -221,6 +249,8 @@ impl Daemon {
                 tracing::error!(vm = name.as_str(), %error, "a VM that the configuration has now cannot be started");
             }
         }
+        daemon.confirm_owners();
+        let tenants = daemon.resume_leases(tenants);
         if let Err(error) = author::acting(author::configuration(), || daemon.start_tenants(tenants)) {
             tracing::error!(%error, "tenants cannot be started");
         }
@@ -233,12 +263,30 @@ impl Daemon {
         Ok(daemon)
     }
 
+    /// Gives the owners of the other daemon the settings of this configuration that differ.
+    fn confirm_owners(&self) {
+        let vms: Vec<VmSpec> = self.state.lock().vms.values().map(|entry| entry.spec.clone()).collect();
+        for card in self.cards.values().filter_map(|card| card.cuda.as_deref()) {
+            let name = card.spec().name.as_str();
+            if let Err(error) = card.confirm_rules() {
+                tracing::error!(card = name, %error, "the rules of the card cannot be set");
+            }
+            for vm in vms.iter().filter(|vm| vm.card == name) {
+                if let Err(error) = crate::cuda::function::confirm(card, vm, &self.spec.socket_dir) {
+                    tracing::error!(vm = vm.name, %error, "the VM's part of its card cannot be set");
+                }
+            }
+        }
+    }
+
     /// Resumes serving a virtual machine.
     fn serve_again(&self, vm: Coming) -> Result<(), DaemonError> {
         let Coming { spec, saved, server, path, link, stop, built, parked } = vm;
         let name = spec.name.clone();
         let seen =
             Seen { memory_not_shared: saved.memory_not_shared.into(), resets: saved.resets.into(), ..Seen::default() };
+        let failed = |error| DaemonError::Failed(format!("VM `{name}`: {error}"));
+        built.backend.begin().map_err(failed)?;
         let earlier = EarlierClient { parked: Some(parked), seen };
         let running = Running::start(&name, server, path, link, stop, built, earlier)?;
         let entry = Entry { spec, life: Life::Running(Arc::new(running)) };

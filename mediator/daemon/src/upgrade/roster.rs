@@ -23,6 +23,25 @@ pub(super) struct EventsPart(pub events::SavedLog);
 
 first_version!(EventsPart, "events");
 
+/// Cards with an owner process. Daemons of earlier versions do not read it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct CudaPart(pub Vec<RosterCudaCard>);
+
+first_version!(CudaPart, "mediatord.cuda");
+
+/// A card with an owner process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RosterCudaCard {
+    pub name: String,
+    pub model: String,
+    pub uuid: String,
+    /// The owner's saved form, as JSON.
+    pub owner: String,
+    /// The file with the functions and clients of the virtual machines.
+    pub file: Vec<u8>,
+    pub vms: Vec<RosterVm>,
+}
+
 /// A card that belongs to the mediator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RosterCard {

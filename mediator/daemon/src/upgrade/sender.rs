@@ -20,8 +20,9 @@ use vgpu::SavedSide;
 use vmm_glue::SavedClients;
 use vram::TenantId;
 
+use super::cuda::{self, GoingCuda, SuspendedCuda};
 use super::points;
-use super::roster::{EventsPart, Roster, RosterCard, RosterVm};
+use super::roster::{CudaPart, EventsPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 use super::{
     APERTURES, CLIENTS, HOST_MEMORY, MEET_LIMIT, PAUSE_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM,
     monotonic_ns, written_for,
@@ -42,6 +43,21 @@ struct Going {
     name: String,
     movable: Movable,
     vms: Vec<(String, Arc<Running>)>,
+}
+
+/// All cards to hand over.
+struct Leaving {
+    mediated: Vec<Going>,
+    /// Cards with an owner process.
+    with_owner: Vec<GoingCuda>,
+}
+
+impl Leaving {
+    /// Returns the virtual machines of all cards.
+    fn vms(&self) -> impl Iterator<Item = &(String, Arc<Running>)> {
+        let of_owners = self.with_owner.iter().flat_map(|card| &card.vms);
+        self.mediated.iter().flat_map(|card| &card.vms).chain(of_owners)
+    }
 }
 
 /// The serialized client state of a virtual machine.
@@ -102,7 +118,7 @@ impl Daemon {
         if self.state.lock().closing {
             return Err(DaemonError::ShuttingDown);
         }
-        let going = self.going()?;
+        let leaving = self.going()?;
         let program = &succession.program;
         points::here("sender: asked");
         let (sender, introduction, mut next) = start(program, &succession.config)?;
@@ -114,10 +130,10 @@ impl Daemon {
         let began_ns = monotonic_ns();
         let mut resting = Vec::new();
         let reads = written_for(introduction.reads);
-        let given = self.give(sender, pid, &reads, &going, began_ns, &mut resting);
+        let given = self.give(sender, pid, &reads, &leaving, began_ns, &mut resting);
         if let Err(why) = given {
             tracing::error!(why, "the next daemon does not take over; this one goes on");
-            go_on(&going, resting);
+            go_on(&leaving, resting);
             return Err(no(why));
         }
         next.keeps = true;
@@ -142,16 +158,16 @@ impl Daemon {
     }
 
     /// Returns the cards to hand over.
-    fn going(&self) -> Result<Vec<Going>, DaemonError> {
+    fn going(&self) -> Result<Leaving, DaemonError> {
         // Other threads that use the table do not wait for answers of cards and VMs.
         let table: Vec<_> = {
             let state = self.state.lock();
-            if !state.tenants.is_empty() {
-                return Err(no("tenants of CUDA cards cannot go over: their owner is this daemon's child"));
+            if let Some(tenant) = state.coming.first() {
+                return Err(no(format!("tenant `{tenant}` is being added")));
             }
             state.vms.values().map(|entry| (entry.spec.clone(), entry.life.clone())).collect()
         };
-        let mut going = Vec::new();
+        let (mut going, mut with_owner) = (Vec::new(), Vec::new());
         for (name, card) in &self.cards {
             let of_card = |why: &dyn std::fmt::Display| no(format!("card `{name}`: {why}"));
             let mut vms = Vec::new();
@@ -165,9 +181,17 @@ impl Daemon {
                 if let Some(why) = &*running.seen.failed.lock() {
                     return Err(of_vm(&format!("it is out of service, remove it: {why}")));
                 }
+                if running.backend.cuda().is_some() {
+                    vms.push((vm.clone(), Arc::clone(running)));
+                    continue;
+                }
                 let mediated = running.backend.mediated().ok_or_else(|| of_vm(&"its device cannot go over"))?;
                 mediated.check_movable().map_err(|error| of_vm(&error))?;
                 vms.push((vm.clone(), Arc::clone(running)));
+            }
+            if let Some(card) = &card.cuda {
+                with_owner.push(GoingCuda { name: name.clone(), card: Arc::clone(card), vms });
+                continue;
             }
             match card.backend.movable().map_err(|error| of_card(&error))? {
                 Some(movable) => {
@@ -179,7 +203,7 @@ impl Daemon {
                 None => return Err(of_card(&"it has failed")),
             }
         }
-        Ok(going)
+        Ok(Leaving { mediated: going, with_owner })
     }
 
     /// Hands everything over, except ownership, which follows. Adds the suspended virtual machines to `resting`.
@@ -188,12 +212,13 @@ impl Daemon {
         sender: Sender,
         pid: u32,
         reads: &[Known],
-        going: &[Going],
+        leaving: &Leaving,
         began_ns: u64,
         resting: &mut Vec<(String, Arc<Running>, Rest)>,
     ) -> Result<(), String> {
         let until = Instant::now() + PAUSE_LIMIT;
-        let vms = || going.iter().flat_map(|going| &going.vms);
+        let Leaving { mediated: going, with_owner } = leaving;
+        let vms = || leaving.vms();
         // Ask all virtual machines before waiting for the first.
         vms().for_each(|(_, running)| running.park());
         for (name, running) in vms() {
@@ -202,6 +227,14 @@ impl Daemon {
         }
         points::here("sender: clients rest");
         let resting = &*resting;
+        // Dropped on failure, which resumes them.
+        let (mut suspended, mut cuda_cards, mut cuda_descriptors) = (Vec::new(), Vec::new(), Vec::new());
+        for card in with_owner {
+            let (one, card, descriptors) = cuda::suspend(card, until, resting, reads)?;
+            suspended.push(one);
+            cuda_cards.push(card);
+            cuda_descriptors.extend(descriptors);
+        }
         thread::scope(|scope| {
             let mut cards = Vec::new();
             for card in going {
@@ -225,7 +258,7 @@ impl Daemon {
             points::here("sender: written");
             let done = match failed {
                 Some(why) => Err(why),
-                None => self.package(began_ns, parts, reads).and_then(|package| {
+                None => self.package(began_ns, parts, (cuda_cards, cuda_descriptors), reads).and_then(|package| {
                     sender.give(&package).map_err(|error| error.to_string())?;
                     points::here("sender: given");
                     let left = until.saturating_duration_since(Instant::now());
@@ -243,6 +276,7 @@ impl Daemon {
             }
             done
         })?;
+        suspended.into_iter().for_each(SuspendedCuda::leave);
         // This message comes before the next daemon's messages to the service manager, such as sockets to store.
         if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
             tracing::warn!(%error, "the service manager is not told which process goes on");
@@ -257,8 +291,13 @@ impl Daemon {
     }
 
     /// Returns the package with everything that is handed over.
-    fn package(&self, began_ns: u64, parts: Vec<(&Going, Written)>, reads: &[Known]) -> Result<Package, String> {
-        let mut descriptors = Vec::new();
+    fn package(
+        &self,
+        began_ns: u64,
+        parts: Vec<(&Going, Written)>,
+        (cuda_cards, mut descriptors): (Vec<RosterCudaCard>, Vec<(String, OwnedFd)>),
+        reads: &[Known],
+    ) -> Result<Package, String> {
         let mut cards = Vec::new();
         for (going, Written { file, vms, descriptors: more }) in parts {
             cards.push(RosterCard { name: going.name.clone(), next_vm: going.movable.next_vm, file, vms });
@@ -282,6 +321,9 @@ impl Daemon {
         let upgrades = self.line.last().map_or(0, |(_, upgrades)| upgrades);
         let mut file = Writer::for_reader(IDENTITY, reads.to_vec());
         file.put(ROSTER, &Roster { began_ns, upgrades, state, cards }).map_err(|error| error.to_string())?;
+        if !cuda_cards.is_empty() {
+            file.put(ROSTER, &CudaPart(cuda_cards)).map_err(|error| error.to_string())?;
+        }
         if reads.iter().any(|known| known.name == EventsPart::NAME) {
             file.put(ROSTER, &EventsPart(self.events.freeze())).map_err(|error| error.to_string())?;
         }
@@ -318,13 +360,13 @@ fn start(program: &Path, config: &Path) -> Result<(Sender, Introduction, Next), 
 }
 
 /// Resumes all virtual machines that were asked to suspend.
-fn go_on(going: &[Going], resting: Vec<(String, Arc<Running>, Rest)>) {
+fn go_on(leaving: &Leaving, resting: Vec<(String, Arc<Running>, Rest)>) {
     let goes_on = |name: &str, running: &Running, rest: Rest| {
         if let Err(error) = running.go_on(name, rest) {
             tracing::error!(vm = name, %error, "the VM is out of service; remove it and add it again");
         }
     };
-    let late = going.iter().flat_map(|going| &going.vms).filter(|(name, _)| resting.iter().all(|(of, ..)| of != name));
+    let late = leaving.vms().filter(|(name, _)| resting.iter().all(|(of, ..)| of != name));
     for (name, running) in late {
         // A thread that is not suspended yet will suspend later and then resume.
         running.go_on_later(name);

@@ -59,11 +59,11 @@ fn mapping_zeroes_range_and_starts_one_worker() {
     let mut bench = Bench::new();
     assert_eq!(bench.program(1, 3), Some(Answer::Mapped));
     let worker = WorkerId(1);
-    let blob = Action::Blob { worker, blob: 0, kind: KIND_CONTROL, range: page(3) };
+    let blob = Action::Blob { worker, blob: 0, kind: KIND_CONTROL, serial: 1, range: page(3) };
     assert_eq!(bench.actions(), [Action::Zero { range: page(3) }, Action::Start { worker }, blob]);
     bench.send(1, Command::CreateBlob { resource: 9, blob: 1 << 32 | 2, size: PAGE_BYTES });
     bench.send(0, Command::MapBlob { resource: 9, offset: 0 });
-    let blob = Action::Blob { worker, blob: 1, kind: 2, range: page(0) };
+    let blob = Action::Blob { worker, blob: 1, kind: 2, serial: 2, range: page(0) };
     assert_eq!(bench.actions(), [Action::Zero { range: page(0) }, blob]);
 }
 
@@ -131,10 +131,10 @@ fn unref_is_answered_after_the_worker_and_zeroes_range() {
     assert_eq!(bench.send(0, Command::UnmapBlob { resource: 1 }), Some(Answer::Ok));
     assert_eq!(bench.send(0, Command::Unref { resource: 1 }), None);
     let ticket = Ticket(bench.tickets);
-    assert_eq!(bench.actions(), [Action::Remove { worker: WorkerId(1), blob: 0 }]);
+    assert_eq!(bench.actions(), [Action::Remove { worker: WorkerId(1), blob: 0, serial: 1 }]);
     bench.send(1, Command::CreateBlob { resource: 2, blob: 1 << 32, size: PAGE_BYTES });
     assert_eq!(bench.send(0, Command::MapBlob { resource: 2, offset: PAGE_BYTES }), Some(Answer::Invalid));
-    bench.core.removed(WorkerId(1), 0);
+    bench.core.removed(WorkerId(1), 0, 1);
     assert_eq!(bench.actions(), [Action::Zero { range: page(1) }, Action::Answer { ticket, answer: Answer::Ok }]);
     assert_eq!(bench.send(0, Command::MapBlob { resource: 2, offset: PAGE_BYTES }), Some(Answer::Mapped));
 }
@@ -146,10 +146,10 @@ fn removal_by_worker_that_waits_for_its_slice_has_no_limit() {
     bench.actions();
     bench.send(0, Command::Unref { resource: 1 });
     let ticket = Ticket(bench.tickets);
-    assert_eq!(bench.actions(), [Action::Remove { worker: WorkerId(1), blob: 0 }]);
+    assert_eq!(bench.actions(), [Action::Remove { worker: WorkerId(1), blob: 0, serial: 1 }]);
     bench.core.tick(u64::MAX);
     assert_eq!((bench.actions(), bench.core.next_tick()), (vec![], None));
-    bench.core.removed(WorkerId(1), 0);
+    bench.core.removed(WorkerId(1), 0, 1);
     assert_eq!(bench.actions(), [Action::Zero { range: page(1) }, Action::Answer { ticket, answer: Answer::Ok }]);
 }
 
@@ -167,7 +167,7 @@ fn guest_process_death_answers_waits_and_ends_worker() {
     assert_eq!(bench.send(0, Command::Unref { resource: 1 }), None);
     let unref = Ticket(bench.tickets);
     bench.core.tick(LEAVE_NS - 1);
-    assert_eq!(bench.actions(), [Action::Remove { worker, blob: 0 }]);
+    assert_eq!(bench.actions(), [Action::Remove { worker, blob: 0, serial: 1 }]);
     bench.core.tick(LEAVE_NS);
     assert_eq!(bench.actions(), [Action::Kill { worker }]);
     bench.core.exited(worker);
@@ -218,7 +218,7 @@ fn reset_forgets_commands_and_kills_all_workers() {
     bench.actions();
     bench.core.reset();
     assert_eq!(bench.actions(), [1, 2].map(|id| Action::Kill { worker: WorkerId(id) }));
-    bench.core.removed(WorkerId(2), 0);
+    bench.core.removed(WorkerId(2), 0, 2);
     bench.core.exited(WorkerId(1));
     assert!(!bench.core.is_quiet());
     bench.core.exited(WorkerId(2));
@@ -237,8 +237,11 @@ fn blob_number_used_again_is_removed_in_order() {
     assert_eq!(bench.send(0, Command::Unref { resource: 2 }), None);
     let second = Ticket(bench.tickets);
     bench.actions();
-    for (ticket, range) in [(first, page(1)), (second, page(0))] {
-        bench.core.removed(WorkerId(1), 0);
+    // An answer that a worker repeats frees nothing.
+    bench.core.removed(WorkerId(1), 0, 3);
+    assert_eq!(bench.actions(), []);
+    for (serial, ticket, range) in [(1, first, page(1)), (2, second, page(0))] {
+        bench.core.removed(WorkerId(1), 0, serial);
         assert_eq!(bench.actions(), [Action::Zero { range }, Action::Answer { ticket, answer: Answer::Ok }]);
     }
 }
@@ -281,6 +284,22 @@ impl Audit {
     }
 }
 
+/// Returns the state as the next process restores it.
+fn continued(core: &Core, outstanding: &BTreeSet<Ticket>) -> Core {
+    let saved = core.save();
+    let mut next = Core::restored(core.limits, saved.clone()).expect("a state that was saved");
+    assert_eq!(next.save(), saved);
+    for &ticket in outstanding {
+        let found = core.contexts.keys().find_map(|&id| Some((id, core.wait(id, ticket)?)));
+        match found {
+            Some((context, wait)) => assert!(next.restore_wait(context, ticket, wait), "{wait:?}"),
+            None => assert!(next.awaits_removal(ticket), "an outstanding command waits for something"),
+        }
+    }
+    assert_eq!(next.programs(), core.programs());
+    next
+}
+
 fn audited(steps: Vec<Step>) {
     let mut core = Core::new(Limits { window_bytes: WINDOW, workers: 4 });
     let memory = Memory::default();
@@ -308,13 +327,18 @@ fn audited(steps: Vec<Step>) {
                 {
                     known.remove(place);
                 }
-                core.removed(worker, blob);
+                let serial = core.removing_serial(worker, blob);
+                core.removed(worker, blob, serial);
             }
             Step::Exited { worker } => {
                 audit.known.entry(worker).and_modify(Vec::clear);
                 core.exited(worker);
             }
-            Step::Tick { seconds } => core.tick(number + u64::from(seconds) * 1_000_000_000),
+            Step::Tick { seconds } => {
+                core.tick(number + u64::from(seconds) * 1_000_000_000);
+                audit.check(core.take_actions());
+                core = continued(&core, &audit.outstanding);
+            }
             Step::Reset => {
                 core.reset();
                 audit.outstanding.clear();

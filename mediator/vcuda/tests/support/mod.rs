@@ -1,12 +1,16 @@
 //! A guest's driver and workers in this process.
+#![allow(dead_code, reason = "each test file uses a part of it")]
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use vcuda::{CudaDevice, CudaFunction, Launcher, Limits, Process, Started};
+use vcuda::{CudaDevice, CudaFunction, Launcher, Limits, Process, ProcessId, Started};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Ack, Device, Link, RegionIndex};
@@ -30,6 +34,9 @@ const STEP: u64 = 0x200;
 /// TIMEOUT: the executor answers within microseconds, unless the host is busy.
 const ANSWERED: Duration = Duration::from_secs(60);
 
+/// Limits of the device.
+const LIMITS: Limits = Limits { window_bytes: WINDOW, workers: 4 };
+
 /// An event of a worker.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
@@ -44,11 +51,34 @@ pub struct Threads {
     /// Each start waits for a message, if there is a receiver.
     pub gate: Option<Receiver<()>>,
     pub refuses: bool,
+    /// Processes for the next device, by their numbers.
+    pub known: Known,
+    /// Socket at which threads find the next device.
+    pub rejoin: Option<PathBuf>,
 }
 
-struct Thread {
+/// Threads that a later device may adopt.
+pub type Known = Arc<Mutex<BTreeMap<u64, Thread>>>;
+
+impl Threads {
+    fn new(events: &Sender<Event>, known: &Known, rejoin: &Option<PathBuf>) -> Self {
+        let (known, rejoin) = (Arc::clone(known), rejoin.clone());
+        Self { events: events.clone(), gate: None, refuses: false, known, rejoin }
+    }
+}
+
+pub struct Thread {
+    id: u64,
     ended: OwnedFd,
     socket: OwnedFd,
+    killed: Arc<AtomicBool>,
+}
+
+impl Thread {
+    fn again(&self) -> Self {
+        let [ended, socket] = [&self.ended, &self.socket].map(|fd| fd.try_clone().unwrap());
+        Self { id: self.id, ended, socket, killed: Arc::clone(&self.killed) }
+    }
 }
 
 impl Process for Thread {
@@ -57,10 +87,18 @@ impl Process for Thread {
     }
 
     fn kill(&mut self) {
+        self.killed.store(true, Ordering::Release);
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
     fn reap(&mut self) {}
+
+    fn id(&self) -> Option<ProcessId> {
+        // All threads connect with the number of this process.
+        Some(ProcessId { pid: std::process::id() as i32, started: self.id })
+    }
+
+    fn leave(&mut self) {}
 }
 
 impl Launcher for Threads {
@@ -76,23 +114,52 @@ impl Launcher for Threads {
         let (ended, keep) = rustix::pipe::pipe().unwrap();
         let events = self.events.clone();
         let _ = events.send(Event::Started);
+        let rejoin = self.rejoin.clone();
+        let killed = Arc::new(AtomicBool::new(false));
+        let is_killed = Arc::clone(&killed);
         std::thread::spawn(move || {
-            work(&theirs, window, &events);
+            work(theirs, window, &events, rejoin, &is_killed);
             let _ = events.send(Event::Ended);
             drop(keep);
         });
-        Ok(Started { link, process: Box::new(Thread { ended, socket }) })
+        let mut known = self.known.lock().unwrap();
+        let id = known.len() as u64;
+        let thread = Thread { id, ended, socket, killed };
+        known.insert(id, thread.again());
+        Ok(Started { link, process: Box::new(thread) })
+    }
+
+    fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
+        let known = self.known.lock().unwrap();
+        known.get(&id.started).map(|thread| Box::new(thread.again()) as Box<dyn Process>)
+    }
+
+    fn rejoin_socket(&self) -> Option<&Path> {
+        self.rejoin.as_deref()
     }
 }
 
-fn work(link: &worker_link::Link, window: OwnedFd, events: &Sender<Event>) {
+fn work(
+    mut link: worker_link::Link,
+    window: OwnedFd,
+    events: &Sender<Event>,
+    rejoin: Option<PathBuf>,
+    killed: &AtomicBool,
+) {
     let region = MmapRegion::<()>::from_file(FileOffset::new(File::from(window), 0), WINDOW as usize).unwrap();
     let memory = region.as_volatile_slice();
     let mut control = 0;
     loop {
         let message = match link.receive_in_worker() {
             Ok(message) => message,
-            Err(LinkError::Closed) => return,
+            Err(LinkError::Closed) => match &rejoin {
+                Some(path) if !killed.load(Ordering::Acquire) => {
+                    std::thread::sleep(Duration::from_millis(1));
+                    link = worker_link::Link::connect(path).unwrap_or(link);
+                    continue;
+                }
+                _ => return,
+            },
             Err(error) => panic!("{error}"),
         };
         let _ = events.send(Event::Message(message));
@@ -103,8 +170,8 @@ fn work(link: &worker_link::Link, window: OwnedFd, events: &Sender<Event>) {
                 memory.store(value + 1, control, Ordering::Release).unwrap();
                 let _ = link.send_from_worker(FromWorker::Check);
             }
-            ToWorker::Remove { id } => {
-                let _ = link.send_from_worker(FromWorker::Removed { id });
+            ToWorker::Remove { id, serial } => {
+                let _ = link.send_from_worker(FromWorker::Removed { id, serial });
             }
             ToWorker::Goodbye => return,
             ToWorker::Blob { .. } => {}
@@ -119,6 +186,11 @@ pub struct Guest {
     pub events: Receiver<Event>,
     pub link: Link,
     pub ram: MmapRegion<()>,
+    /// The file of the memory.
+    file: OwnedFd,
+    pub sender: Sender<Event>,
+    pub known: Known,
+    rejoin: Option<PathBuf>,
     available: u16,
     used: u16,
 }
@@ -131,19 +203,62 @@ impl Guest {
 
     pub fn with(change: impl FnOnce(&mut Threads)) -> Self {
         let (sender, events) = channel();
-        let mut threads = Threads { events: sender, gate: None, refuses: false };
+        let mut threads = Threads::new(&sender, &Known::default(), &None);
         change(&mut threads);
+        let (known, rejoin) = (Arc::clone(&threads.known), threads.rejoin.clone());
         let link = Link::new(vcuda::irqs()).unwrap();
-        let limits = Limits { window_bytes: WINDOW, workers: 4 };
+        let limits = LIMITS;
         let (mut device, function) = CudaDevice::build("test", limits, &link, Box::new(threads)).unwrap();
         let file = region_memory("ram", RAM).unwrap();
         let ram = FileOffset::new(File::from(file.try_clone().unwrap()), 0);
         let ram = MmapRegion::from_file(ram, RAM as usize).unwrap();
-        let region = link.lend(0, RAM, true, Some(file)).unwrap();
+        let region = link.lend(0, RAM, true, Some(file.try_clone().unwrap())).unwrap();
         device.dma_map(&region).unwrap();
-        let mut guest = Self { device, function, events, link, ram, available: 0, used: 0 };
+        let mut guest =
+            Self { device, function, events, link, ram, file, sender, known, rejoin, available: 0, used: 0 };
         guest.drive();
         guest
+    }
+
+    /// Lends the guest's memory through a new link, as to another daemon.
+    fn next_link(&self) -> Link {
+        let link = Link::new(vcuda::irqs()).unwrap();
+        link.lend(0, RAM, true, Some(self.file.try_clone().unwrap())).unwrap();
+        link
+    }
+
+    fn threads(&self) -> Box<Threads> {
+        Box::new(Threads::new(&self.sender, &self.known, &self.rejoin))
+    }
+
+    /// Hands the function over to another device, as in an upgrade; `meanwhile` runs while no device serves.
+    pub fn upgrade(&mut self, meanwhile: impl FnOnce(&mut Self)) {
+        let suspended = self.function.suspend(Instant::now() + ANSWERED).unwrap();
+        let (saved, descriptors) = suspended.save().unwrap();
+        let link = self.next_link();
+        let restored = CudaDevice::restore("next", LIMITS, &link, self.threads(), saved, descriptors);
+        let (device, function) = restored.unwrap();
+        meanwhile(self);
+        suspended.leave();
+        (self.device, self.function, self.link) = (device, function, link);
+        self.function.start().unwrap();
+    }
+
+    /// Continues with another device from the journal, as after a kill; `meanwhile` runs while no device serves.
+    pub fn kill(&mut self, meanwhile: impl FnOnce(&mut Self)) {
+        let journal = self.device.journal().unwrap();
+        let regions = self.device.regions();
+        let window = Arc::clone(regions[4].mappable().unwrap().file());
+        let suspended = self.function.suspend(Instant::now() + ANSWERED).unwrap();
+        meanwhile(self);
+        let link = self.next_link();
+        let (device, function) = CudaDevice::build("next", LIMITS, &link, self.threads()).unwrap();
+        suspended.leave();
+        // The first device closes the links of its workers.
+        (self.device, self.function, self.link) = (device, function, link);
+        self.device.take_journal(journal).unwrap();
+        self.device.take_file(RegionIndex::Bar4, window).unwrap();
+        self.write(RegionIndex::Config, 4, &[6, 0]);
     }
 
     /// Sets the device up as the driver does.
@@ -224,6 +339,12 @@ impl Guest {
     pub fn answers(&self) -> u16 {
         let index: u16 = self.ram.as_volatile_slice().load(USED as usize + 2, Ordering::Acquire).unwrap();
         index.wrapping_sub(self.used)
+    }
+
+    /// Takes the last answer back, as if the device had not given it.
+    pub fn unanswer(&mut self) {
+        self.used -= 1;
+        self.poke(USED + 2, &self.used.to_le_bytes());
     }
 
     /// Waits for the next answer; returns its slot and its bytes.

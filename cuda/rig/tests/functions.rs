@@ -1,0 +1,347 @@
+//! CUDA functions of VMs outlive their daemon: `mediatord`, the owner and workers as processes, on the fake driver; the
+//! guest's driver is this process.
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::Child;
+use std::time::Duration;
+
+use cuda_ring::{BlobKind, control, ring, state};
+use rig::service_manager::ServiceManager;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use support::daemon::{card, get, good, json, signal, tenant};
+use support::virtio::{Driver, LIMIT, blob, context, destroy, doorbell, map, unref, until, wait};
+use support::{Rig, built};
+
+/// Places of the blobs in the window.
+const CONTROL: u64 = 0;
+const RING: u64 = 16 << 20;
+const PINNED: u64 = 32 << 20;
+const PINNED_BYTES: u64 = 1 << 20;
+
+/// A daemon as a service, and its folder.
+struct Service {
+    rig: Rig,
+    manager: ServiceManager,
+    daemon: Child,
+}
+
+impl Service {
+    /// Starts a daemon with a VM and a tenant on a card.
+    fn start(orphan_timeout_s: u64) -> Self {
+        let rig = support::daemon::rig(|rig| {
+            let worker = worker(rig);
+            let more = format!("cuda.worker = {worker:?}\ncuda.orphan_timeout_s = {orphan_timeout_s}\n");
+            let vm = "[[vm]]\nname = \"vm\"\ncard = \"fake\"\nvram_mib = 32\ncuda = { window_mib = 1024 }\n";
+            card(rig, "fake", &more) + &tenant("a", "fake", "") + vm
+        });
+        let manager = ServiceManager::new(&rig.folder.path().join("notify")).expect("a service manager");
+        let daemon = spawn(&rig, &manager);
+        Self { rig, manager, daemon }
+    }
+
+    fn driver(&self) -> Driver {
+        Driver::new(&self.rig.folder.path().join("vm.sock"))
+    }
+
+    /// Kills the daemon.
+    fn kill(&mut self) {
+        self.daemon.kill().expect("killed");
+        self.daemon.wait().expect("ended");
+    }
+
+    fn restart(&mut self) {
+        self.daemon = spawn(&self.rig, &self.manager);
+    }
+
+    /// Lets the next program take over; returns its process.
+    fn upgrade(&mut self) -> i32 {
+        let info = json(&self.rig, &["daemon", "upgrade"]);
+        assert!(self.daemon.wait().expect("ended").success());
+        i32::try_from(info["pid"].as_i64().expect("a number")).expect("a process")
+    }
+
+    /// Waits until the service manager has the function's journal and everything that it names.
+    fn until_kept(&self) {
+        let whole = |names: &[String]| {
+            let of_vmm = names.iter().filter(|name| name.starts_with("vmm/vm")).count();
+            // The connection, its journal, memory, three interrupts, the window, the function's journal.
+            (of_vmm == 8).then_some(())
+        };
+        let kept = self
+            .manager
+            .wait(LIMIT, |heard| whole(&heard.kept.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>()));
+        kept.expect("everything is kept");
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.rig.folder.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+fn spawn(rig: &Rig, manager: &ServiceManager) -> Child {
+    let mut command = manager.command(&built("mediatord")).expect("a command");
+    let fake = rig.command("true", "plain");
+    command.envs(fake.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.arg("--config").arg(rig.folder.path().join("m.toml")).env("MEDIATORD_LOG", "info");
+    let log = std::fs::File::options().create(true).append(true).open(rig.folder.path().join("log"));
+    let child = command.stderr(log.expect("a file")).spawn().expect("starts");
+    manager.wait(LIMIT, |heard| heard.take("READY=1")).expect("it is ready");
+    child
+}
+
+/// Writes a program that starts the worker with the fake card in its environment.
+fn worker(rig: &Rig) -> PathBuf {
+    let path = rig.folder.path().join("worker");
+    let card = rig.folder.path().join("card");
+    let text = format!(
+        "#!/bin/sh\nexport FAKE_CUDA_FOLDER={} FAKE_CUDA_MIB=512\nexec {} \"$@\"\n",
+        card.display(),
+        built("cuda-worker").display()
+    );
+    std::fs::write(&path, text).expect("written");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("set");
+    path
+}
+
+/// Starts a program with a pinned blob, and waits until its worker serves it.
+fn begin(driver: &mut Driver, id: u32) {
+    let base = u64::from(id - 1) << 26;
+    driver.execute(&context(id));
+    for (number, kind, at, bytes) in [
+        (0, BlobKind::Control, CONTROL, control::BYTES),
+        (1, BlobKind::Ring, RING, ring::BYTES),
+        (2, BlobKind::Pinned, PINNED, PINNED_BYTES),
+    ] {
+        let resource = id * 16 + number;
+        driver.execute(&blob(id, resource, (number, kind.number()), bytes));
+        driver.execute(&map(resource, base + at));
+        if kind == BlobKind::Control {
+            driver.store(base + control::VERSION, cuda_ring::VERSION);
+        }
+    }
+    until("the worker is ready", || driver.load(base + CONTROL + control::STATE) == state::READY);
+}
+
+/// Returns the worker processes of a rig.
+fn workers(rig: &Rig) -> Vec<i32> {
+    let named = rig.folder.path().join("card").display().to_string();
+    let is_ours = |process: &std::fs::DirEntry| {
+        let of = |file: &str| std::fs::read(process.path().join(file)).unwrap_or_default();
+        let is_worker = String::from_utf8_lossy(&of("comm")).trim() == "cuda-worker";
+        is_worker && String::from_utf8_lossy(&of("environ")).contains(&named)
+    };
+    let processes = std::fs::read_dir("/proc").expect("readable").flatten().filter(is_ours);
+    processes.filter_map(|process| process.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn is_alive(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    test_kill_process(Pid::from_raw(pid).expect("a process")).is_ok() && !stat.contains(") Z ")
+}
+
+/// Checks that a program continues with its worker, and that its waits, blobs and end work.
+fn check(service: &Service, driver: &mut Driver, worker: i32) {
+    assert_eq!(driver.status(), 0xf, "{}", service.log());
+    assert_eq!(workers(&service.rig), [worker], "{}", service.log());
+    assert_eq!(driver.load(control::STATE), state::READY);
+    // A wait from before is answered when its word has its value.
+    assert_eq!(driver.answered(), None);
+    driver.store(PINNED, 1);
+    assert_eq!(driver.answer(), (5, 0x1100));
+    driver.store(PINNED, 0);
+    driver.execute(&doorbell(1));
+    driver.post(5, &wait(1, 1, (2, 0), 1));
+    let shown = json(&service.rig, &["vm", "show", "vm"]);
+    assert_eq!(shown["state"], "connected");
+    assert_eq!(shown["programs"].as_array().expect("a list").len(), 1, "{shown}");
+}
+
+#[test]
+fn guest_program_and_owner_continue_through_upgrades() {
+    let mut service = Service::start(30);
+    let mut driver = service.driver();
+    begin(&mut driver, 1);
+    driver.post(5, &wait(1, 1, (2, 0), 1));
+    let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
+    // A program of the host is a tenant of the same owner.
+    let mut program = support::daemon::run(&service.rig, "a", &[], &["live", "--mib", "8"]);
+    program.steps(3);
+    let owner = owner_of(&service);
+    let mut next = service.upgrade();
+    for _ in 0..2 {
+        check(&service, &mut driver, worker);
+        // The owner is the same process: it was not started again, and knows the programs at once.
+        assert_eq!(json(&service.rig, &["card", "show", "fake"])["owner_restarts"], 0);
+        assert!(is_alive(owner), "{}", service.log());
+        program.steps(3);
+        good(&service.rig, &["tenant", "set", "a", "--weight", "7"]);
+        let info = json(&service.rig, &["daemon", "upgrade"]);
+        let ended = next;
+        until("the daemon before has ended", || !is_alive(ended));
+        next = i32::try_from(info["pid"].as_i64().expect("a number")).expect("a process");
+        assert_eq!(json(&service.rig, &["tenant", "show", "a"])["time"]["weight"], 7);
+    }
+    check(&service, &mut driver, worker);
+    program.grow();
+    assert_eq!(program.end(), "held 6");
+    // The program ends, and its worker with it; a removed VM leaves nothing.
+    driver.store(PINNED, 1);
+    assert_eq!(driver.answer().0, 5);
+    driver.execute(&destroy(1));
+    (16..19).for_each(|resource| driver.execute(&unref(resource)));
+    until("the worker has ended", || !is_alive(worker));
+    begin(&mut driver, 2);
+    good(&service.rig, &["vm", "remove", "vm"]);
+    assert!(workers(&service.rig).is_empty());
+    kill_process(Pid::from_raw(next).expect("a process"), Signal::TERM).expect("signalled");
+    until("the last daemon has ended", || !is_alive(next));
+}
+
+#[test]
+fn guest_program_continues_after_kills_of_the_daemon() {
+    let mut service = Service::start(30);
+    let mut driver = service.driver();
+    begin(&mut driver, 1);
+    driver.post(5, &wait(1, 1, (2, 0), 1));
+    let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
+    for death in 1..=3 {
+        service.until_kept();
+        service.kill();
+        // Nobody serves this command yet.
+        driver.offer(6, &doorbell(1));
+        service.restart();
+        assert_eq!(driver.answer(), (6, 0x1100), "{}", service.log());
+        check(&service, &mut driver, worker);
+        let shown = json(&service.rig, &["vm", "show", "vm"]);
+        assert_eq!(shown["transport"]["daemon_deaths_survived"], death);
+        assert!(service.log().contains("and its device continues"));
+    }
+    driver.store(PINNED, 1);
+    assert_eq!(driver.answer().0, 5);
+    begin(&mut driver, 2);
+    driver.execute(&destroy(1));
+    until("the worker has ended", || !is_alive(worker));
+    drop(driver);
+    until("the guest's programs have ended with their VMM", || workers(&service.rig).is_empty());
+}
+
+#[test]
+fn kills_at_any_time_lose_no_command_and_answer_none_twice() {
+    let mut service = Service::start(30);
+    let mut driver = service.driver();
+    begin(&mut driver, 1);
+    let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
+    for round in 0..12u64 {
+        service.until_kept();
+        let delay = Duration::from_micros(500 + 1_733 * round);
+        let pid = Pid::from_child(&service.daemon);
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(delay);
+            kill_process(pid, Signal::KILL).expect("killed");
+        });
+        // Commands that change the state, in the queue while the daemon is killed. No register is accessed, because a
+        // kill may lose the answer of an access.
+        let mut sent = 0u16;
+        let mut answers = Vec::new();
+        let commands = [context(2), blob(2, 40, (0, BlobKind::Control.number()), control::BYTES), map(40, 512 << 20)];
+        for command in commands.into_iter().chain([unref(40), destroy(2), doorbell(1)]) {
+            driver.offer(20 + sent, &command);
+            sent += 1;
+        }
+        if round % 2 == 0 {
+            driver.post(30, &doorbell(1));
+            sent += 1;
+        }
+        killer.join().expect("no panic");
+        service.daemon.wait().expect("ended");
+        service.restart();
+        driver.status();
+        driver.offer(31, &doorbell(1));
+        sent += 1;
+        while answers.len() < usize::from(sent) {
+            answers.push(driver.answer());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        assert_eq!(driver.answered(), None, "round {round}: a command was answered twice");
+        assert!(answers.iter().all(|(_, kind)| (0x1100..0x1200).contains(kind)), "round {round}: {answers:x?}");
+        let mut slots: Vec<_> = answers.iter().map(|(slot, _)| *slot).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        assert_eq!(slots.len(), usize::from(sent), "round {round}: {answers:x?}");
+        assert_eq!(driver.load(control::STATE), state::READY, "{}", service.log());
+        until("only the first program has a worker", || workers(&service.rig) == [worker]);
+    }
+}
+
+#[test]
+fn worker_without_a_daemon_ends_after_its_time() {
+    let mut service = Service::start(2);
+    let mut driver = service.driver();
+    begin(&mut driver, 1);
+    begin(&mut driver, 2);
+    assert_eq!(workers(&service.rig).len(), 2);
+    service.kill();
+    until("workers end without a daemon", || workers(&service.rig).is_empty());
+    // The next daemon finds that they have ended.
+    service.restart();
+    until("the program is told", || driver.load(control::STATE) == state::LOST);
+    driver.status();
+}
+
+#[test]
+fn worker_that_the_next_daemon_does_not_know_ends_at_once() {
+    let mut service = Service::start(3600);
+    let mut driver = service.driver();
+    begin(&mut driver, 1);
+    // Without the journals, the next daemon cannot continue.
+    service.kill();
+    let notify = service.rig.folder.path().join("second");
+    service.manager = ServiceManager::new(&notify).expect("a service manager");
+    drop(driver);
+    service.restart();
+    until("the worker is sent away", || workers(&service.rig).is_empty());
+}
+
+#[test]
+fn part_of_a_vm_changes_under_its_program() {
+    let service = Service::start(30);
+    let mut driver = service.driver();
+    begin(&mut driver, 1);
+    good(&service.rig, &["sched", "set-vm", "vm", "--weight", "250"]);
+    good(&service.rig, &["memory", "set-quota", "vm", "16"]);
+    let shown = json(&service.rig, &["tenant", "show", "vm"]);
+    assert_eq!((&shown["time"]["weight"], &shown["memory"]["quota_mib"]), (&250.into(), &16.into()), "{shown}");
+    good(&service.rig, &["tenant", "set", "vm", "--weight", "50"]);
+    let shown = json(&service.rig, &["sched", "show", "fake"]).to_string();
+    assert!(shown.contains("\"weight\":50"), "{shown}");
+    assert!(support::daemon::bad(&service.rig, 2, &["memory", "set-quota", "vm", "15"]).contains("chunk"));
+    assert!(support::daemon::bad(&service.rig, 3, &["tenant", "remove", "vm"]).contains("vm"));
+    assert!(get(&service.rig, "/v1/events").contains("weight"));
+    assert_eq!(driver.load(control::STATE), state::READY);
+    // The owner has the settings, also a new one.
+    let owner = json(&service.rig, &["card", "show", "fake"])["owner_restarts"].clone();
+    let pid = owner_of(&service);
+    signal("-KILL", &pid.to_string());
+    until("another owner", || json(&service.rig, &["card", "show", "fake"])["owner_restarts"] != owner);
+    until("the new owner's settings", || json(&service.rig, &["tenant", "show", "vm"])["time"]["weight"] == 50);
+}
+
+/// Returns the owner's process.
+fn owner_of(service: &Service) -> i32 {
+    let children = format!("/proc/{0}/task/{0}/children", service.daemon.id());
+    let children = std::fs::read_to_string(children).expect("readable");
+    let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+    let is_owner =
+        |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "cuda-owner");
+    children.into_iter().find(is_owner).expect("an owner")
+}

@@ -1,0 +1,53 @@
+//! The connection to the device, across daemons.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use worker_link::{FromWorker, Link, LinkError, Rejoin, ToWorker};
+
+/// Interval of attempts to reach the next daemon.
+const REJOIN_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The connection to the device.
+#[derive(Debug)]
+pub struct DeviceLink {
+    link: Mutex<Arc<Link>>,
+    rejoin: Option<Rejoin>,
+}
+
+impl DeviceLink {
+    /// Wraps a connection. With `rejoin`, it is replaced after its end.
+    pub fn new(link: Link, rejoin: Option<Rejoin>) -> Self {
+        Self { link: Mutex::new(Arc::new(link)), rejoin }
+    }
+
+    fn current(&self) -> Arc<Link> {
+        Arc::clone(&self.link.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sends a message. Without a daemon it is lost: the next one asks again.
+    pub(crate) fn send(&self, message: FromWorker) {
+        let _ = self.current().send_from_worker(message);
+    }
+
+    /// Receives a message; waits for it.
+    pub(crate) fn receive(&self) -> Result<ToWorker, LinkError> {
+        self.current().receive_in_worker()
+    }
+
+    /// Connects to the next daemon, whose predecessor's last message was received before `lost`. Returns false if no
+    /// daemon listens within the time limit.
+    pub(crate) fn rejoin(&self, lost: Instant) -> bool {
+        let Some(Rejoin { socket, limit }) = &self.rejoin else { return false };
+        while lost.elapsed() < *limit {
+            // Also before the first attempt, so that a daemon that closes each connection is not called at full speed.
+            std::thread::sleep(REJOIN_INTERVAL);
+            if let Ok(link) = Link::connect(socket) {
+                *self.link.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(link);
+                return true;
+            }
+        }
+        eprintln!("cuda-worker: no daemon has come back within {limit:?}: the program ends");
+        false
+    }
+}

@@ -1,0 +1,101 @@
+//! Cards whose owners the next daemon of an upgrade takes over.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+
+use cuda_control::{Request, Tenant};
+use cuda_status::StatusCell;
+use events::Log;
+use owner_process::{CardIdentity, Command, HandedOver, HandingOver, SavedOwner, Supervisor};
+
+use super::{Change, CudaCard, rules, settings};
+use crate::error::DaemonError;
+use config::CardSpec;
+use overrides::Tuning;
+
+/// An owner as one daemon gives it to the next.
+pub(crate) struct GivenOwner {
+    pub model: String,
+    pub uuid: String,
+    /// Saved form, as JSON.
+    pub owner: String,
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl CudaCard {
+    /// Takes the owner out of use, at most until a time. Returns it with the sender of the outcome: true if another
+    /// daemon has the owner.
+    ///
+    /// # Errors
+    /// If the owner does not answer now.
+    pub fn hand_over(&self, until: Instant) -> Result<(GivenOwner, Sender<bool>), String> {
+        let gone = || "its owner does not answer now".to_owned();
+        let (request, given, outcome) = HandingOver::new();
+        self.commands.send(Command::HandOver(request)).map_err(|_| gone())?;
+        locks::may_wait();
+        let given = given.recv_timeout(until.saturating_duration_since(Instant::now())).map_err(|_| gone())?;
+        let HandedOver { saved, descriptors } = given?;
+        let owner = serde_json::to_string(&saved).map_err(|error| error.to_string())?;
+        let CardIdentity { model, uuid } = self.identity.clone();
+        Ok((GivenOwner { model, uuid, owner, descriptors }, outcome))
+    }
+
+    /// Creates a card with the owner of another daemon, which this one uses after [`Self::begin`]. `names` are the
+    /// tenants and VMs that the card has now.
+    ///
+    /// # Errors
+    /// If the owner cannot continue with this configuration.
+    pub fn adopted(
+        spec: &CardSpec,
+        folder: &Path,
+        events: &Arc<Log>,
+        given: GivenOwner,
+        names: &[&str],
+    ) -> Result<Self, String> {
+        let GivenOwner { model, uuid, owner, descriptors } = given;
+        let saved: SavedOwner = serde_json::from_str(&owner).map_err(|error| error.to_string())?;
+        let settings = settings(spec, folder);
+        saved.check(&settings)?;
+        if let Some(name) = saved.tenants().find(|name| !names.contains(name)) {
+            return Err(format!(
+                "the configuration has no tenant `{name}` any longer; put it back, or remove it first"
+            ));
+        }
+        let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
+        let mut supervisor = Supervisor::new(&spec.name, settings, &status_cell, (&stop, events));
+        supervisor.adopt(HandedOver { saved: saved.clone(), descriptors })?;
+        Ok(Self::with(spec, CardIdentity { model, uuid }, supervisor, (status_cell, stop), Some(saved)))
+    }
+
+    /// Gives the owner of another daemon the rules of this configuration, if they differ.
+    ///
+    /// # Errors
+    /// See [`Change::ask`].
+    pub fn confirm_rules(&self) -> Result<(), DaemonError> {
+        let rules = rules(&self.spec, &Tuning::from_spec(&self.spec));
+        let request = self.known.lock().as_ref().and_then(|known| known.tuning(rules));
+        match request {
+            Some(request) => self.change()?.ask(&format!("card `{}`", self.spec.name), request).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds a tenant with `turn`. The owner of another daemon may have it already. Returns the change, and true if the
+    /// tenant is new.
+    ///
+    /// # Errors
+    /// See [`Self::promise`].
+    pub fn add<'a>(&'a self, turn: Change<'a>, of: &str, tenant: Tenant) -> Result<(Change<'a>, bool), DaemonError> {
+        let known = self.known.lock().as_mut().map(|known| known.request(tenant.clone()));
+        match known.unwrap_or_else(|| Some(Request::Add(tenant))) {
+            Some(request) => {
+                let is_new = matches!(request, Request::Add(_));
+                Ok((self.promise(turn, of, &request)?, is_new))
+            }
+            None => Ok((turn, false)),
+        }
+    }
+}

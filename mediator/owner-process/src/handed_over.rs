@@ -1,0 +1,111 @@
+//! An owner that the next daemon of an upgrade takes over. Its programs do not notice.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use cuda_control::{Request, Rules, Settings, Tenant};
+use serde::{Deserialize, Serialize};
+
+use super::{Process, Supervisor};
+
+/// An owner in its saved form, as JSON. Its pipes and the descriptor of its end are handed over separately.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedOwner {
+    settings: Settings,
+    tenants: BTreeMap<String, Tenant>,
+}
+
+/// An owner with its descriptors; none if it is being restarted.
+#[derive(Debug)]
+pub struct HandedOver {
+    /// Its saved form.
+    pub saved: SavedOwner,
+    /// Its descriptors.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// A request for an owner.
+#[derive(Debug)]
+pub struct HandingOver {
+    reply: Sender<Result<HandedOver, String>>,
+    verdict: Receiver<bool>,
+}
+
+impl HandingOver {
+    /// Creates a request, the receiver of the owner, and the sender of the outcome: true if another daemon has the
+    /// owner. Without an outcome it stays here.
+    #[must_use]
+    pub fn new() -> (Self, Receiver<Result<HandedOver, String>>, Sender<bool>) {
+        let ((reply, given), (outcome, verdict)) = (channel(), channel());
+        (Self { reply, verdict }, given, outcome)
+    }
+}
+
+impl SavedOwner {
+    /// Returns the reason that an owner with these settings cannot continue with others.
+    ///
+    /// # Errors
+    /// If a setting differs that cannot change while an owner runs.
+    pub fn check(&self, settings: &Settings) -> Result<(), String> {
+        let same = Settings { rules: self.settings.rules.clone(), ..settings.clone() } == self.settings;
+        let why = "the configuration of its owner has changed; put it back, or restart the daemon";
+        if same { Ok(()) } else { Err(why.to_owned()) }
+    }
+
+    /// Returns the names of the owner's tenants.
+    pub fn tenants(&self) -> impl Iterator<Item = &str> {
+        self.tenants.keys().map(String::as_str)
+    }
+
+    /// Returns the request that gives the card its rules, if the owner needs one.
+    #[must_use]
+    pub fn tuning(&self, rules: Rules) -> Option<Request> {
+        (rules != self.settings.rules).then(|| Request::Tune(Box::new(rules)))
+    }
+
+    /// Returns the request that gives a tenant its settings, if the owner needs one. A tenant is known once: it may be
+    /// removed and added again later.
+    #[must_use]
+    pub fn request(&mut self, tenant: Tenant) -> Option<Request> {
+        match self.tenants.remove(&tenant.name) {
+            Some(known) if known == tenant => None,
+            Some(_) => Some(Request::Change(tenant)),
+            None => Some(Request::Add(tenant)),
+        }
+    }
+}
+
+impl Supervisor {
+    /// Takes over the owner of another daemon. Nothing is sent to it before [`Self::run`].
+    ///
+    /// # Errors
+    /// If the descriptors are not those of an owner.
+    pub fn adopt(&mut self, HandedOver { saved, descriptors }: HandedOver) -> Result<(), String> {
+        let SavedOwner { settings, tenants } = saved;
+        (self.settings.rules, self.tenants) = (settings.rules, tenants);
+        if !descriptors.is_empty() {
+            let descriptors = descriptors.try_into().map_err(|_| "an owner has three descriptors".to_owned())?;
+            self.process = Some(Process::adopted(descriptors));
+        }
+        Ok(())
+    }
+
+    /// Hands the owner over. Returns true if another daemon has it.
+    pub(super) fn hand_over(&mut self, HandingOver { reply, verdict }: HandingOver) -> bool {
+        let descriptors = self.process.as_ref().map_or_else(|| Ok(Vec::new()), Process::descriptors);
+        let saved = SavedOwner { settings: self.settings.clone(), tenants: self.tenants.clone() };
+        let handed =
+            descriptors.map(|descriptors| HandedOver { saved, descriptors }).map_err(|error| error.to_string());
+        if reply.send(handed).is_err() || verdict.recv() != Ok(true) {
+            return false;
+        }
+        self.leave();
+        true
+    }
+
+    /// Leaves the owner to another daemon. Its input stays open there, so it does not notice.
+    pub fn leave(&mut self) {
+        (self.process, self.dying) = (None, None);
+    }
+}

@@ -1,0 +1,153 @@
+//! The owner's process and its pipes.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cuda_control::Answer;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::{ENDS, POLL_INTERVAL, PROGRAM, beside};
+
+/// Maximum size of an answer in bytes: a record of the scheduler is the largest.
+const MAX_ANSWER_BYTES: usize = 256 << 20;
+/// Bytes that are read at a time.
+const READ_BYTES: usize = 64 << 10;
+
+/// A process, from this daemon or from an earlier one.
+pub(super) struct Handle {
+    /// `None` if an earlier daemon has started it, so that its status is unknown.
+    child: Option<Child>,
+    /// Readable once the process has ended.
+    pidfd: OwnedFd,
+}
+
+impl Handle {
+    /// Returns a description of the process's end, if it has ended.
+    pub(super) fn end(&mut self) -> Option<String> {
+        match &mut self.child {
+            Some(child) => child.try_wait().ok().flatten().map(|status| status.to_string()),
+            None => is_ready(&self.pidfd, Duration::ZERO).then(|| "its process has ended".to_owned()),
+        }
+    }
+
+    /// Returns the exit status, if it is known.
+    fn code(&mut self) -> Option<i32> {
+        self.child.as_mut()?.try_wait().ok().flatten()?.code()
+    }
+
+    fn kill(&self) {
+        // It may have ended already.
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+}
+
+/// Waits until a descriptor is readable or closed, at most this long.
+fn is_ready(fd: &OwnedFd, limit: Duration) -> bool {
+    let limit = Timespec {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(limit.subsec_nanos()),
+    };
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0)
+}
+
+/// A running owner process that answers.
+pub(super) struct Process {
+    pub(super) handle: Handle,
+    input: OwnedFd,
+    output: OwnedFd,
+    /// Bytes of an incomplete answer.
+    received: Vec<u8>,
+    pub(super) since: Instant,
+}
+
+impl Process {
+    pub(super) fn spawn() -> Result<Self, String> {
+        let program = beside(PROGRAM, PROGRAM);
+        let failed = |error: io::Error| format!("{} cannot be started: {error}", program.display());
+        let mut command = std::process::Command::new(&program);
+        let mut child = command.arg("work").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pidfd = pid.ok_or(Errno::INVAL).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
+        let (Some(input), Some(output), Ok(pidfd)) = (child.stdin.take(), child.stdout.take(), pidfd) else {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("{} has no input or output", program.display()));
+        };
+        Ok(Self::from_parts(Handle { child: Some(child), pidfd }, input.into(), output.into()))
+    }
+
+    /// Takes over a process that another daemon has started: its input, its output and the descriptor of its end.
+    pub(super) fn adopted([input, output, pidfd]: [OwnedFd; 3]) -> Self {
+        Self::from_parts(Handle { child: None, pidfd }, input, output)
+    }
+
+    fn from_parts(handle: Handle, input: OwnedFd, output: OwnedFd) -> Self {
+        Self { handle, input, output, received: Vec::new(), since: Instant::now() }
+    }
+
+    /// Duplicates the descriptors for another daemon. Between two requests, no answer is outstanding.
+    pub(super) fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        [&self.input, &self.output, &self.handle.pidfd].into_iter().map(OwnedFd::try_clone).collect()
+    }
+
+    pub(super) fn exchange(
+        &mut self,
+        line: &impl serde::Serialize,
+        limit: Duration,
+        stop: &AtomicBool,
+    ) -> Result<Answer, String> {
+        let ended = |error: Errno| format!("{PROGRAM} has ended: {error}");
+        let mut text = serde_json::to_vec(line).map_err(|error| error.to_string())?;
+        text.push(b'\n');
+        let mut rest = text.as_slice();
+        while !rest.is_empty() {
+            let written = rustix::io::retry_on_intr(|| rustix::io::write(&self.input, rest)).map_err(ended)?;
+            rest = rest.get(written..).unwrap_or_default();
+        }
+        let asked = Instant::now();
+        while !is_ready(&self.output, POLL_INTERVAL.min(limit)) || !self.receive()? {
+            if stop.load(Ordering::Relaxed) {
+                return Err("the daemon ends".to_owned());
+            }
+            if asked.elapsed() >= limit {
+                return Err(format!("{PROGRAM} did not answer within {} s and is killed", limit.as_secs()));
+            }
+        }
+        let line = std::mem::take(&mut self.received);
+        serde_json::from_slice(&line).map_err(|error| format!("{PROGRAM} is of another version: {error}"))
+    }
+
+    /// Receives a part of an answer. Returns true if the answer is complete.
+    fn receive(&mut self) -> Result<bool, String> {
+        let before = self.received.len();
+        self.received.resize(before + READ_BYTES, 0);
+        let place = self.received.get_mut(before..).unwrap_or_default();
+        let read = rustix::io::retry_on_intr(|| rustix::io::read(&self.output, &mut *place)).unwrap_or(0);
+        self.received.truncate(before + read);
+        if read == 0 {
+            return Err(format!("{PROGRAM} has ended"));
+        }
+        if self.received.len() > MAX_ANSWER_BYTES {
+            return Err(format!("{PROGRAM} sends an answer without an end"));
+        }
+        Ok(self.received.last() == Some(&b'\n'))
+    }
+
+    /// Returns true if the process has ended because its card was lost.
+    pub(super) fn has_lost_card(&mut self) -> bool {
+        // The process closes its output a moment before it ends.
+        is_ready(&self.handle.pidfd, ENDS) && self.handle.code() == Some(cuda_control::CARD_LOST)
+    }
+
+    /// Kills the process. The process may take a while to end.
+    pub(super) fn kill(self) -> Handle {
+        self.handle.kill();
+        self.handle
+    }
+}

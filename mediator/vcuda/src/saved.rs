@@ -1,0 +1,149 @@
+//! The function in its saved form: for the next daemon of an upgrade, and in the journal.
+
+use saved_state::{Invalid, first_version};
+use serde::{Deserialize, Serialize};
+
+use crate::command::{Answer, Header};
+use crate::core::{SavedCore, SavedWait};
+use crate::registers::SavedRegisters;
+
+/// Maximum number of commands without an answer: descriptors of the control queue.
+pub(crate) const MAX_OUTSTANDING: usize = 1024;
+/// Maximum number of writable parts of a command.
+pub(crate) const MAX_WRITABLE: usize = 8;
+
+/// The function. Its window and the workers' connections are descriptors, which are handed over separately.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedFunction {
+    /// The PCI configuration space.
+    pub(crate) config: Vec<u8>,
+    pub(crate) registers: SavedRegisters,
+    pub(crate) progress: Progress,
+    pub(crate) outstanding: Vec<SavedCommand>,
+    pub(crate) structure: SavedStructure,
+    /// Workers whose connections are handed over, in the order of their descriptors.
+    pub(crate) links: Vec<u64>,
+}
+
+first_version!(SavedFunction, "vcuda");
+
+/// The part of the function that changes with contexts, blobs and workers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedStructure {
+    pub core: SavedCore,
+    pub processes: Vec<SavedProcess>,
+    /// Number of commands that this state includes.
+    pub popped: u32,
+    pub last_ticket: u64,
+}
+
+first_version!(SavedStructure, "vcuda.structure");
+
+/// The process of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedProcess {
+    pub worker: u64,
+    pub id: ProcessId,
+}
+
+/// Identity of a process of this host. No two processes have the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessId {
+    /// Its number, which may be used again after its end.
+    pub pid: i32,
+    /// Time of its start in the kernel's ticks since the boot.
+    pub started: u64,
+}
+
+/// Commands of the present queue. The counts wrap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Progress {
+    /// Taken from the queue.
+    pub popped: u32,
+    /// Answered.
+    pub answered: u32,
+}
+
+/// A command without an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedCommand {
+    /// First descriptor of its chain.
+    pub head: u16,
+    /// Number of commands that were popped before it.
+    pub index: u32,
+    /// Number of answers before its own, once it is being answered.
+    pub answering: Option<u32>,
+    pub ticket: u64,
+    pub header: [u8; 24],
+    pub reply: Reply,
+    /// Where its answer goes.
+    pub writable: Vec<(u64, u64)>,
+}
+
+/// What a command's answer depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Reply {
+    /// A word.
+    Word(SavedWait),
+    /// A worker's removal of a blob; without one the answer is that the command is done.
+    Removal,
+    /// Nothing: the answer is determined.
+    Ready(ReadyAnswer),
+}
+
+/// An answer of a command that changes the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ReadyAnswer {
+    Ok,
+    Mapped,
+    OutOfMemory,
+    NoResource,
+    Invalid,
+    Unspecified,
+}
+
+impl ReadyAnswer {
+    /// All answers, in the order of their numbers in the journal.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Ok, Self::Mapped, Self::OutOfMemory, Self::NoResource, Self::Invalid, Self::Unspecified];
+
+    /// Returns the saved form of an answer; `None` for answers to questions, which change nothing.
+    pub(crate) fn new(answer: Answer) -> Option<Self> {
+        Some(match answer {
+            Answer::Ok => Self::Ok,
+            Answer::Mapped => Self::Mapped,
+            Answer::OutOfMemory => Self::OutOfMemory,
+            Answer::NoResource => Self::NoResource,
+            Answer::Invalid => Self::Invalid,
+            Answer::Unspecified => Self::Unspecified,
+            Answer::NoDisplays | Answer::CapsetInfo | Answer::Capset { .. } => return None,
+        })
+    }
+
+    pub(crate) fn answer(self) -> Answer {
+        match self {
+            Self::Ok => Answer::Ok,
+            Self::Mapped => Answer::Mapped,
+            Self::OutOfMemory => Answer::OutOfMemory,
+            Self::NoResource => Answer::NoResource,
+            Self::Invalid => Answer::Invalid,
+            Self::Unspecified => Answer::Unspecified,
+        }
+    }
+}
+
+impl SavedCommand {
+    /// Returns the header.
+    pub(crate) fn header(&self) -> Header {
+        Header::from(self.header)
+    }
+
+    /// Checks the values that do not depend on others.
+    ///
+    /// # Errors
+    /// If one of them is impossible.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        let fits = usize::from(self.head) < MAX_OUTSTANDING && self.writable.len() <= MAX_WRITABLE;
+        Invalid::unless(fits, || format!("command {} is impossible", self.head))
+    }
+}
