@@ -10,7 +10,7 @@ use cuda_protocol::{DRIVER_VARIABLE, SOCKET_VARIABLE, TENANT_VARIABLE};
 use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
 use vcuda::{CudaDevice, CudaFunction, Limits, ProgramLauncher};
 use vmm_glue::Link;
-use worker_link::WorkerOptions;
+use worker_link::{Restrictions, WorkerOptions};
 
 use config::{FunctionSpec, VmSpec};
 use listening::folders;
@@ -91,7 +91,12 @@ fn worker(card: &CudaCard, vm: &str, socket: &Path) -> WorkerOptions {
         (ADDRESSES_VARIABLE, addresses.into()),
     ];
     let environment = variables.map(|(name, value)| (name.into(), value)).to_vec();
-    WorkerOptions { program, environment, library: Some(beside(LIBRARY, INSTALLED_LIBRARY)), user: None }
+    WorkerOptions {
+        program,
+        environment,
+        library: Some(beside(LIBRARY, INSTALLED_LIBRARY)),
+        restrictions: Restrictions::default(),
+    }
 }
 
 /// Removes a VM from the tenants of the card's owner. Its workers were killed; waits until they have left.
