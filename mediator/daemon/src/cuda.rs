@@ -1,7 +1,8 @@
 //! Cards that use NVIDIA's driver. Each card has an owner, a separate process that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card). The crate `owner_process` has the
+//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card), `users` (the
+//! users of their workers). The crate `owner_process` has the
 //! owner's process, and `cuda_status` its last status. [Decision
 //! 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
@@ -29,6 +30,7 @@ use overrides::Tuning;
 use owner_process::{CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, Supervisor};
 
 mod function;
+mod users;
 
 /// Size of a MiB in bytes.
 const MIB: u64 = 1 << 20;
@@ -51,6 +53,8 @@ pub(super) struct CudaCard {
     changing: Mutex<rank::CudaChanging, ()>,
     /// Number of waiting or running changes.
     changes: AtomicUsize,
+    /// Users of its VMs' workers.
+    users: users::Users,
 }
 
 /// The right to change a card; only one exists at a time.
@@ -86,7 +90,9 @@ impl CudaCard {
         let thread = std::thread::Builder::new().name("cuda-owner".to_owned());
         let thread = thread.spawn(move || supervisor.run(&requests)).map_err(BackendError::failed)?;
         let (changing, changes) = (Mutex::new(()), AtomicUsize::new(0));
-        Ok(Self { spec: spec.clone(), identity, commands, status_cell, stop, thread: Some(thread), changing, changes })
+        let users = users::Users::new(spec.cuda().worker_users);
+        let (spec, thread) = (spec.clone(), Some(thread));
+        Ok(Self { spec, identity, commands, status_cell, stop, thread, changing, changes, users })
     }
 
     /// Returns the configuration of the card.
@@ -222,6 +228,8 @@ fn settings(spec: &CardSpec, folder: &Path) -> Settings {
         device,
         driver,
         worker: _,
+        worker_users: _,
+        sandbox: _,
         chunk_mib,
         host_ready_mib,
         slice_ms,

@@ -12,9 +12,10 @@ use vcuda::{CudaDevice, CudaFunction, Limits, ProgramLauncher};
 use vmm_glue::Link;
 use worker_link::{Restrictions, WorkerOptions};
 
-use config::{FunctionSpec, VmSpec};
+use config::{FunctionSpec, SocketMode, VmSpec};
 use listening::folders;
 
+use super::users::User;
 use super::{CudaCard, MIB, tenant};
 use crate::backend::{BackendError, BackendStatus, Built, VmBackend};
 use crate::error::DaemonError;
@@ -42,11 +43,21 @@ struct CudaVm {
     vram_mib: u64,
     socket: PathBuf,
     socket_dir: PathBuf,
+    /// User of the workers, if it is their own.
+    user: Option<User>,
 }
 
 /// Creates the device of a VM, and adds the VM to the tenants of the card's owner.
 pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) -> Result<Built, BackendError> {
-    let spec = vm.as_tenant();
+    let mut spec = vm.as_tenant();
+    let user = card.users.take().map_err(BackendError::failed)?;
+    let group = rustix::process::getegid().as_raw();
+    let ids = user.as_ref().map(|user| (user.number(), group));
+    if ids.is_some() {
+        // Workers are in the daemon's group, which owns the socket.
+        spec.mode = SocketMode(0o660);
+    }
+    report(&vm.name, card.spec().cuda().sandbox, ids);
     let function = vm.cuda.unwrap_or_default();
     let socket = spec.socket_path(dir);
     let told = tenant(&spec, card.spec(), dir).map_err(BackendError::failed)?;
@@ -58,18 +69,19 @@ pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) 
     }
     let FunctionSpec { window_mib, programs } = function;
     let limits = Limits { window_bytes: window_mib * MIB, workers: programs as usize };
-    let launcher = Box::new(ProgramLauncher(worker(card, &vm.name, &socket)));
+    let launcher = Box::new(ProgramLauncher(worker(card, &vm.name, &socket, ids)));
     let device = CudaDevice::build(&vm.name, limits, link, launcher);
-    let backend = |function| CudaVm {
+    let backend = |function, user| CudaVm {
         function,
         card: Arc::clone(card),
         name: vm.name.clone(),
         vram_mib: spec.vram_mib,
         socket: socket.clone(),
         socket_dir: dir.to_owned(),
+        user,
     };
     match device {
-        Ok((device, function)) => Ok(Built { device: Box::new(device), backend: Arc::new(backend(function)) }),
+        Ok((device, function)) => Ok(Built { device: Box::new(device), backend: Arc::new(backend(function, user)) }),
         Err(error) => {
             leave(card, &vm.name);
             folders::remove(&vm.name, &socket, dir);
@@ -78,8 +90,22 @@ pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) 
     }
 }
 
+/// Reports what the workers of a VM may do on the host.
+fn report(vm: &str, is_sandboxed: bool, ids: Option<(u32, u32)>) {
+    if !is_sandboxed {
+        tracing::warn!(vm, "workers have no sandbox (`cuda.sandbox`): a guest can do what the daemon's user can");
+    }
+    match ids {
+        Some((user, _)) => tracing::info!(vm, user, "the VM's workers have a user of their own"),
+        None => tracing::info!(
+            vm,
+            "the VM's workers have the daemon's user, behind the sandbox alone; `cuda.worker_users` gives them others"
+        ),
+    }
+}
+
 /// Returns how the workers of a VM are started.
-fn worker(card: &CudaCard, vm: &str, socket: &Path) -> WorkerOptions {
+fn worker(card: &CudaCard, vm: &str, socket: &Path, user: Option<(u32, u32)>) -> WorkerOptions {
     let cuda = card.spec().cuda();
     let program = cuda.worker.unwrap_or_else(|| beside(WORKER, WORKER));
     // Device addresses are the same in the guest and in the worker; pinned memory has the rest of the range.
@@ -90,17 +116,14 @@ fn worker(card: &CudaCard, vm: &str, socket: &Path) -> WorkerOptions {
         (DRIVER_VARIABLE, cuda.driver.into()),
         (ADDRESSES_VARIABLE, addresses.into()),
     ];
+    let restrictions = Restrictions { is_off: !cuda.sandbox, user, ..Restrictions::default() };
     let environment = variables.map(|(name, value)| (name.into(), value)).to_vec();
-    WorkerOptions {
-        program,
-        environment,
-        library: Some(beside(LIBRARY, INSTALLED_LIBRARY)),
-        restrictions: Restrictions::default(),
-    }
+    WorkerOptions { program, environment, library: Some(beside(LIBRARY, INSTALLED_LIBRARY)), restrictions }
 }
 
-/// Removes a VM from the tenants of the card's owner. Its workers were killed; waits until they have left.
-fn leave(card: &CudaCard, vm: &str) {
+/// Removes a VM from the tenants of the card's owner. Its workers were killed; waits until they have left. Returns true
+/// if none is left.
+fn leave(card: &CudaCard, vm: &str) -> bool {
     let begin = Instant::now();
     loop {
         let request = Request::Remove { name: vm.to_owned(), kills: true };
@@ -109,11 +132,13 @@ fn leave(card: &CudaCard, vm: &str) {
         match asked {
             Ok(Answer::Leaving(_)) if begin.elapsed() < LEAVING => locks::sleep(POLL_INTERVAL),
             Ok(Answer::Leaving(pids)) => {
-                return tracing::error!(vm, ?pids, "workers of a VM that was removed do not end");
+                tracing::error!(vm, ?pids, "workers of a VM that was removed do not end");
+                return false;
             }
-            Ok(_) => return,
+            Ok(_) => return true,
             Err(error) => {
-                return tracing::warn!(vm, %error, "the owner of the card does not know that a VM was removed");
+                tracing::warn!(vm, %error, "the owner of the card does not know that a VM was removed");
+                return false;
             }
         }
     }
@@ -140,7 +165,11 @@ impl VmBackend for CudaVm {
     }
 
     fn release(&self) -> Result<(), BackendError> {
-        leave(&self.card, &self.name);
+        let has_left = leave(&self.card, &self.name);
+        if let Some(user) = self.user.as_ref().filter(|_| !has_left) {
+            tracing::error!(user = user.number(), "no other VM gets this user until the daemon is started again");
+            user.keep();
+        }
         folders::remove(&self.name, &self.socket, &self.socket_dir);
         Ok(())
     }
