@@ -29,6 +29,9 @@ const MAX_DESCRIPTORS: u64 = 16_384;
 const MAX_LOCKED_BYTES: u64 = 1 << 20;
 /// Bytes of private memory that a worker may have: far more than the driver and its compiler need.
 const MAX_PRIVATE_BYTES: u64 = 8 << 30;
+/// Threads of a user of workers, and of the daemon's user with the daemon itself.
+const MAX_OWN_THREADS: u64 = 4096;
+const MAX_SHARED_THREADS: u64 = 32_768;
 /// Priority of workers for the kernel's choice of a process to kill when the host is out of memory: before all others.
 const OOM_SCORE: &str = "1000";
 /// Highest number of a capability that a kernel may have.
@@ -95,6 +98,8 @@ impl Sandbox {
         limit(Resource::Nofile, MAX_DESCRIPTORS).map_err(step("the limit of descriptors"))?;
         limit(Resource::Memlock, MAX_LOCKED_BYTES).map_err(step("the limit of locked memory"))?;
         limit(Resource::Data, MAX_PRIVATE_BYTES).map_err(step("the limit of memory"))?;
+        let processes = if options.user.is_some() { MAX_OWN_THREADS } else { MAX_SHARED_THREADS };
+        limit(Resource::Nproc, processes).map_err(step("the limit of threads"))?;
         limit(Resource::Msgqueue, 0).map_err(step("the limit of message queues"))?;
         limit(Resource::Rtprio, 0).map_err(step("the limit of priorities"))?;
         // Without the file, the kernel chooses as for other processes.
@@ -139,6 +144,11 @@ fn remove_bounds() {
 }
 
 fn drop_capabilities() -> Result<(), Errno> {
+    let sets = rustix::thread::capabilities(None)?;
+    if [sets.effective, sets.permitted, sets.inheritable].iter().all(|set| set.is_empty()) {
+        // A service's filter may forbid a call that would change nothing.
+        return Ok(());
+    }
     rustix::thread::clear_ambient_capability_set()?;
     let none = CapabilitySet::empty();
     rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
