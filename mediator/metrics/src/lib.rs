@@ -203,18 +203,43 @@ fn escaped(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use api::GuestProgram;
+    use api::{Driver, GuestProgram, InterruptKind};
 
     use super::*;
+
+    fn vm(name: &str, mode: VmMode, programs: Vec<GuestProgram>) -> Vm {
+        let (pci_id, interrupts) = (String::new(), InterruptKind::Msi);
+        Vm {
+            name: name.to_owned(),
+            card: String::new(),
+            profile: None,
+            mode,
+            state: VmState::Connected,
+            error: None,
+            socket: None,
+            xen_domain: None,
+            client: None,
+            vram_mib: 0,
+            channels_limit: 0,
+            channels_used: 0,
+            memory_not_shared: false,
+            memory_withdrawn: false,
+            ram: api::Ram::default(),
+            driver: Driver { pci_id, bus_master: false, interrupts, state: None },
+            denied_total: 0,
+            denied: Vec::new(),
+            counters: std::collections::BTreeMap::new(),
+            programs,
+            transport: std::collections::BTreeMap::new(),
+            labels: Labels::default(),
+        }
+    }
 
     #[test]
     fn programs_of_guests_are_counted_without_their_names() {
         let program = |lost| GuestProgram { name: "py\"thon".to_owned(), pid: Some(7), window_bytes: 3, waits: 0, lost };
         let programs = vec![program(false), program(false), program(true)];
-        let vms = [
-            Vm { name: "a".to_owned(), mode: VmMode::Cuda, programs, ..Vm::default() },
-            Vm { name: "b".to_owned(), ..Vm::default() },
-        ];
+        let vms = [vm("a", VmMode::Cuda, programs), vm("b", VmMode::Mediated, Vec::new())];
         let text = text(&[], &vms, &[], &[]);
         for line in [
             "gpu_mediator_vm_cuda_programs{vm=\"a\",card=\"\",state=\"served\"} 2\n",
