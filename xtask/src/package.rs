@@ -25,7 +25,7 @@ mod tests;
 mod tree;
 
 use recipe::Recipe;
-use spec::{DAEMON, KUBERNETES, Spec};
+use spec::{DAEMON, GUEST, KUBERNETES, Spec};
 
 /// The options.
 #[derive(Args)]
@@ -55,8 +55,18 @@ pub fn run(args: &PackageArgs) -> Result<bool> {
     let binaries = match &args.binaries {
         Some(folder) => folder.clone(),
         None => {
-            let packages =
-                ["mediatord", "mediatorctl", "cuda-owner", "cuda-shim", "slurm-plugin", "fleet-dra", "fleet-kubevirt"];
+            let packages = [
+                "mediatord",
+                "mediatorctl",
+                "cuda-owner",
+                "cuda-shim",
+                "cuda-worker",
+                "cuda-guest",
+                "render-node",
+                "slurm-plugin",
+                "fleet-dra",
+                "fleet-kubevirt",
+            ];
             let mut build = cargo(&["build", "--release"]);
             build.args(packages.map(|name| format!("--package={name}")));
             if !shown(&mut build)? {
@@ -68,7 +78,7 @@ pub fn run(args: &PackageArgs) -> Result<bool> {
     let out = args.out.clone().unwrap_or_else(|| target().join("package"));
     let recipe = Recipe { binaries, version: env!("CARGO_PKG_VERSION").to_owned(), epoch: epoch()?, fast: args.fast };
     let mut problems = Vec::new();
-    let specs = if args.daemon { &[DAEMON][..] } else { &[DAEMON, KUBERNETES] };
+    let specs = if args.daemon { &[DAEMON][..] } else { &[DAEMON, KUBERNETES, GUEST] };
     for spec in specs {
         problems.extend(made(spec, &recipe, args, &out)?);
     }

@@ -1,6 +1,7 @@
 //! Kernels, identified by name. Arguments are 64-bit numbers.
 //!
-//! UNSAFETY: reads and writes addresses that the program names, as a card does; a wrong address kills the program.
+//! UNSAFETY: reads and writes addresses that the program names, as a card does; a wrong address kills the program. One
+//! kernel makes any system call, for tests of sandboxes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::time::Duration;
@@ -19,7 +20,7 @@ pub struct Kernel {
 }
 
 /// All kernels.
-pub const KERNELS: [Kernel; 5] = [
+pub const KERNELS: [Kernel; 6] = [
     // Writes `value + i` to word `i` of `count` words.
     Kernel {
         name: "fill",
@@ -50,7 +51,25 @@ pub const KERNELS: [Kernel; 5] = [
         time: |_| Duration::ZERO,
         run: |a| store(a[2], (0..a[1]).fold(a[0], |at, _| load(at))),
     },
+    // Makes system call `number` with six arguments, and writes its result to an address. On a real card no kernel can;
+    // this one stands for code that a guest runs in the process of the driver.
+    Kernel { name: "syscall", arguments: 8, time: |_| Duration::ZERO, run: |a| store(a[0], system_call(&a[1..])) },
 ];
+
+/// Makes a system call. Returns its result, or the negative error.
+fn system_call(words: &[u64]) -> u64 {
+    // SAFETY: see UNSAFETY. The set is a local, which is filled before it is read.
+    let (result, error) = unsafe {
+        // Threads of this library block all signals, which hostile code would not.
+        let mut forbidden: libc::sigset_t = std::mem::zeroed();
+        libc::sigaddset(&raw mut forbidden, libc::SIGSYS);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const forbidden, std::ptr::null_mut());
+        let number = words[0] as libc::c_long;
+        let result = libc::syscall(number, words[1], words[2], words[3], words[4], words[5], words[6]);
+        (result, *libc::__errno_location())
+    };
+    if result == -1 { i64::from(-error) as u64 } else { result as u64 }
+}
 
 fn load(at: u64) -> u64 {
     // SAFETY: see UNSAFETY.

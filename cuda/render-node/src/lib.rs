@@ -2,6 +2,7 @@
 //!
 //! - `uapi`: arguments and numbers of the driver's requests.
 //! - `node`: an open node with a context: blobs, mappings, submissions, fences.
+//! - `doctor`: what hinders CUDA in a guest, with remedies; the program `gpu-mediator-guest-doctor` prints it.
 //! - `transport`: the guest library's [`cuda_ring::Transport`] over a node.
 //!
 //! The driver is Linux's stock `virtio_gpu`; versions from 6.1 on are tested. The crate does not know the contents of
@@ -9,6 +10,7 @@
 
 #![allow(unsafe_code, reason = "ioctl and mmap")]
 
+pub mod doctor;
 mod node;
 mod transport;
 mod uapi;

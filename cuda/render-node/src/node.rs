@@ -38,6 +38,20 @@ pub enum OpenError {
     /// A request failed.
     #[error("{0} refuses a CUDA context: {1}")]
     Refused(PathBuf, io::Error),
+    /// The host's version is too new or too old.
+    #[error(
+        "the host's CUDA function has version {host}, this library version {CAPSET_VERSION}: update {}",
+        if *host > CAPSET_VERSION { "the package gpu-mediator-guest in this VM" } else { "gpu-mediator on the host" }
+    )]
+    Version {
+        /// Version of the host's side.
+        host: u32,
+    },
+}
+
+/// Checks that the versions of host and library differ by one at most.
+fn check_version(host: u32) -> Result<(), OpenError> {
+    if host.abs_diff(CAPSET_VERSION) <= 1 { Ok(()) } else { Err(OpenError::Version { host }) }
 }
 
 /// Facts about the device.
@@ -104,7 +118,7 @@ impl Node {
         let mut denied = None;
         for path in paths {
             match Self::open(&path) {
-                Ok(Some(node)) => return Ok(node),
+                Ok(Some(node)) => return check_version(node.capset.version).map(|()| node),
                 Ok(None) => {}
                 Err(Errno::ACCESS | Errno::PERM) => denied = Some(path),
                 Err(error) => return Err(OpenError::Refused(path, error.into())),
@@ -295,5 +309,19 @@ fn capset(file: &OwnedFd) -> rustix::io::Result<Capset> {
 impl AsFd for Node {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_differ_by_one_at_most() {
+        for host in [CAPSET_VERSION - 1, CAPSET_VERSION, CAPSET_VERSION + 1] {
+            assert!(check_version(host).is_ok());
+        }
+        let error = check_version(CAPSET_VERSION + 2).unwrap_err().to_string();
+        assert!(error.ends_with("update the package gpu-mediator-guest in this VM"), "{error}");
     }
 }

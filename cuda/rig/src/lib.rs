@@ -5,9 +5,11 @@
 //! chunks at random, and ends turns, without any policy. [`calls`] measures single calls, [`stall`] stops a program's
 //! answers. [`neighbour`] is an honest program that reports its gains, and [`raw`] a client without the library, for
 //! tests with hostile programs. [`runtime`] is NVIDIA's CUDA runtime above one of the libraries.
+//! [`attack`] makes system calls in the driver's process.
 //!
 //! This crate does not make the decisions of a card's owner.
 
+pub mod attack;
 pub mod calls;
 mod driver;
 pub mod neighbour;

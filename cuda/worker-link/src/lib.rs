@@ -11,7 +11,7 @@
 //! worker -> device   Removed { id, serial }: the card does not use it any longer, the device may punch the hole
 //! device -> worker   Doorbell: the guest rang; the worker reads its rings
 //! worker -> device   Check: a guest thread waits, and words have changed; the device looks at the waits again
-//! worker -> device   Failed { reason }: the worker ends, and why
+//! worker -> device   Failed { reason }: the worker ends, and why; of a forbidden system call, which
 //! device -> worker   Goodbye: the guest program has ended
 //! ```
 //!
@@ -24,12 +24,12 @@
 
 #![forbid(unsafe_code)]
 
+mod calls;
 mod link;
 mod message;
-mod sandbox;
 mod start;
 
+pub use calls::call_name;
 pub use link::{Link, LinkError};
 pub use message::{FromWorker, Malformed, PACKET, Reason, ToWorker};
-pub use sandbox::{SandboxError, enter as enter_sandbox};
-pub use start::{Rejoin, StartError, WorkerOptions};
+pub use start::{Restrictions, StartError, WorkerOptions};

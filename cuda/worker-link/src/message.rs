@@ -64,6 +64,8 @@ pub enum Reason {
     Limit,
     /// The sandbox cannot be set up.
     Sandbox,
+    /// The worker made a system call that its sandbox forbids: the number of the call.
+    Forbidden(u32),
     /// A reason that this version does not know.
     Unknown(u32),
 }
@@ -81,17 +83,24 @@ impl Reason {
             Self::Malformed => 3,
             Self::Limit => 4,
             Self::Sandbox => 5,
+            Self::Forbidden(_) => 6,
             Self::Unknown(number) => number,
         }
     }
 
-    fn from_number(number: u32) -> Self {
+    /// Returns the number that a reason has in addition to its own.
+    fn detail(self) -> u64 {
+        if let Self::Forbidden(call) = self { call.into() } else { 0 }
+    }
+
+    fn from_numbers(number: u32, detail: u64) -> Self {
         match number {
             1 => Self::Driver,
             2 => Self::Addresses,
             3 => Self::Malformed,
             4 => Self::Limit,
             5 => Self::Sandbox,
+            6 => Self::Forbidden(u32::try_from(detail).unwrap_or(u32::MAX)),
             other => Self::Unknown(other),
         }
     }
@@ -149,9 +158,9 @@ impl FromWorker {
     /// Encodes the message.
     pub fn encode(self) -> [u8; PACKET] {
         pack(match self {
-            Self::Removed { id, serial } => (1, id, 0, serial, 0, 0),
-            Self::Check => (2, 0, 0, 0, 0, 0),
-            Self::Failed { reason } => (3, 0, reason.number(), 0, 0, 0),
+            Self::Removed { id } => (1, id, 0, 0, 0),
+            Self::Check => (2, 0, 0, 0, 0),
+            Self::Failed { reason } => (3, 0, reason.number(), reason.detail(), 0),
         })
     }
 
@@ -163,7 +172,7 @@ impl FromWorker {
         match unpack(packet)? {
             (1, id, _, serial, ..) => Ok(Self::Removed { id, serial }),
             (2, ..) => Ok(Self::Check),
-            (3, _, reason, ..) => Ok(Self::Failed { reason: Reason::from_number(reason) }),
+            (3, _, reason, detail, _) => Ok(Self::Failed { reason: Reason::from_numbers(reason, detail) }),
             _ => Err(Malformed),
         }
     }
@@ -185,8 +194,11 @@ mod tests {
             assert_eq!(ToWorker::decode(&message.encode()), Ok(message));
         }
         let reasons = [Reason::Driver, Reason::Addresses, Reason::Malformed, Reason::Limit, Reason::Sandbox];
-        let failed = reasons.into_iter().chain([Reason::Unknown(99)]).map(|reason| FromWorker::Failed { reason });
-        for message in [FromWorker::Removed { id: 3, serial: 8 }, FromWorker::Check].into_iter().chain(failed) {
+        let failed = reasons
+            .into_iter()
+            .chain([Reason::Forbidden(59), Reason::Unknown(99)])
+            .map(|reason| FromWorker::Failed { reason });
+        for message in [FromWorker::Removed { id: 3 }, FromWorker::Check].into_iter().chain(failed) {
             assert_eq!(FromWorker::decode(&message.encode()), Ok(message));
         }
     }

@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -27,16 +26,20 @@ pub enum StartError {
     Program(PathBuf, io::Error),
 }
 
-/// How a worker continues after the end of its daemon.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rejoin {
-    /// Socket of the next daemon's device.
-    pub socket: PathBuf,
-    /// Time after which a worker without a daemon ends itself.
-    pub limit: Duration,
+/// Restrictions of a worker, apart from those that all have.
+#[derive(Clone, Debug, Default)]
+pub struct Restrictions {
+    /// The worker has none, not even those of all workers.
+    pub is_off: bool,
+    /// User and group of the worker, if the caller may change them.
+    pub user: Option<(u32, u32)>,
+    /// Further files and folders that the worker may read.
+    pub readable: Vec<PathBuf>,
+    /// Further files and folders that the worker may change.
+    pub writable: Vec<PathBuf>,
 }
 
-/// Program, environment and user of a worker.
+/// Program, environment and restrictions of a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
     /// The program `cuda-worker`.
@@ -45,19 +48,42 @@ pub struct WorkerOptions {
     pub environment: Vec<(OsString, OsString)>,
     /// The driver's library that the worker loads; by default the loader finds `libcuda.so.1`.
     pub library: Option<PathBuf>,
-    /// User and group, if the caller may change them.
-    pub user: Option<(u32, u32)>,
-    /// How the worker survives its daemon, if it does.
-    pub rejoin: Option<Rejoin>,
+    /// Restrictions, which the worker sets itself before it reads anything of the guest.
+    pub restrictions: Restrictions,
+}
+
+impl Restrictions {
+    /// Returns the worker's arguments.
+    fn arguments(&self) -> Vec<OsString> {
+        let mut arguments = Vec::new();
+        if self.is_off {
+            arguments.push("--no-sandbox".into());
+        }
+        if let Some((user, group)) = self.user {
+            arguments.extend([format!("--user={user}").into(), format!("--group={group}").into()]);
+        }
+        for (name, paths) in [("--readable", &self.readable), ("--writable", &self.writable)] {
+            arguments.extend(paths.iter().flat_map(|path| [name.into(), path.into()]));
+        }
+        arguments
+    }
 }
 
 impl WorkerOptions {
-    /// Starts a worker that uses `window` and talks over `link`. Only these two descriptors and standard error are open
-    /// in it.
+    /// Starts a worker that uses `window` and talks over `link`, with the caller's standard error. Only these three
+    /// descriptors are open in it.
     ///
     /// # Errors
     /// If the program does not start.
     pub fn start(&self, window: OwnedFd, link: Link) -> Result<Child, StartError> {
+        self.start_with(window, link, Stdio::inherit())
+    }
+
+    /// Same, with another standard error.
+    ///
+    /// # Errors
+    /// If the program does not start.
+    pub fn start_with(&self, window: OwnedFd, link: Link, errors: Stdio) -> Result<Child, StartError> {
         let mut command = Command::new(&self.program);
         command.args(["--window-fd", &WINDOW_FD.to_string(), "--link-fd", &LINK_FD.to_string()]);
         if let Some(library) = &self.library {
@@ -67,10 +93,8 @@ impl WorkerOptions {
             command.arg("--rejoin").arg(socket).arg("--rejoin-ms").arg(limit.as_millis().to_string());
         }
         command.env_clear().envs(self.environment.iter().map(|(name, value)| (name, value)));
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        if let Some((user, group)) = self.user {
-            command.uid(user).gid(group);
-        }
+        command.args(self.restrictions.arguments());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
         let mappings = [(window, WINDOW_FD), (link.into_fd(), LINK_FD)];
         let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
         command.fd_mappings(mappings.into()).map_err(|_| StartError::Descriptors)?;

@@ -155,6 +155,11 @@ impl Driver {
         Self { described: vec![Some(accept); CALLS.len()], needed }
     }
 
+    /// Starts the library, if it can be started; the program's own call has the result.
+    pub fn start(&self) {
+        self.invoke(Needed::Init, &[0]);
+    }
+
     /// Calls a described function. Returns 801 if the library lacks it.
     pub fn call(&self, index: usize, values: &[u64; MAX_ARGUMENTS]) -> i32 {
         self.described.get(index).copied().flatten().map_or(NOT_SUPPORTED, |function| invoke(function, values))

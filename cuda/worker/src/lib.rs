@@ -10,6 +10,7 @@
 //! - `waits` has calls that are answered when work of the card is done. They never stop the ring.
 //! - `device_link` connects to the next daemon after the end of the present one.
 //! - `objects` maps the guest's handles to the driver's; `window` has the shared memory; `driver` the library.
+//! - `sandbox` restricts the process: a guest may run any code in its worker.
 //!
 //! A crash ends the process, and with it one guest program. The crate does not schedule work:
 //! the shim and its owner do. It does not create blobs, and knows neither virtual machines nor their devices.
@@ -26,6 +27,7 @@ mod objects;
 mod pending;
 mod pinned;
 mod processes;
+pub mod sandbox;
 mod serve;
 mod waits;
 mod window;

@@ -131,6 +131,9 @@ pub fn config(config: &Config) -> Vec<Mistake> {
         for (field, what) in super::vfio::card(card, &config.cards[..index]) {
             table.say(field, what);
         }
+        if let Some(what) = super::cuda::shared_users(card, &config.cards[..index]) {
+            table.say("cuda.worker_users", what);
+        }
         if let Some(first) = cards.insert(card.name.as_str(), index) {
             table.say("name", format!("`{}` is also the name of card[{first}], expected another", card.name));
         }

@@ -10,6 +10,9 @@ use vram::victim::VictimPolicy;
 use super::refusal::{Refusal, RefusalKind};
 use super::{CardKind, CardSpec, Labels, SocketMode, TimeShare, VmMemory};
 
+/// Most users of the workers of a card.
+const MAX_WORKER_USERS: u32 = 1 << 16;
+
 /// A `[card.cuda]` table: a card behind NVIDIA's driver, with `kind = "cuda"`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -21,6 +24,12 @@ pub struct CudaSpec {
     /// Program that calls CUDA for a program of a virtual machine; the package's if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<PathBuf>,
+    /// First and last number of the users of workers: each virtual machine's workers have a user of their own. Without
+    /// it they have the daemon's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worker_users: Option<[u32; 2]>,
+    /// Workers are restricted to what they need of the host.
+    pub sandbox: bool,
     /// MiB of a chunk, the unit of allocation and relocation.
     #[serde(deserialize_with = "crate::size::key")]
     pub chunk_mib: u64,
@@ -59,6 +68,8 @@ impl Default for CudaSpec {
             device: "0".to_owned(),
             driver: "libcuda.so.1".into(),
             worker: None,
+            worker_users: None,
+            sandbox: true,
             chunk_mib: 16,
             host_ready_mib: 256,
             slice_ms: 15,
@@ -228,11 +239,28 @@ pub(super) fn card(card: &CardSpec) -> Vec<(&'static str, String)> {
     if cuda.margin_mib > 1 << 20 {
         wrong.push(("cuda.margin_mib", format!("{} MiB, expected 0 to 1048576", cuda.margin_mib)));
     }
+    if let Some([first, last]) = cuda.worker_users
+        && !((1..u32::MAX).contains(&first) && (first..u32::MAX).contains(&last) && last - first < MAX_WORKER_USERS)
+    {
+        let what =
+            format!("[{first}, {last}], expected the first and the last of 1 to {MAX_WORKER_USERS} users, not root");
+        wrong.push(("cuda.worker_users", what));
+    }
     if cuda.device.is_empty() || cuda.device.len() > 63 {
         let what = "expected a number, `GPU-` with a UUID, or a PCI address such as 0000:3b:00.0".to_owned();
         wrong.push(("cuda.device", what));
     }
     wrong
+}
+
+/// Returns the mistake if workers of a card would have users of another card's workers.
+pub(super) fn shared_users(card: &CardSpec, before: &[CardSpec]) -> Option<String> {
+    let [first, last] = card.cuda.as_ref()?.worker_users?;
+    let meets = |other: &&CardSpec| {
+        other.cuda.as_ref().and_then(|cuda| cuda.worker_users).is_some_and(|[from, to]| from <= last && first <= to)
+    };
+    let other = before.iter().find(meets)?;
+    Some(format!("users of card `{}` are among them, expected others", other.name))
 }
 
 /// Returns the mistakes of a CUDA card's `memory` table.
@@ -383,6 +411,14 @@ mod tests {
     fn config_errors_name_line_and_key() {
         for (more, expected) in [
             ("cuda.chunk_mib = 3\n", "m.toml:6:18: card[0].cuda.chunk_mib: 3 MiB"),
+            ("cuda.worker_users = [0, 9]\n", "card[0].cuda.worker_users: [0, 9], expected the first and the last"),
+            ("cuda.worker_users = [9, 8]\n", "card[0].cuda.worker_users: [9, 8]"),
+            ("cuda.worker_users = [1, 65537]\n", "card[0].cuda.worker_users: [1, 65537]"),
+            (
+                "cuda.worker_users = [900, 910]\n\
+                 [[card]]\nname = \"b\"\nkind = \"cuda\"\nvram_mib = 1024\ncuda.worker_users = [910, 920]\n",
+                "card[1].cuda.worker_users: users of card `h100` are among them",
+            ),
             (
                 "[[tenant]]\nname = \"a\"\ncard = \"x\"\nvram_mib = 16\n",
                 "m.toml:8:8: tenant[0].card: `x` is not a card",

@@ -1,8 +1,8 @@
 //! `mediatorctl doctor`: checks a host, and reports missing parts with their remedies.
 //!
 //! Parts: access to the host ([`host`]: files below a folder, and programs there), and the checks: [`machine`] (KVM,
-//! IOMMU, the kernel), [`cards`] (drivers of the cards, NVIDIA's driver), [`vmm`] (QEMU, libvirt), [`service`]
-//! (configuration, daemon, sockets and their rights).
+//! IOMMU, the kernel), [`cards`] (drivers of the cards, NVIDIA's driver), [`workers`] (what CUDA in VMs needs), [`vmm`] (QEMU,
+//! libvirt), [`service`] (configuration, daemon, sockets and their rights).
 //!
 //! Most checks need no daemon: the command is for a daemon that does not start. The checks depend on the cards in the
 //! configuration: without one of kind `"vfio"`, no IOMMU is needed.
@@ -25,6 +25,7 @@ mod host;
 mod machine;
 mod service;
 mod vmm;
+mod workers;
 
 use host::Host;
 
@@ -136,6 +137,7 @@ impl Doctor {
             service::configuration(&patient),
             machine::look(&patient),
             cards::look(&patient),
+            workers::look(&patient),
             vmm::look(&patient),
             service::look(&patient),
         ]

@@ -1,7 +1,8 @@
 //! Cards that use NVIDIA's driver. Each card has an owner, a separate process that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card), `handing_over` (an upgrade). The crate `owner_process` has the
+//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card), `users` (the
+//! users of their workers). The crate `owner_process` has the
 //! owner's process, and `cuda_status` its last status. [Decision
 //! 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
@@ -28,10 +29,8 @@ use config::{CardSpec, CudaSpec, OnStuck, TenantSpec, VmSpec};
 use overrides::Tuning;
 use owner_process::{CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, SavedOwner, Supervisor};
 
-pub(super) mod function;
-mod handing_over;
-
-pub(super) use handing_over::GivenOwner;
+mod function;
+mod users;
 
 /// Size of a MiB in bytes.
 const MIB: u64 = 1 << 20;
@@ -58,6 +57,8 @@ pub(super) struct CudaCard {
     changing: Mutex<rank::CudaChanging, ()>,
     /// Number of waiting or running changes.
     changes: AtomicUsize,
+    /// Users of its VMs' workers.
+    users: users::Users,
 }
 
 /// The right to change a card; only one exists at a time.
@@ -123,9 +124,11 @@ impl CudaCard {
     pub fn begin(&self) -> std::io::Result<()> {
         let Some((supervisor, requests)) = self.waiting.lock().take() else { return Ok(()) };
         let thread = std::thread::Builder::new().name("cuda-owner".to_owned());
-        let thread = thread.spawn(move || supervisor.run(&requests))?;
-        *self.thread.lock() = Some(thread);
-        Ok(())
+        let thread = thread.spawn(move || supervisor.run(&requests)).map_err(BackendError::failed)?;
+        let (changing, changes) = (Mutex::new(()), AtomicUsize::new(0));
+        let users = users::Users::new(spec.cuda().worker_users);
+        let (spec, thread) = (spec.clone(), Some(thread));
+        Ok(Self { spec, identity, commands, status_cell, stop, thread, changing, changes, users })
     }
 
     /// Returns the configuration of the card.
@@ -266,6 +269,8 @@ fn settings(spec: &CardSpec, folder: &Path) -> Settings {
         device,
         driver,
         worker: _,
+        worker_users: _,
+        sandbox: _,
         chunk_mib,
         host_ready_mib,
         slice_ms,

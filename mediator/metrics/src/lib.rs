@@ -67,7 +67,7 @@ const CARD: [Metric<Card>; 9] = [
     ),
 ];
 
-const VM: [Metric<Vm>; 11] = [
+const VM: [Metric<Vm>; 13] = [
     ("gpu_mediator_vm_state", "gauge", "1 for the state that a VM is in, by `state`", |vm| {
         let states = [VmState::Starting, VmState::Waiting, VmState::Connected, VmState::Stopping, VmState::Failed];
         states.map(|state| (format!("state=\"{}\"", state.name()), u64::from(state == vm.state))).into()
@@ -113,6 +113,23 @@ const VM: [Metric<Vm>; 11] = [
         }
         reasons.into_iter().map(|(reason, sum)| (format!("reason=\"{}\"", escaped(reason)), sum)).collect()
     }),
+    // Names and numbers of programs are the guest's choice, and would be series without a bound.
+    ("gpu_mediator_vm_cuda_programs", "gauge", "Programs of a guest that use CUDA, by `state`: `served`, `lost`", |vm| {
+        if vm.mode != VmMode::Cuda {
+            return Vec::new();
+        }
+        let count = |lost| vm.programs.iter().filter(|program| program.lost == lost).count() as u64;
+        vec![("state=\"served\"".to_owned(), count(false)), ("state=\"lost\"".to_owned(), count(true))]
+    }),
+    (
+        "gpu_mediator_vm_cuda_window_bytes",
+        "gauge",
+        "Bytes of its window that a guest's programs use, of VMs whose programs use CUDA",
+        |vm| {
+            let used = vm.programs.iter().fold(0u64, |sum, program| sum.saturating_add(program.window_bytes));
+            if vm.mode == VmMode::Cuda { one(used) } else { Vec::new() }
+        },
+    ),
     (
         "gpu_mediator_vm_labels",
         "gauge",
@@ -182,4 +199,55 @@ fn samples<T, V: Display>(text: &mut String, metrics: &[Metric<T, V>], things: &
 /// Escapes a label's value for the format.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use api::{Driver, GuestProgram, InterruptKind};
+
+    use super::*;
+
+    fn vm(name: &str, mode: VmMode, programs: Vec<GuestProgram>) -> Vm {
+        let (pci_id, interrupts) = (String::new(), InterruptKind::Msi);
+        Vm {
+            name: name.to_owned(),
+            card: String::new(),
+            profile: None,
+            mode,
+            state: VmState::Connected,
+            error: None,
+            socket: None,
+            xen_domain: None,
+            client: None,
+            vram_mib: 0,
+            channels_limit: 0,
+            channels_used: 0,
+            memory_not_shared: false,
+            memory_withdrawn: false,
+            ram: api::Ram::default(),
+            driver: Driver { pci_id, bus_master: false, interrupts, state: None },
+            denied_total: 0,
+            denied: Vec::new(),
+            counters: std::collections::BTreeMap::new(),
+            programs,
+            transport: std::collections::BTreeMap::new(),
+            labels: Labels::default(),
+        }
+    }
+
+    #[test]
+    fn programs_of_guests_are_counted_without_their_names() {
+        let program = |lost| GuestProgram { name: "py\"thon".to_owned(), pid: Some(7), window_bytes: 3, waits: 0, lost };
+        let programs = vec![program(false), program(false), program(true)];
+        let vms = [vm("a", VmMode::Cuda, programs), vm("b", VmMode::Mediated, Vec::new())];
+        let text = text(&[], &vms, &[], &[]);
+        for line in [
+            "gpu_mediator_vm_cuda_programs{vm=\"a\",card=\"\",state=\"served\"} 2\n",
+            "gpu_mediator_vm_cuda_programs{vm=\"a\",card=\"\",state=\"lost\"} 1\n",
+            "gpu_mediator_vm_cuda_window_bytes{vm=\"a\",card=\"\"} 9\n",
+        ] {
+            assert!(text.contains(line), "{line}{text}");
+        }
+        assert!(!text.contains("cuda_programs{vm=\"b\"") && !text.contains("thon"), "{text}");
+    }
 }

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use vcuda::{CudaDevice, Limits, MIN_WINDOW_BYTES, ProgramLauncher};
 use vmm_glue::{Link, Server, ServerOptions, SocketOptions, StopHandle};
-use worker_link::WorkerOptions;
+use worker_link::{Restrictions, WorkerOptions};
 
 fn main() {
     let mut paths = std::env::args_os().skip(1).map(PathBuf::from);
     let (Some(socket), Some(program)) = (paths.next(), paths.next()) else { panic!("serve SOCKET WORKER") };
-    let options = WorkerOptions { program, environment: Vec::new(), library: None, user: None, rejoin: None };
+    let options =
+        WorkerOptions { program, environment: Vec::new(), library: None, restrictions: Restrictions::default() };
     let link = Link::new(vcuda::irqs()).expect("a link");
     let limits = Limits { window_bytes: MIN_WINDOW_BYTES, workers: 16 };
     let launcher = Box::new(ProgramLauncher(options));

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use vmm_glue::memory::MemoryTable;
 use vmm_glue::{Link, worth_logging};
-use worker_link::{FromWorker, ToWorker};
+use worker_link::{FromWorker, Reason, ToWorker};
 
 use crate::command::{Answer, Command, Header, Submission};
 use crate::core::{Action, Core, Limits, Ticket, WorkerId};
@@ -276,7 +276,7 @@ impl Executor {
                 FromWorker::Failed { reason } => {
                     self.failures = self.failures.saturating_add(1);
                     if worth_logging(self.failures) {
-                        tracing::warn!(?reason, "the worker of a CUDA program ends");
+                        report(reason);
                     }
                 }
             }
@@ -495,6 +495,17 @@ impl Executor {
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.send(message);
         }
+    }
+}
+
+/// Logs the reason that a worker reports for its end.
+fn report(reason: Reason) {
+    match reason {
+        Reason::Forbidden(number) => {
+            let call = worker_link::call_name(number);
+            tracing::warn!(call, number, "the worker of a CUDA program has made a forbidden system call, and ends");
+        }
+        other => tracing::warn!(reason = ?other, "the worker of a CUDA program ends"),
     }
 }
 

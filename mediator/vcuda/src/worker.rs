@@ -1,10 +1,9 @@
 //! Workers as the device sees them: a process and a link.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, BufRead as _, BufReader, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Stdio};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use worker_link::{FromWorker, LinkError, ToWorker, WorkerOptions};
@@ -13,6 +12,13 @@ use crate::saved::ProcessId;
 
 /// Maximum number of messages that wait for a worker. The socket itself takes some hundred.
 const MAX_OUTBOX: usize = 4096;
+
+/// Maximum number of lines of a worker that are logged.
+const MAX_LOGGED_LINES: usize = 64;
+/// Maximum length of such a line in bytes; the rest is another line.
+const MAX_LINE_BYTES: u64 = 512;
+/// Maximum number of bytes of all lines.
+const MAX_LOGGED_BYTES: u64 = 32 << 10;
 
 /// Starts workers.
 pub trait Launcher: Send {
@@ -61,11 +67,34 @@ pub struct Started {
 #[derive(Clone, Debug)]
 pub struct ProgramLauncher(pub WorkerOptions);
 
+/// Copies a worker's messages to the log: the first ones, because a guest may control the worker. Later ones fail.
+fn relay(pid: u32, messages: impl Read) {
+    let mut reader = BufReader::new(messages.take(MAX_LOGGED_BYTES));
+    for _ in 0..MAX_LOGGED_LINES {
+        let mut line = Vec::new();
+        match reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {
+                let line = String::from_utf8_lossy(&line);
+                tracing::info!(worker = pid, text = ?line.trim_end(), "a worker reports");
+            }
+        }
+    }
+    tracing::info!(worker = pid, "further messages of this worker are not logged");
+}
+
 impl Launcher for ProgramLauncher {
     fn launch(&mut self, window: OwnedFd) -> Result<Started, String> {
         let (link, theirs) = worker_link::Link::pair().map_err(|error| error.to_string())?;
-        let child = self.0.start(window, theirs).map_err(|error| error.to_string())?;
-        let process = WorkerProcess::new(child).map_err(|error| format!("cannot watch the worker: {error}"))?;
+        let child = self.0.start_with(window, theirs, Stdio::piped());
+        let mut child = child.map_err(|error| error.to_string())?;
+        if let Some(messages) = child.stderr.take() {
+            let (span, pid) = (tracing::Span::current(), child.id());
+            let thread = std::thread::Builder::new().name("cuda-messages".to_owned());
+            // Without the thread, the worker's messages are lost.
+            drop(thread.spawn(move || span.in_scope(|| relay(pid, messages))));
+        }
+        let process = ChildProcess::new(child).map_err(|error| format!("cannot watch the worker: {error}"))?;
         Ok(Started { link, process: Box::new(process) })
     }
 
@@ -279,5 +308,19 @@ impl Worker {
 
     pub(crate) fn reap(&mut self) {
         self.process.reap();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_a_worker_are_bounded_and_lines_are_cut() {
+        let mut endless = std::io::repeat(b'x');
+        relay(1, &mut endless);
+        let mut lines = std::io::Cursor::new(b"a\nb\n".repeat(1000));
+        relay(1, &mut lines);
+        assert!(lines.position() <= MAX_LOGGED_BYTES, "it reads no more than it logs");
     }
 }

@@ -79,15 +79,41 @@ fn packages_pass_lintian_and_rpmlint() -> Result<()> {
     }
     // The two show that it has read the packages.
     ensure!(errors == UNCOMPRESSED.into(), "errors of lintian: {errors:?}");
-    for package in ["gpu-mediator", "gpu-mediator-dbgsym", "gpu-mediator-kubernetes", "gpu-mediator-kubernetes-dbgsym"]
-    {
-        ensure!(report.stdout.contains(&format!("E: {package}: ")), "lintian has not read {package}");
+    for package in ["gpu-mediator", "gpu-mediator-kubernetes", "gpu-mediator-guest"] {
+        for package in [package.to_owned(), format!("{package}-dbgsym")] {
+            ensure!(report.stdout.contains(&format!("E: {package}: ")), "lintian has not read {package}");
+        }
     }
     let report = tools.run(scratch.path(), "rpmlint /mnt/*.rpm")?;
     println!("{}{}", report.stdout, report.stderr);
     // A release is signed by hand.
     ensure!(marked(&report.stdout, ": E: ") == ["no-signature"].into(), "errors of rpmlint");
-    ensure!(report.stdout.contains("2 packages and 0 specfiles checked"), "rpmlint has not read both");
+    ensure!(report.stdout.contains("3 packages and 0 specfiles checked"), "rpmlint has not read all");
+    Ok(())
+}
+
+/// The loader finds the guest's libraries once the package is installed, and the doctor says what a machine without the
+/// device lacks.
+#[test]
+fn guest_package_installs_libraries_that_programs_find() -> Result<()> {
+    let scratch = Scratch::new("guest-package")?;
+    packages(scratch.path())?;
+    let tools = Toolbox::open()?;
+    let package = format!("gpu-mediator-guest_{}_amd64.deb", env!("CARGO_PKG_VERSION"));
+    // The toolbox is for all tests, so that the package is unpacked elsewhere.
+    let unpack = format!(
+        "dpkg-deb --extract /mnt/{package} /tmp/guest && cd /tmp/guest && echo 'include /etc/ld.so.conf.d/*.conf' \
+         > etc/ld.so.conf && mkdir -p var/cache/ldconfig"
+    );
+    let list = tools.run(scratch.path(), &format!("{unpack} && ldconfig -r . && ldconfig -r . -p"))?.success()?.stdout;
+    for name in ["libcuda.so.1", "libnvidia-ml.so.1", "libcuda.so", "libnvidia-ml.so"] {
+        let found = list.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(" ("));
+        let place = found.and_then(|line| line.split_once(" => ")).map(|(_, place)| place);
+        ensure!(place == Some(&*format!("/usr/lib/gpu-mediator-guest/{name}")), "{name}: {place:?}\n{list}");
+    }
+    let doctor = tools.run(scratch.path(), &format!("{unpack} && usr/bin/gpu-mediator-guest-doctor"))?;
+    ensure!(doctor.code == Some(1), "{}{}", doctor.stdout, doctor.stderr);
+    ensure!(doctor.stdout.contains("MISSING"), "{}", doctor.stdout);
     Ok(())
 }
 

@@ -27,10 +27,13 @@ fn built(name: &str) -> Result<PathBuf> {
 fn worker(folder: &Path) -> Result<PathBuf> {
     let path = folder.join("worker");
     let (card, program) = (folder.join("card"), built("cuda-worker")?);
+    // The fake card is a folder that workers change; its driver is next to the worker.
+    let libraries = program.parent().context("the worker is in no folder")?;
     let text = format!(
-        "#!/bin/sh\nexport FAKE_CUDA_FOLDER={} FAKE_CUDA_MIB=256\nexec {} \"$@\"\n",
-        card.display(),
-        program.display()
+        "#!/bin/sh\nexport FAKE_CUDA_FOLDER={card} FAKE_CUDA_MIB=256\nexec {} --writable {card} --readable {} \"$@\"\n",
+        program.display(),
+        libraries.display(),
+        card = card.display(),
     );
     std::fs::write(&path, text)?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;

@@ -6,7 +6,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::spec::{DAEMON, LIBVIRT_APPARMOR, LIBVIRT_HOOK, LINKS, PROXMOX_HOOK, Spec};
+use super::spec::{
+    DAEMON, GUEST, GUEST_FOLDER, GUEST_LINKS, LIBVIRT_APPARMOR, LIBVIRT_HOOK, LINKS, LOADER_FILE, PROXMOX_HOOK, Spec,
+};
 use super::symbols::{self, Symbols};
 use super::tree::Tree;
 use super::{names, output, rpm};
@@ -38,9 +40,10 @@ impl Recipe {
             tree.clear()?;
         }
         let found = self.built(spec, &tree, &symbols)?;
-        match spec.name == DAEMON.name {
-            true => daemon_files(&tree)?,
-            false => kubernetes_files(&tree)?,
+        match spec.name {
+            name if name == DAEMON.name => daemon_files(&tree)?,
+            name if name == GUEST.name => guest_files(&tree)?,
+            _ => kubernetes_files(&tree)?,
         }
         self.documents(spec.name, &tree)?;
         self.control(spec, &tree)?;
@@ -181,6 +184,18 @@ fn daemon_files(tree: &Tree) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Adds the links of the guest's library, and the file that makes the loader find them.
+fn guest_files(tree: &Tree) -> Result<()> {
+    for (path, target) in GUEST_LINKS {
+        tree.link(path, target)?;
+    }
+    tree.write(LOADER_FILE, format!("{GUEST_FOLDER}\n").as_bytes(), 0o644)?;
+    tree.write("DEBIAN/triggers", b"activate-noawait ldconfig\n", 0o644)?;
+    tree.copy(&root().join("packaging/guest/lintian"), "usr/share/lintian/overrides/gpu-mediator-guest", 0o644)?;
+    let page = fs::read(root().join("packaging/guest/gpu-mediator-guest-doctor.1")).context("the man page")?;
+    tree.compressed(&page, "usr/share/man/man1/gpu-mediator-guest-doctor.1.gz")
 }
 
 /// Adds completion and man pages, which `mediatorctl` prints.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use rpm::{BuildConfig, CompressionType, Dependency, FileMode, FileOptions, Package, PackageBuilder};
 
 use super::recipe::Recipe;
-use super::spec::{LIBVIRT_HOOK, Spec};
+use super::spec::{LIBVIRT_HOOK, LOADER_FILE, Spec};
 use super::tree::Tree;
 use crate::release::{self, MAINTAINER};
 use crate::run::root;
@@ -19,11 +19,18 @@ const ELSEWHERE: [(&str, &str); 1] =
     [("usr/share/zsh/vendor-completions/_mediatorctl", "usr/share/zsh/site-functions/_mediatorctl")];
 /// Files that only Debian has: RPM keeps the changelog in the package's header.
 const DEBIAN_ONLY: &str = "changelog.gz";
+/// Folder of files for Debian's checker of packages.
+const LINTIAN: &str = "usr/share/lintian/";
 
 /// Returns true if an upgrade must keep the administrator's changes of a file. RPM has no configuration files that are
 /// programs.
 fn is_config(spec: &Spec, path: &str) -> bool {
     spec.conffiles.contains(&path) && path != LIBVIRT_HOOK
+}
+
+/// Returns true for a file that only Debian has.
+fn is_debian_only(path: &str) -> bool {
+    path.ends_with(DEBIAN_ONLY) || path.starts_with(LINTIAN)
 }
 
 /// Creates the package from a tree's files in `out`. Returns its path. `libc` is the newest version of glibc that a
@@ -45,7 +52,7 @@ pub(super) fn make(recipe: &Recipe, spec: &Spec, tree: &Tree, libc: Option<(u32,
         let changes: String = release.changes.iter().map(|change| release::wrapped(change)).collect();
         builder.add_changelog_entry(format!("{MAINTAINER} - {}-1", release.version), changes.trim_end(), seconds);
     }
-    for (path, mode) in tree.listed()?.into_iter().filter(|(path, _)| !path.ends_with(DEBIAN_ONLY)) {
+    for (path, mode) in tree.listed()?.into_iter().filter(|(path, _)| !is_debian_only(path)) {
         let place = ELSEWHERE.iter().find(|(from, _)| *from == path).map_or(path.as_str(), |(_, to)| to);
         let mode = FileMode::regular(u16::try_from(mode & 0o7777).unwrap_or(0o644));
         let mut options = FileOptions::new(format!("/{place}")).mode(mode).user("root").group("root");
@@ -64,6 +71,10 @@ pub(super) fn make(recipe: &Recipe, spec: &Spec, tree: &Tree, libc: Option<(u32,
         builder.requires(Dependency::any(format!("libc.so.6(GLIBC_{major}.{minor})(64bit)")));
     }
     builder.requires(Dependency::any("libgcc_s.so.1()(64bit)"));
+    if tree.path(LOADER_FILE).exists() {
+        // Other distributions have no trigger for it.
+        builder.post_install_script("/sbin/ldconfig\n").post_uninstall_script("/sbin/ldconfig\n");
+    }
     if spec.has_service {
         builder.requires(Dependency::any("systemd")).requires(Dependency::script_pre("shadow-utils"));
         let script = |name: &str| {

@@ -16,8 +16,8 @@ const fn program(name: &'static str, path: &'static str, is_required: bool) -> B
 }
 
 /// Returns a shared library. Libraries are read, not executed.
-const fn library(name: &'static str, path: &'static str) -> Built {
-    Built { name, path, mode: 0o644, is_required: false }
+const fn library(name: &'static str, path: &'static str, is_required: bool) -> Built {
+    Built { name, path, mode: 0o644, is_required }
 }
 
 /// A package.
@@ -45,6 +45,17 @@ pub(super) const LINKS: [(&str, &str); 3] = [
     ("usr/lib/gpu-mediator/cuda/libnvidia-ml.so", "libcuda.so.1"),
 ];
 
+/// Same, of the library in guests.
+pub(super) const GUEST_LINKS: [(&str, &str); 3] = [
+    ("usr/lib/gpu-mediator-guest/libcuda.so", "libcuda.so.1"),
+    ("usr/lib/gpu-mediator-guest/libnvidia-ml.so.1", "libcuda.so.1"),
+    ("usr/lib/gpu-mediator-guest/libnvidia-ml.so", "libcuda.so.1"),
+];
+/// File that makes the loader find these libraries.
+pub(super) const LOADER_FILE: &str = "etc/ld.so.conf.d/gpu-mediator-guest.conf";
+/// Folder of these libraries, the contents of that file.
+pub(super) const GUEST_FOLDER: &str = "/usr/lib/gpu-mediator-guest";
+
 /// Path of the hook of libvirt.
 pub(super) const LIBVIRT_HOOK: &str = "etc/libvirt/hooks/qemu.d/gpu-mediator";
 /// Path of the file for libvirt's AppArmor profile.
@@ -65,9 +76,10 @@ pub(super) const DAEMON: Spec = Spec {
         program("mediatord", "usr/bin/mediatord", true),
         program("mediatorctl", "usr/bin/mediatorctl", true),
         program("cuda-owner", "usr/lib/gpu-mediator/cuda-owner", false),
-        library("libcuda.so", "usr/lib/gpu-mediator/cuda/libcuda.so.1"),
+        program("cuda-worker", "usr/lib/gpu-mediator/cuda-worker", false),
+        library("libcuda.so", "usr/lib/gpu-mediator/cuda/libcuda.so.1", false),
         program("gpu-mediator-slurm", "usr/bin/gpu-mediator-slurm", false),
-        library("libspank_gpu_mediator.so", "usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so"),
+        library("libspank_gpu_mediator.so", "usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so", false),
     ],
     conffiles: &["etc/gpu-mediator.toml", LIBVIRT_HOOK, LIBVIRT_APPARMOR],
     has_service: true,
@@ -122,5 +134,31 @@ pub(super) const KUBERNETES: Spec = Spec {
         ("usr/share/gpu-mediator/kubernetes/daemonset.yaml", "-rw-r--r--"),
         ("usr/share/gpu-mediator/kubernetes/example/pods.yaml", "-rw-r--r--"),
         ("usr/share/gpu-mediator/kubernetes/share-parameters.schema.json", "-rw-r--r--"),
+    ],
+};
+
+/// The libraries of virtual machines whose programs use CUDA.
+pub(super) const GUEST: Spec = Spec {
+    name: "gpu-mediator-guest",
+    summary: "lets programs of a virtual machine use CUDA on the host's card",
+    description: &[
+        "The libraries libcuda and libnvidia-ml for virtual machines of gpu-mediator.",
+        "NVIDIA's CUDA runtime and the libraries above it run on them unmodified; the",
+        "calls are executed on the host. gpu-mediator-guest-doctor finds what is",
+        "missing in a virtual machine.",
+    ],
+    built: &[
+        library("libcuda_guest.so", "usr/lib/gpu-mediator-guest/libcuda.so.1", true),
+        program("gpu-mediator-guest-doctor", "usr/bin/gpu-mediator-guest-doctor", true),
+    ],
+    conffiles: &[LOADER_FILE],
+    has_service: false,
+    depends: "",
+    expected: &[
+        (LOADER_FILE, "-rw-r--r--"),
+        ("usr/bin/gpu-mediator-guest-doctor", "-rwxr-xr-x"),
+        ("usr/lib/gpu-mediator-guest/libcuda.so.1", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator-guest/changelog.gz", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator-guest/copyright", "-rw-r--r--"),
     ],
 };

@@ -10,7 +10,14 @@ fn programs() -> tempfile::TempDir {
     let script = "#!/bin/sh\n# GLIBC_2.9 GLIBC_2.34 GLIBC_2.4\ncase $1 in\n\
                   completion) echo \"for $2\";;\nman) for page in mediatorctl.1 mediatord.8 gpu-mediator.toml.5; do \
                   echo .TH > $2/$page; done;;\nesac\n";
-    for name in ["mediatord", "mediatorctl", "gpu-mediator-dra", "gpu-mediator-kubevirt"] {
+    for name in [
+        "mediatord",
+        "mediatorctl",
+        "gpu-mediator-dra",
+        "gpu-mediator-kubevirt",
+        "libcuda_guest.so",
+        "gpu-mediator-guest-doctor",
+    ] {
         let path = folder.path().join(name);
         fs::write(&path, script).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
@@ -138,6 +145,26 @@ fn kubernetes_package_has_programs_manifests_and_chart() {
     assert_eq!(check::problems_of_contents(&KUBERNETES, &package, &package).unwrap(), Vec::<String>::new());
     let rpm = recipe.make_rpm(&KUBERNETES, folder.path()).unwrap();
     assert_eq!(rpm::problems(&KUBERNETES, &rpm, &rpm).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn guest_package_has_libraries_under_all_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let binaries = programs();
+    let recipe =
+        Recipe { binaries: binaries.path().to_owned(), version: "1.2.3".to_owned(), epoch: 1_700_000_000, fast: true };
+    let package = recipe.make(&GUEST, folder.path()).unwrap();
+    assert_eq!(check::problems_of_contents(&GUEST, &package, &package).unwrap(), Vec::<String>::new());
+    let files = files(&package);
+    for name in ["libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
+        let link = format!("usr/lib/gpu-mediator-guest/{name} -> libcuda.so.1");
+        assert!(files.contains(&link), "{link}: {files:?}");
+    }
+    let tree = folder.path().join("tree/gpu-mediator-guest");
+    let list = fs::read_to_string(tree.join("etc/ld.so.conf.d/gpu-mediator-guest.conf")).unwrap();
+    assert_eq!(list, "/usr/lib/gpu-mediator-guest\n");
+    let rpm = recipe.make_rpm(&GUEST, folder.path()).unwrap();
+    assert_eq!(rpm::problems(&GUEST, &rpm, &rpm).unwrap(), Vec::<String>::new());
 }
 
 /// Returns the notes of a program.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use clap::{Parser, Subcommand};
-use cuda_rig::{Cuda, Ipc, calls, neighbour, nvml, own, stall};
+use cuda_rig::{Cuda, Ipc, attack, calls, neighbour, nvml, own, stall};
 
 #[derive(Parser)]
 struct Args {
@@ -184,6 +184,16 @@ enum What {
     /// Prints the memory of the card as reported by NVML, in MiB, once directly and once after a fork; never calls the
     /// driver.
     Nvml,
+    /// Makes system calls in the driver's process, through a kernel of the fake driver, and prints their results. Calls
+    /// are separated by `/`; each has its number and up to six arguments: numbers, `last` for the result of the call
+    /// before, `text:TEXT` for the address of a text, `unix:PATH` for the address of a socket address, and
+    /// `program` for the number of this program's process.
+    #[command(allow_negative_numbers = true)]
+    Syscalls {
+        /// The calls.
+        #[arg(required = true)]
+        words: Vec<String>,
+    },
     /// Prints the processes that NVML shows on the card, and never calls the driver.
     Processes,
 }
@@ -233,6 +243,7 @@ fn main() -> Result<()> {
         What::Share { kib } => share(cuda, kib),
         What::Attach { handle, kib } => attach(cuda, &handle, kib),
         What::Graphs => graphs(cuda),
+        What::Syscalls { words } => attack::make(cuda, &words),
         What::Nodes => {
             let words = cuda.build_graph()?;
             print(format!("{words:x?} {} {}", cuda.encode_map()?, cuda.clusters(cuda.kernel("fill")?)?))

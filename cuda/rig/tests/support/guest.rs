@@ -15,14 +15,27 @@ pub struct Loopback {
     socket: PathBuf,
 }
 
+/// Lets workers use the fake card, which is a folder, and the libraries, which are links.
+fn permit_fake(rig: &Rig, command: &mut Command) {
+    let libraries = rig.fake.parent().expect("a folder");
+    command.arg("--writable").arg(rig.folder.path().join("card")).arg("--readable").arg(libraries);
+}
+
 impl Loopback {
     /// Starts it for a tenant of the rig's owner, which runs.
     pub fn start(rig: &Rig, tenant: &str) -> Self {
+        Self::start_with(rig, tenant, Stdio::inherit(), &[])
+    }
+
+    /// Same, with further arguments, and another standard error of it and its workers.
+    pub fn start_with(rig: &Rig, tenant: &str, errors: Stdio, arguments: &[&str]) -> Self {
         let socket = Self::prepare(rig, tenant);
         let mut command = rig.command(built("cuda-loopback"), "shim");
         command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, tenant);
         command.arg("--socket").arg(&socket).arg("--worker").arg(built("cuda-worker"));
         command.arg("--library").arg(rig.folder.path().join("shim/libcuda.so.1"));
+        permit_fake(rig, &mut command);
+        command.args(arguments).stderr(errors);
         Self::ready(command, socket)
     }
 
@@ -56,6 +69,7 @@ impl Loopback {
         command.arg("--socket").arg(rig.folder.path().join("admin.sock")).args(["run", "--tenant", tenant]);
         command.arg("--library").arg(rig.folder.path().join("shim")).arg("--").arg(built("cuda-loopback"));
         command.arg("--socket").arg(&socket).arg("--worker").arg(built("cuda-worker"));
+        permit_fake(rig, &mut command);
         Self::ready(command, socket)
     }
 

@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-use worker_link::{Link, WorkerOptions};
+use worker_link::{Link, Restrictions, WorkerOptions};
 
 #[derive(Parser)]
 struct Args {
@@ -31,6 +31,21 @@ struct Args {
     /// Size of each program's window in GiB, for pinned memory. Costs memory when it is used only.
     #[arg(long, default_value_t = 64)]
     window_gib: u64,
+    /// User of the workers, if this program may change it.
+    #[arg(long, requires = "group")]
+    user: Option<u32>,
+    /// Group of the workers.
+    #[arg(long, requires = "user")]
+    group: Option<u32>,
+    /// File or folder that workers may read, in addition to libraries and devices. May be repeated.
+    #[arg(long)]
+    readable: Vec<PathBuf>,
+    /// File or folder that workers may change. May be repeated.
+    #[arg(long)]
+    writable: Vec<PathBuf>,
+    /// Workers have no sandbox, for debuggers.
+    #[arg(long)]
+    no_sandbox: bool,
 }
 
 /// Sends the window's descriptor to the program.
@@ -63,7 +78,9 @@ fn options(args: &Args) -> Result<WorkerOptions> {
     let range = format!("{:#x}-{:#x}", ADDRESSES.start, PINNED_ADDRESSES);
     let environment = std::env::vars_os().chain([("GPU_MEDIATOR_CUDA_ADDRESSES".into(), range.into())]).collect();
     let library = args.library.clone();
-    Ok(WorkerOptions { program, environment, library, user: None, rejoin: None })
+    let (readable, writable) = (args.readable.clone(), args.writable.clone());
+    let restrictions = Restrictions { is_off: args.no_sandbox, user: args.user.zip(args.group), readable, writable };
+    Ok(WorkerOptions { program, environment, library, restrictions })
 }
 
 fn listen(path: &Path) -> Result<OwnedFd> {

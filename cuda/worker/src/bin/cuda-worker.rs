@@ -1,16 +1,17 @@
 //! Executes the CUDA calls of one guest program. Started by the daemon, or by `cuda-loopback`.
 //!
-//! UNSAFETY: takes over the descriptors that the arguments name.
+//! UNSAFETY: takes over the descriptors that the arguments name, and ends the process.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::Parser;
-use cuda_worker::{DeviceLink, Driver, serve};
-use worker_link::{FromWorker, Link, Reason, Rejoin};
+use cuda_worker::sandbox::{Options, Sandbox, SandboxError};
+use cuda_worker::{Driver, serve};
+use rustix::event::{PollFd, PollFlags, poll};
+use worker_link::{FromWorker, Link, Reason};
 
 #[derive(Parser)]
 struct Args {
@@ -23,12 +24,73 @@ struct Args {
     /// The driver's library.
     #[arg(long, default_value = "libcuda.so.1")]
     library: PathBuf,
-    /// Socket of the next daemon, if this worker survives the end of its daemon.
-    #[arg(long, requires = "rejoin_ms")]
-    rejoin: Option<PathBuf>,
-    /// Time without a daemon after which this worker ends, in milliseconds.
+    /// User and group that the worker changes to.
+    #[arg(long, requires = "group")]
+    user: Option<u32>,
+    #[arg(long, requires = "user")]
+    group: Option<u32>,
+    /// File or folder that the worker may read, in addition to those of every worker. May be repeated.
     #[arg(long)]
-    rejoin_ms: Option<u64>,
+    readable: Vec<PathBuf>,
+    /// File or folder that the worker may change. May be repeated.
+    #[arg(long)]
+    writable: Vec<PathBuf>,
+    /// Sets no restriction, for debuggers.
+    #[arg(long)]
+    no_sandbox: bool,
+}
+
+impl Args {
+    /// Returns the restrictions: the worker reads its libraries, wherever they are.
+    fn restrictions(&self) -> Options {
+        let variable = |name| std::env::var_os(name).map(PathBuf::from);
+        let libraries = [Some(self.library.clone()), variable("GPU_MEDIATOR_CUDA_DRIVER")].into_iter().flatten();
+        // A name without a folder is the loader's to find.
+        let libraries = libraries.filter(|path| path.components().count() > 1);
+        let files = libraries.flat_map(|path| [path.canonicalize().ok(), Some(path)]).flatten();
+        let folders = files.filter_map(|path| Some(path.parent()?.to_owned()));
+        let search = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let search: Vec<_> = std::env::split_paths(&search).filter(|path| path.is_absolute()).collect();
+        Options {
+            user: self.user.zip(self.group),
+            readable: folders.chain(search).chain(self.readable.iter().cloned()).collect(),
+            writable: self.writable.clone(),
+            owner: variable("GPU_MEDIATOR_CUDA_SOCKET").filter(|path| !path.as_os_str().is_empty()),
+        }
+    }
+}
+
+/// A worker that does not start, and the reason for the device.
+type Failure = (Reason, anyhow::Error);
+
+/// Loads the driver and starts it, between the two steps of the sandbox.
+fn load(args: &Args, link: &Link) -> Result<Driver, Failure> {
+    let refused = |error: SandboxError| (Reason::Sandbox, error.into());
+    if args.no_sandbox {
+        return load_driver(&args.library);
+    }
+    let sandbox = Sandbox::enter(&args.restrictions()).map_err(refused)?;
+    // The start of a driver may take long, and nothing else reads the link meanwhile.
+    let watched = link.try_clone().map_err(|error| (Reason::Sandbox, error.into()))?;
+    std::thread::spawn(move || end_with(&watched));
+    let driver = load_driver(&args.library)?;
+    // If the driver refuses, the program's own call is refused again.
+    driver.start();
+    sandbox.close(link.as_fd()).map_err(refused)?;
+    Ok(driver)
+}
+
+fn load_driver(library: &Path) -> Result<Driver, Failure> {
+    let failed = |error| (Reason::Driver, anyhow::Error::from(error).context("the worker has no CUDA driver"));
+    Driver::load(library).map_err(failed)
+}
+
+/// Ends the process when the device closes the link.
+fn end_with(link: &Link) {
+    let mut descriptors = [PollFd::new(link, PollFlags::empty())];
+    while poll(&mut descriptors, None).is_err() {}
+    // SAFETY: ends the process without further code of it.
+    unsafe { libc::_exit(0) }
 }
 
 fn main() -> Result<()> {
@@ -39,16 +101,11 @@ fn main() -> Result<()> {
     for descriptor in [window.as_fd(), link.as_fd()] {
         rustix::io::fcntl_setfd(descriptor, rustix::io::FdFlags::CLOEXEC)?;
     }
-    let fail = |reason| link.send_from_worker(FromWorker::Failed { reason });
-    if let Err(error) = worker_link::enter_sandbox() {
-        let _ = fail(Reason::Sandbox);
-        return Err(error.into());
-    }
-    let driver = match Driver::load(&args.library) {
+    let driver = match load(&args, &link) {
         Ok(driver) => driver,
-        Err(error) => {
-            let _ = fail(Reason::Driver);
-            return Err(error).context("the worker has no CUDA driver");
+        Err((reason, error)) => {
+            let _ = link.send_from_worker(FromWorker::Failed { reason });
+            return Err(error);
         }
     };
     let rejoin = args.rejoin.zip(args.rejoin_ms);

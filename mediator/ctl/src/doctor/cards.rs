@@ -9,7 +9,7 @@ use super::{Finding, Patient};
 use crate::cdi::NAMES;
 
 /// Folders in which the loader looks for libraries.
-const LIBRARIES: [&str; 5] =
+pub(super) const LIBRARIES: [&str; 5] =
     ["usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib64", "usr/lib", "usr/local/lib"];
 /// Folder of the library that replaces the driver and NVML for tenants' programs, where the package installs it.
 const FRONT: &str = "usr/lib/gpu-mediator/cuda";

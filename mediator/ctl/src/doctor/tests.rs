@@ -233,6 +233,54 @@ fn a_cuda_card_needs_nvidias_driver_and_the_library() {
 }
 
 #[test]
+fn cuda_in_vms_needs_worker_sandbox_rights_and_memory() {
+    let root = host();
+    let card = "[[card]]\nname = \"h100\"\nkind = \"cuda\"\nvram_mib = 1024\n";
+    let vm = "[[vm]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 64\ncuda = { window_mib = 4096 }\n";
+    write(&root, "etc/gpu-mediator.toml", &format!("{card}cuda.worker_users = [900, 963]\n{vm}"));
+    write(&root, "sys/kernel/security/lsm", "lockdown,yama,apparmor");
+    write(&root, "sys/module/nvidia_uvm/parameters/uvm_disable_hmm", "N\n");
+    write(&root, "sys/module/nvidia/version", "580.1\n");
+    write(&root, "proc/meminfo", "MemTotal:        1048576 kB\n");
+    write(&root, "proc/77/comm", "mediatord\n");
+    write(&root, "proc/77/status", "Name:\tmediatord\nCapEff:\t0000000000000020\n");
+    fs::create_dir_all(root.path().join("usr/lib64")).unwrap();
+    std::os::unix::fs::symlink("libcuda.so.575.57", root.path().join("usr/lib64/libcuda.so.1")).unwrap();
+    let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
+    assert!(
+        told(&findings, "worker").starts_with("missing: card `h100`: there is no /usr/lib/gpu-mediator/"),
+        "{text}"
+    );
+    let users = told(&findings, "worker-users");
+    assert!(users.contains("users 900 to 963: it lacks CAP_SETGID, CAP_SETUID [remove the marks"), "{users}");
+    // Users of their own protect as well.
+    assert!(told(&findings, "sandbox").starts_with("note: the kernel has no Landlock"), "{text}");
+    assert!(told(&findings, "hmm").contains("uvm_disable_hmm=1"), "{text}");
+    assert!(told(&findings, "window").starts_with("missing: windows of 4096 MiB, of 1024 MiB"), "{text}");
+    assert!(told(&findings, "versions").contains("library has version 575.57, its kernel module 580.1"), "{text}");
+
+    write(&root, "etc/gpu-mediator.toml", &format!("{card}{vm}"));
+    let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
+    assert!(told(&findings, "sandbox").starts_with("missing: "), "{text}");
+    assert!(told(&findings, "worker-users").starts_with("note: "), "{text}");
+    write(&root, "etc/gpu-mediator.toml", &format!("{card}cuda.sandbox = false\n{vm}"));
+    let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
+    assert!(told(&findings, "sandbox").contains("remove `cuda.sandbox = false`"), "{text}");
+
+    write(&root, "etc/gpu-mediator.toml", &format!("{card}cuda.worker_users = [900, 963]\n{vm}"));
+    write(&root, "sys/kernel/security/lsm", "lockdown,landlock,apparmor\n");
+    write(&root, "sys/module/nvidia_uvm/parameters/uvm_disable_hmm", "Y\n");
+    write(&root, "sys/module/nvidia/version", "575.57\n");
+    write(&root, "proc/meminfo", "MemTotal:        8388608 kB\n");
+    write(&root, "proc/77/status", "Name:\tmediatord\nCapEff:\t00000000000000e0\n");
+    write(&root, "usr/lib/gpu-mediator/cuda-worker", "");
+    let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
+    for check in ["worker", "worker-users", "sandbox", "hmm", "window", "versions"] {
+        assert_eq!(told(&findings, check), "", "{text}");
+    }
+}
+
+#[test]
 fn libvirt_needs_its_hook_and_rights() {
     let root = host();
     program(&root, "usr/sbin/libvirtd", "");

@@ -11,11 +11,12 @@ use cuda_protocol::{DRIVER_VARIABLE, SOCKET_VARIABLE, TENANT_VARIABLE};
 use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
 use vcuda::{BuildError, CudaDevice, CudaFunction, Limits, ProgramLauncher, SavedFunction};
 use vmm_glue::Link;
-use worker_link::{Rejoin, WorkerOptions};
+use worker_link::{Restrictions, WorkerOptions};
 
-use config::{FunctionSpec, VmSpec};
+use config::{FunctionSpec, SocketMode, VmSpec};
 use listening::folders;
 
+use super::users::User;
 use super::{CudaCard, MIB, tenant};
 use crate::backend::{BackendError, BackendStatus, Built, VmBackend};
 use crate::error::DaemonError;
@@ -46,11 +47,21 @@ struct CudaVm {
     vram_mib: u64,
     socket: PathBuf,
     socket_dir: PathBuf,
+    /// User of the workers, if it is their own.
+    user: Option<User>,
 }
 
 /// Creates the device of a VM, and adds the VM to the tenants of the card's owner.
 pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) -> Result<Built, BackendError> {
-    let spec = vm.as_tenant();
+    let mut spec = vm.as_tenant();
+    let user = card.users.take().map_err(BackendError::failed)?;
+    let group = rustix::process::getegid().as_raw();
+    let ids = user.as_ref().map(|user| (user.number(), group));
+    if ids.is_some() {
+        // Workers are in the daemon's group, which owns the socket.
+        spec.mode = SocketMode(0o660);
+    }
+    report(&vm.name, card.spec().cuda().sandbox, ids);
     let function = vm.cuda.unwrap_or_default();
     let socket = spec.socket_path(dir);
     let told = tenant(&spec, card.spec(), dir).map_err(BackendError::failed)?;
@@ -60,9 +71,21 @@ pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) 
         folders::remove(&vm.name, &socket, dir);
         return Err(BackendError::failed(error));
     }
-    let launcher = Box::new(ProgramLauncher(worker(card, &vm.name, &socket)));
-    match CudaDevice::build(&vm.name, limits(function), link, launcher) {
-        Ok((device, function)) => Ok(built(card, vm, dir, device, function)),
+    let FunctionSpec { window_mib, programs } = function;
+    let limits = Limits { window_bytes: window_mib * MIB, workers: programs as usize };
+    let launcher = Box::new(ProgramLauncher(worker(card, &vm.name, &socket, ids)));
+    let device = CudaDevice::build(&vm.name, limits, link, launcher);
+    let backend = |function, user| CudaVm {
+        function,
+        card: Arc::clone(card),
+        name: vm.name.clone(),
+        vram_mib: spec.vram_mib,
+        socket: socket.clone(),
+        socket_dir: dir.to_owned(),
+        user,
+    };
+    match device {
+        Ok((device, function)) => Ok(Built { device: Box::new(device), backend: Arc::new(backend(function, user)) }),
         Err(error) => {
             leave(card, &vm.name);
             folders::remove(&vm.name, &socket, dir);
@@ -71,56 +94,22 @@ pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) 
     }
 }
 
-fn limits(FunctionSpec { window_mib, programs }: FunctionSpec) -> Limits {
-    Limits { window_bytes: window_mib * MIB, workers: programs as usize }
-}
-
-fn built(card: &Arc<CudaCard>, vm: &VmSpec, dir: &Path, device: CudaDevice, function: CudaFunction) -> Built {
-    let spec = vm.as_tenant();
-    let backend = CudaVm {
-        function,
-        card: Arc::clone(card),
-        name: vm.name.clone(),
-        vram_mib: spec.vram_mib,
-        socket: spec.socket_path(dir),
-        socket_dir: dir.to_owned(),
-    };
-    Built { device: Box::new(device), backend: Arc::new(backend) }
-}
-
-/// Creates the device of a VM that another daemon has suspended.
-///
-/// # Errors
-/// If its state is impossible, or does not fit the configuration.
-pub(crate) fn restored(
-    card: &Arc<CudaCard>,
-    vm: &VmSpec,
-    link: &Link,
-    dir: &Path,
-    (saved, descriptors): (SavedFunction, Vec<OwnedFd>),
-) -> Result<Built, BuildError> {
-    let launcher = Box::new(ProgramLauncher(worker(card, &vm.name, &vm.as_tenant().socket_path(dir))));
-    let limits = limits(vm.cuda.unwrap_or_default());
-    let (device, function) = CudaDevice::restore(&vm.name, limits, link, launcher, saved, descriptors)?;
-    Ok(built(card, vm, dir, device, function))
-}
-
-/// Gives the owner of another daemon the settings that a VM has now, if they differ.
-///
-/// # Errors
-/// If the owner refuses them, or does not answer.
-pub(crate) fn confirm(card: &CudaCard, vm: &VmSpec, dir: &Path) -> Result<(), DaemonError> {
-    let told = tenant(&vm.as_tenant(), card.spec(), dir)?;
-    let turn = card.change()?;
-    card.add(turn, &format!("VM `{}`", vm.name), told).map(drop)
-}
-
-fn rejoin_socket(socket: &Path) -> PathBuf {
-    socket.with_file_name(REJOIN_SOCKET)
+/// Reports what the workers of a VM may do on the host.
+fn report(vm: &str, is_sandboxed: bool, ids: Option<(u32, u32)>) {
+    if !is_sandboxed {
+        tracing::warn!(vm, "workers have no sandbox (`cuda.sandbox`): a guest can do what the daemon's user can");
+    }
+    match ids {
+        Some((user, _)) => tracing::info!(vm, user, "the VM's workers have a user of their own"),
+        None => tracing::info!(
+            vm,
+            "the VM's workers have the daemon's user, behind the sandbox alone; `cuda.worker_users` gives them others"
+        ),
+    }
 }
 
 /// Returns how the workers of a VM are started.
-fn worker(card: &CudaCard, vm: &str, socket: &Path) -> WorkerOptions {
+fn worker(card: &CudaCard, vm: &str, socket: &Path, user: Option<(u32, u32)>) -> WorkerOptions {
     let cuda = card.spec().cuda();
     let program = cuda.worker.unwrap_or_else(|| beside(WORKER, WORKER));
     // Device addresses are the same in the guest and in the worker; pinned memory has the rest of the range.
@@ -131,15 +120,14 @@ fn worker(card: &CudaCard, vm: &str, socket: &Path) -> WorkerOptions {
         (DRIVER_VARIABLE, cuda.driver.into()),
         (ADDRESSES_VARIABLE, addresses.into()),
     ];
+    let restrictions = Restrictions { is_off: !cuda.sandbox, user, ..Restrictions::default() };
     let environment = variables.map(|(name, value)| (name.into(), value)).to_vec();
-    let limit = Duration::from_secs(cuda.orphan_timeout_s);
-    let rejoin = Some(Rejoin { socket: rejoin_socket(socket), limit });
-    let library = Some(beside(LIBRARY, INSTALLED_LIBRARY));
-    WorkerOptions { program, environment, library, user: None, rejoin }
+    WorkerOptions { program, environment, library: Some(beside(LIBRARY, INSTALLED_LIBRARY)), restrictions }
 }
 
-/// Removes a VM from the tenants of the card's owner. Its workers were killed; waits until they have left.
-fn leave(card: &CudaCard, vm: &str) {
+/// Removes a VM from the tenants of the card's owner. Its workers were killed; waits until they have left. Returns true
+/// if none is left.
+fn leave(card: &CudaCard, vm: &str) -> bool {
     let begin = Instant::now();
     loop {
         let request = Request::Remove { name: vm.to_owned(), kills: true };
@@ -148,11 +136,13 @@ fn leave(card: &CudaCard, vm: &str) {
         match asked {
             Ok(Answer::Leaving(_)) if begin.elapsed() < LEAVING => locks::sleep(POLL_INTERVAL),
             Ok(Answer::Leaving(pids)) => {
-                return tracing::error!(vm, ?pids, "workers of a VM that was removed do not end");
+                tracing::error!(vm, ?pids, "workers of a VM that was removed do not end");
+                return false;
             }
-            Ok(_) => return,
+            Ok(_) => return true,
             Err(error) => {
-                return tracing::warn!(vm, %error, "the owner of the card does not know that a VM was removed");
+                tracing::warn!(vm, %error, "the owner of the card does not know that a VM was removed");
+                return false;
             }
         }
     }
@@ -187,9 +177,11 @@ impl VmBackend for CudaVm {
     }
 
     fn release(&self) -> Result<(), BackendError> {
-        // The folder is removed if it is empty.
-        let _ = std::fs::remove_file(rejoin_socket(&self.socket));
-        leave(&self.card, &self.name);
+        let has_left = leave(&self.card, &self.name);
+        if let Some(user) = self.user.as_ref().filter(|_| !has_left) {
+            tracing::error!(user = user.number(), "no other VM gets this user until the daemon is started again");
+            user.keep();
+        }
         folders::remove(&self.name, &self.socket, &self.socket_dir);
         Ok(())
     }

@@ -1,0 +1,88 @@
+//! The files that a worker may open.
+
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access as _, AccessFs, BitFlags, CompatLevel, Compatible as _, PathBeneath, PathFd, Ruleset, RulesetAttr as _,
+    RulesetCreatedAttr as _, RulesetError, RulesetStatus, Scope,
+};
+
+use super::Options;
+
+/// Files and folders that workers read: programs' libraries, and the descriptions of machine, driver and process. The
+/// rules also keep workers from reading other processes' memory below /proc.
+const READABLE: [&str; 16] = [
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/nix/store",
+    "/run/opengl-driver",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.preload",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/nvidia",
+    "/etc/nsswitch.conf",
+    "/proc",
+    "/sys",
+    "/dev/urandom",
+    "/dev/random",
+];
+/// Devices that workers read and write, in addition to NVIDIA's.
+const DEVICES: [&str; 2] = ["/dev/null", "/dev/zero"];
+/// Folder of the process's own threads: the driver names its threads through files in it.
+const THREADS: &str = "/proc/self/task";
+/// Start of the names of NVIDIA's device files.
+const NVIDIA: &str = "nvidia";
+/// Most device files of NVIDIA.
+const MAX_DEVICES: usize = 256;
+
+/// Open files and folders of the rules. The kernel binds a rule to its entry of a file; as long as the file is open,
+/// the kernel does not replace the entry of a file below /proc.
+#[derive(Debug)]
+pub(super) struct Files(#[expect(dead_code, reason = "held open")] Vec<PathFd>);
+
+/// Restricts this thread, and those that it starts. Returns `None` if the kernel has no Landlock.
+pub(super) fn restrict(options: &Options) -> Result<Option<Files>, RulesetError> {
+    let newest = ABI::V6;
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let change = read | AccessFs::from_write(newest);
+    let rules = READABLE.iter().map(|path| (PathBuf::from(path), read));
+    let rules = rules.chain(options.readable.iter().map(|path| (path.clone(), read)));
+    let threads = read | AccessFs::WriteFile | AccessFs::Truncate;
+    let rules = rules.chain([(THREADS.into(), threads)]);
+    let rules = rules.chain(devices().into_iter().map(|path| (path, change)));
+    let rules = rules.chain(options.writable.iter().map(|path| (path.clone(), change)));
+
+    // Kernels before the newest version have fewer kinds of access and no scopes.
+    let ruleset = Ruleset::default().set_compatibility(CompatLevel::BestEffort);
+    let ruleset = ruleset.handle_access(AccessFs::from_all(newest))?.scope(Scope::from_all(newest))?;
+    let mut ruleset = ruleset.create()?;
+    let mut open = Vec::new();
+    for (path, access) in rules {
+        // A file that does not exist cannot be opened either.
+        let Ok(file) = PathFd::new(&path) else { continue };
+        let access = if path.is_dir() { access } else { access & AccessFs::from_file(newest) };
+        ruleset = add(ruleset, &file, access)?;
+        open.push(file);
+    }
+    let status = ruleset.restrict_self()?.ruleset;
+    Ok((status != RulesetStatus::NotEnforced).then_some(Files(open)))
+}
+
+fn add(
+    ruleset: landlock::RulesetCreated,
+    file: &PathFd,
+    access: BitFlags<AccessFs>,
+) -> Result<landlock::RulesetCreated, RulesetError> {
+    ruleset.add_rule(PathBeneath::new(file, access))
+}
+
+/// Returns NVIDIA's device files and the other devices.
+fn devices() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
+    let nvidia = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(NVIDIA));
+    let nvidia = nvidia.take(MAX_DEVICES).map(|entry| entry.path());
+    nvidia.chain(DEVICES.iter().map(|path| Path::new(path).to_owned())).collect()
+}

@@ -1,0 +1,90 @@
+//! The signal of a forbidden system call.
+//!
+//! The filter makes the kernel send `SIGSYS` instead of the call. The handler carries out a `connect` to the owner's
+//! address, with the pointer that the filter allows. For any other call it reports the call and ends the process. A
+//! process with another handler gains nothing: the call has not been made. So only the report depends on the handler.
+//!
+//! UNSAFETY: a signal handler, which uses only system calls and its thread's registers.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::sync::OnceLock;
+
+use rustix::io::Errno;
+use worker_link::{FromWorker, Reason, call_name};
+
+use super::owner_address::{ADDRESS, OwnerAddress};
+
+/// Exit status of a worker that made a forbidden call: that of a process that `SIGSYS` ends, in a shell.
+const STATUS: c_int = 128 + libc::SIGSYS;
+/// Registers of a call's first three arguments.
+const ARGUMENTS: [c_int; 3] = [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX];
+/// Standard error.
+const STDERR: c_int = 2;
+
+/// Facts for the handler. Static: a handler has no other arguments.
+static FACTS: OnceLock<(c_int, Option<OwnerAddress>)> = OnceLock::new();
+
+/// `siginfo_t` of a `SIGSYS`.
+#[repr(C)]
+struct Information {
+    _signal: [c_int; 4],
+    _address: u64,
+    call: c_int,
+    _architecture: u32,
+}
+
+/// Installs the handler.
+pub(super) fn prepare(link: BorrowedFd<'_>, owner: Option<&OwnerAddress>) -> Result<(), Errno> {
+    // The names' table is complete before the first signal.
+    let _ = call_name(0);
+    let _ = FACTS.set((link.as_raw_fd(), owner.copied()));
+    // SAFETY: the structure is filled before it is used; the handler fits its flags.
+    let failed = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_forbidden_call as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
+        libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut())
+    };
+    if failed != 0 {
+        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL));
+    }
+    Ok(())
+}
+
+extern "C" fn on_forbidden_call(_signal: c_int, information: *const Information, context: *mut libc::ucontext_t) {
+    // SAFETY: the kernel passes both, which live as long as the handler runs.
+    let (information, registers) = unsafe { (&*information, &mut (*context).uc_mcontext.gregs) };
+    let (link, owner) = FACTS.get().copied().unwrap_or((-1, None));
+    let [socket, address, length] = ARGUMENTS.map(|register| registers[register as usize]);
+    if let Some(owner) = owner
+        && i64::from(information.call) == libc::SYS_connect
+        // SAFETY: the thread passed the address to the kernel; if it is not readable, the process ends.
+        && unsafe { owner.is(address as u64, length as u64) }
+    {
+        // SAFETY: the address is mapped for good.
+        let result = unsafe { libc::syscall(libc::SYS_connect, socket, ADDRESS, owner.length) };
+        // SAFETY: the location is the thread's.
+        let error = unsafe { *libc::__errno_location() };
+        registers[libc::REG_RAX as usize] = if result < 0 { -i64::from(error) } else { result };
+        return;
+    }
+    report(information.call as u32, link);
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(STATUS) }
+}
+
+/// Reports the call, without memory or locks.
+fn report(call: u32, link: c_int) {
+    let packet = FromWorker::Failed { reason: Reason::Forbidden(call) }.encode();
+    let parts: [&[u8]; 3] =
+        [b"cuda-worker: the call `", call_name(call).as_bytes(), b"` is forbidden: the worker ends\n"];
+    let parts = parts.map(|part| libc::iovec { iov_base: part.as_ptr() as *mut c_void, iov_len: part.len() });
+    // SAFETY: both calls only read memory that lives here.
+    unsafe {
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        libc::send(link, packet.as_ptr().cast(), packet.len(), flags);
+        libc::writev(STDERR, parts.as_ptr(), parts.len() as c_int);
+    }
+}
