@@ -46,7 +46,7 @@ pub use waits::Wait;
 use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
 use deadlines::{Deadline, Deadlines};
 use pieces::Pieces;
-use relocate::Relocation;
+use relocate::Relocations;
 use sched::turns::{Turns, TurnsConfig};
 use sched::{Config as TimeConfig, Nanos};
 use sessions::Session;
@@ -194,8 +194,6 @@ struct Tenant {
     wanted: u64,
     /// Number of pieces that are being made for requests.
     making: u32,
-    /// The tenant's sessions that are being relocated.
-    moving: BTreeSet<SessionId>,
     busy_ns: u64,
     copy_ns: u64,
     launches: u64,
@@ -220,9 +218,8 @@ pub struct Core {
     pieces: Pieces,
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
-    relocations: BTreeMap<SessionId, Relocation>,
-    /// Copies of processes that have left in the meantime.
-    orphans: BTreeMap<BatchId, relocate::Batch>,
+    /// Moves of processes' chunks.
+    relocations: Relocations,
     shares: shares::Shares,
     /// Pieces that requests wait for, each with its process and tenant.
     making: BTreeMap<PieceId, (SessionId, TenantId)>,
@@ -264,8 +261,6 @@ pub struct Core {
     next_tenant: u32,
     /// Processes of a previous owner that have not reconnected yet.
     expected: BTreeSet<u32>,
-    relocations_done: u64,
-    declined: u64,
     /// Processes that were given up and have not ended, each with the name of its tenant.
     given_up: BTreeMap<u32, String>,
     incidents: given_up::Incidents,
@@ -287,11 +282,10 @@ impl Core {
             residency: Residency::new(config.balance, config.quanta),
             turns,
             pieces: Pieces::new(slots.saturating_add(ready), ready),
-            config,
             tenants: BTreeMap::new(),
             sessions: BTreeMap::new(),
-            relocations: BTreeMap::new(),
-            orphans: BTreeMap::new(),
+            relocations: relocate::none(config.chunk_bytes, config.patience_ns),
+            config,
             shares: shares::Shares::default(),
             making: BTreeMap::new(),
             hungry: BTreeSet::new(),
@@ -319,8 +313,6 @@ impl Core {
             first_number: u64::from(seed) << 32,
             next_tenant: 1,
             expected: BTreeSet::new(),
-            relocations_done: 0,
-            declined: 0,
             given_up: BTreeMap::new(),
             incidents: given_up::Incidents::default(),
         };
@@ -422,9 +414,9 @@ impl Core {
     pub fn next_wakeup(&self) -> Option<u64> {
         let turns = self.turns.next_wakeup().map(|at| at.0.saturating_sub(self.clock));
         let owes = self.sessions.values().any(|session| session.suspends.is_some() || session.adopts);
-        let moves = !self.relocations.is_empty() || owes || self.watches_memory();
+        let moves = !self.relocations.is_idle() || owes || self.watches_memory();
         let memory = moves.then_some(self.residency.balancer().config().return_interval_ns);
-        let stock = (self.relocations.is_empty() && self.pieces.is_short()).then(|| self.restocks_in());
+        let stock = (self.relocations.is_idle() && self.pieces.is_short()).then(|| self.restocks_in());
         let work = self.has_work().then_some(0);
         let deadline = self.deadlines.next(self.clock);
         let soonest = turns.into_iter().chain(memory).chain(deadline).chain(stock).chain(work).min();
@@ -445,7 +437,7 @@ impl Core {
         self.table.create_vm(id, spec.memory_bytes, spec.limits)?;
         self.next_tenant += 1;
         self.turns.add(id, spec.time, Nanos(self.clock));
-        let (bodies, indices, moving) = Default::default();
+        let (bodies, indices) = Default::default();
         let tenant = Tenant {
             spec,
             bodies,
@@ -453,7 +445,6 @@ impl Core {
             users: 0,
             wanted: 0,
             making: 0,
-            moving,
             busy_ns: 0,
             copy_ns: 0,
             launches: 0,
@@ -600,7 +591,7 @@ impl Core {
             self.balance();
             self.carry_out_orders();
         }
-        if !self.relocations.is_empty() {
+        if !self.relocations.is_idle() {
             self.deadlines.set(Deadline::Restock, self.clock + RESTOCK_NS);
         } else {
             // Pinning host memory holds the driver's locks for milliseconds, so it waits until no memory is moving.

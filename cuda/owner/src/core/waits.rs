@@ -44,7 +44,7 @@ impl Core {
             let others = Wait::MemoryQuantum { holder, left_ns };
             return Some(if holder == id { Wait::Move } else { others });
         }
-        if !tenant.moving.is_empty() {
+        if self.relocations.is_moving(id) {
             return Some(Wait::Move);
         }
         if self.waits_for_memory(id) {
