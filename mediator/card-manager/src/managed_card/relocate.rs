@@ -118,7 +118,7 @@ impl ManagedCard {
                 }
                 None => match copying.pop_front() {
                     Some(first) => {
-                        let copied = self.await_copies(&first, &copying);
+                        let copied = self.await_copies(&first, &mut copying);
                         if let Err(error) = &copied {
                             tracing::error!(%vm, %error, "memory of a VM stays where it is");
                         }
@@ -278,15 +278,18 @@ impl ManagedCard {
         batches.into_iter().map(flight).collect()
     }
 
-    /// Waits for a batch. If the engines fail, the CPU copies it. `later`: batches that the engines may also be copying.
-    fn await_copies(&self, first: &InFlight, later: &VecDeque<InFlight>) -> Result<(), ManagerError> {
+    /// Waits for a batch. If the engines fail, the CPU copies it, and the `later` batches in turn.
+    fn await_copies(&self, first: &InFlight, later: &mut VecDeque<InFlight>) -> Result<(), ManagerError> {
         let by_engine = first.copies.as_deref().ok_or_else(dead).and_then(|copies| self.await_jobs(copies));
         by_engine.or_else(|error| {
             tracing::warn!(%error, "chunks are copied by the CPU");
             // An engine that still works would later write to memory that may belong to a guest by then.
-            let batches = std::iter::once(first).chain(later);
+            let batches = std::iter::once(first).chain(later.iter());
             let to: Vec<Place> = batches.flat_map(|batch| &batch.chunks).map(|chunk| chunk.to).collect();
-            self.stop_copier(&to)?;
+            let stopped = self.stop_copier(&to);
+            // Waiting for the engines once is enough.
+            later.iter_mut().for_each(|batch| batch.copies = None);
+            stopped?;
             let bytes = self.lock().chunk_bytes();
             first.chunks.iter().try_for_each(|chunk| {
                 (0..bytes).step_by(BY_HAND as usize).try_for_each(|at| {
