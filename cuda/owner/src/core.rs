@@ -174,6 +174,11 @@ impl Body {
         Self::Chunk { piece, number: user.1.0, users: BTreeSet::from([user]), pinned: false }
     }
 
+    /// Returns true if the memory never moves.
+    fn is_fixed(&self) -> bool {
+        matches!(self, Self::Fixed | Self::Chunk { pinned: true, .. })
+    }
+
     /// Returns the user of a chunk that has only one user.
     fn only_user(&self) -> Option<(SessionId, ChunkId)> {
         let Self::Chunk { users, .. } = self else { return None };
@@ -188,6 +193,8 @@ struct Tenant {
     bodies: BTreeMap<u32, Body>,
     /// Unused indices.
     indices: indices::Indices,
+    /// Number of chunks that never move: fixed memory, and chunks that the tenant's processes share.
+    fixed: u32,
     /// Users of all bodies.
     users: u64,
     /// Number of chunks that requests wait for and that have no place yet.
@@ -442,6 +449,7 @@ impl Core {
             spec,
             bodies,
             indices,
+            fixed: 0,
             users: 0,
             wanted: 0,
             making: 0,

@@ -163,7 +163,7 @@ impl Memory {
     /// Starts the quantum for which memory was moved; no memory moves for now.
     pub fn begin_turn(&mut self, now: u64) -> Holds {
         let Self { vram, divider, .. } = self;
-        divider.residency.is_still(&vram.chunks, now, false)
+        divider.residency.is_still(&vram.chunks, now, None)
     }
 
     /// Returns the moves that allow `chunks` more chunks of the card to be guaranteed.

@@ -40,6 +40,8 @@ impl Core {
                 }
             }
             assert_eq!(users, tenant.users, "{id}: users");
+            let fixed = tenant.bodies.values().filter(|body| body.is_fixed()).count();
+            assert_eq!(fixed, tenant.fixed as usize, "{id}: chunks that never move");
             let sessions = || self.sessions.values().filter(|session| session.tenant == Some(id));
             let pending = || sessions().flat_map(|session| &session.pending);
             assert_eq!(pending().map(|pending| u64::from(pending.wanted)).sum::<u64>(), tenant.wanted, "{id}: wanted");

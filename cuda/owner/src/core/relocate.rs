@@ -65,7 +65,8 @@ impl Core {
         }
         self.relocate();
         if self.relocations.is_idle() {
-            let holds = self.residency.is_still(&self.table, self.clock, true);
+            let fixed = |tenant| self.tenants.get(&tenant).map_or(0, |known| known.fixed);
+            let holds = self.residency.is_still(&self.table, self.clock, Some(&fixed));
             self.hold(holds);
         } else {
             self.residency.moves();
