@@ -10,9 +10,13 @@
 //! [`relocation::Relocations`] carries the moves out: it returns the steps of each move, and the executor reports their
 //! results.
 //!
+//! [`Residency::wait_reason`] returns the reason for which a tenant waits.
+//!
 //! The crate does not divide time: `sched` does. It does not copy memory, and knows neither channels nor processes.
 
 pub mod relocation;
 mod residency;
+mod wait;
 
 pub use residency::{Demand, Holds, Planned, Residency};
+pub use wait::{Standing, Wait};

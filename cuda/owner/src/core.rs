@@ -36,12 +36,12 @@ mod view;
 mod waits;
 
 pub use given_up::{GivenUp, Reason};
+pub use tenancy::Wait;
 pub use types::{
     Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, TenantError, TenantSpec, Unaccounted,
     UnmanagedProcess, User,
 };
 pub use view::{CardView, TenantView};
-pub use waits::Wait;
 
 use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
 use deadlines::{Deadline, Deadlines};

@@ -37,6 +37,11 @@ impl Memory {
         (&mut self.relocations, &self.vram.chunks)
     }
 
+    /// Returns true if memory of a VM moves.
+    pub fn is_moving(&self, vm: TenantId) -> bool {
+        self.relocations.is_moving(vm)
+    }
+
     /// Forgets the relocations of a VM that was removed. An order in progress ends first: its executor calls this.
     pub fn forget_user(&mut self, vm: TenantId) {
         if self.vram.chunks.vm_bytes(vm).is_none() && !self.relocations.has_order(vm) {

@@ -1,8 +1,10 @@
 //! A card that does not answer: memory that the card may still access is not reused.
 
+use super::oversubscribe::eventually;
 use super::relocate::{driver_of, move_all, still};
 use super::{A, B, MIB};
 use card::Card;
+use card_manager::usage::Wait;
 use card_manager::{Division, ManagedCard, Sharing};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pfb::{MMU_CTRL, MMU_INVALIDATE, MMU_INVALIDATE_PDB};
@@ -227,6 +229,24 @@ fn vm_whose_copies_fail_is_not_moved_again_at_once() {
     rig.host.make_room(|state| state.memory_mut().set_limits(TenantId(1), limits)).unwrap_err();
     let lost = rig.host.lock().vram().chunks.summary().host.quarantined;
     assert!(lost > 0 && lost <= CHUNKS / 2, "{lost} slots are lost in the attempts to move {} chunks", CHUNKS / 2);
+}
+
+#[test]
+fn vm_whose_memory_moves_waits_for_the_move() {
+    let (rig, card) = failing();
+    let (mut driver, mut channel, _) = at_work(&rig, &card);
+    let waits_for = || rig.host.lock().scheduler_usage(0).vms.get(&TenantId(0)).and_then(|vm| vm.wait);
+    std::thread::scope(|scope| {
+        card.holds.store(true, Ordering::SeqCst);
+        let moves = scope.spawn(|| move_all(&rig, 0, To::Host));
+        eventually("memory moves", || rig.host.lock().memory().is_moving(TenantId(0)));
+        driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
+        eventually("the work waits for it", || waits_for() == Some(Wait::Move));
+        card.holds.store(false, Ordering::SeqCst);
+        assert!(moves.join().expect("it moves").moved > 0);
+    });
+    driver.wait(&channel);
+    eventually("no work waits", || waits_for().is_none());
 }
 
 #[test]
