@@ -9,8 +9,9 @@
 //! concurrently, so that the evictions of one overlap the returns of another.
 //!
 //! A move takes effect only when its user has remapped the chunk; if that never happens, the chunk stays. A user that
-//! declines, or whose chunks could not be copied, gets no order for a while, and the time that it gets to become quiet
-//! doubles. A user that does not become quiet is made quiet by force, if the executor can do that, and then given up.
+//! declines gets no order for a while, and the time that it gets to become quiet doubles; a user whose chunks could not
+//! be copied gets no order for a while. A user that does not become quiet is made quiet by force, if the executor can do
+//! that, and then given up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
@@ -269,7 +270,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.moving.contains_key(&tenant)
     }
 
-    /// Returns true if a user gets no order now: it has declined one, or its chunks could not move.
+    /// Returns true if a user gets no order now: it has declined one, or its chunks could not be copied.
     #[must_use]
     pub fn is_left_alone(&self, user: U, now: u64) -> bool {
         self.records.get(&user).is_some_and(|record| record.retry_at > now)
@@ -381,7 +382,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
     }
 
     /// Records that a destination exists, or could not be made: then its chunk does not move.
-    pub fn made(&mut self, table: &ChunkTable, now: u64, piece: P, done: bool) {
+    pub fn made(&mut self, table: &ChunkTable, piece: P, done: bool) {
         let waits = |order: &Order<P>| order.batches.iter().any(|batch| batch.missing.contains(&piece));
         let Some((&user, order)) = self.orders.iter_mut().find(|(_, order)| waits(order)) else { return };
         let mut lost = Vec::new();
@@ -391,7 +392,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
             }
         }
         order.batches.retain(|batch| !batch.chunks.is_empty());
-        self.stay(now, user, lost);
+        // Memory may become free at any time, so the next plan may try again.
+        self.end(lost, false);
         self.advance(user, table);
     }
 
@@ -407,7 +409,9 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         let at = order.batches.iter().position(is_it);
         let Some(Batch { chunks, to, .. }) = at.and_then(|at| order.batches.remove(at)) else { return };
         if !done {
-            self.stay(now, user, chunks);
+            // The reason usually lasts.
+            self.postpone(user, now);
+            self.end(chunks, false);
             return self.advance(user, table);
         }
         order.since = Some(now);
@@ -524,14 +528,6 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
             tracing::debug!(?user, order = number, "a user of memory resumes");
             self.actions.push_back(Action::Resume { user, tenant, order: number });
         }
-    }
-
-    /// Records that chunks could not move for a reason that lasts.
-    fn stay(&mut self, now: u64, user: U, chunks: Vec<Chunk<P>>) {
-        if !chunks.is_empty() {
-            self.postpone(user, now);
-        }
-        self.end(chunks, false);
     }
 
     /// Ends the moves of chunks.

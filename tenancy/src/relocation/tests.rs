@@ -8,7 +8,7 @@ const CHUNK: u64 = 1 << 20;
 const TENANT: TenantId = TenantId(1);
 const ANSWER_NS: u64 = 10_000_000_000;
 
-type Step2 = Action<u32, Place>;
+type Taken = Action<u32, Place>;
 
 /// A card with one tenant, whose chunks all are on the card.
 struct World {
@@ -52,7 +52,7 @@ impl World {
     }
 
     /// Takes all actions, and ends the moves.
-    fn actions(&mut self) -> Vec<Step2> {
+    fn actions(&mut self) -> Vec<Taken> {
         let mut taken = Vec::new();
         while let Some(action) = self.relocations.take_action() {
             if let Action::Ended { chunks, moved } = &action {
@@ -69,22 +69,22 @@ impl World {
         taken
     }
 
-    fn quiet(&mut self, user: u32, order: u32) -> Vec<Step2> {
+    fn quiet(&mut self, user: u32, order: u32) -> Vec<Taken> {
         self.relocations.quiet(&self.table, user, order);
         self.actions()
     }
 
-    fn copied(&mut self, batch: u64, done: bool) -> Vec<Step2> {
+    fn copied(&mut self, batch: u64, done: bool) -> Vec<Taken> {
         self.relocations.copied(&self.table, self.now, batch, done, 5);
         self.actions()
     }
 
-    fn remapped(&mut self, user: u32, order: u32, moved: usize) -> Vec<Step2> {
+    fn remapped(&mut self, user: u32, order: u32, moved: usize) -> Vec<Taken> {
         self.relocations.remapped(&self.table, self.now, user, order, |at| at < moved).expect("was asked");
         self.actions()
     }
 
-    fn ticked(&mut self) -> Vec<Step2> {
+    fn ticked(&mut self) -> Vec<Taken> {
         self.relocations.tick(self.now);
         self.actions()
     }
@@ -95,8 +95,8 @@ impl World {
 }
 
 /// Describes actions in one word each, with the number of chunks.
-fn words(actions: &[Step2]) -> Vec<String> {
-    let word = |action: &Step2| match action {
+fn words(actions: &[Taken]) -> Vec<String> {
+    let word = |action: &Taken| match action {
         Action::Quiesce { .. } => "quiesce".to_owned(),
         Action::Force { .. } => "force".to_owned(),
         Action::Copy { batch, chunks, .. } => format!("copy{batch}:{}", chunks.len()),
@@ -268,10 +268,11 @@ fn copy_waits_for_its_destinations() {
     assert_eq!(words(&world.actions()), ["quiesce"]);
     assert!(world.quiet(7, 1).is_empty());
     let places: Vec<Place> = world.table.moves().map(|moves| moves.to).collect();
-    world.relocations.made(&world.table, 0, places[0], true);
+    world.relocations.made(&world.table, places[0], true);
     assert!(world.actions().is_empty());
-    world.relocations.made(&world.table, 0, places[1], false);
+    world.relocations.made(&world.table, places[1], false);
     assert_eq!(words(&world.actions()), ["stayed:1", "copy1:1"]);
+    assert!(!world.relocations.is_left_alone(7, 0), "the next plan may find memory");
 }
 
 #[test]
@@ -312,9 +313,7 @@ fn each_move_ends_once_whatever_the_answers() {
                 }
                 3 => {
                     let pieces: Vec<Place> = world.table.moves().map(|moves| moves.to).collect();
-                    pieces
-                        .iter()
-                        .for_each(|piece| world.relocations.made(&world.table, world.now, *piece, draw(3) > 0));
+                    pieces.iter().for_each(|piece| world.relocations.made(&world.table, *piece, draw(3) > 0));
                 }
                 4 if !copies.is_empty() => {
                     let batch = copies.swap_remove(draw(copies.len() as u64) as usize);

@@ -47,6 +47,7 @@ impl Core {
     /// Plans moves, and starts them.
     pub(super) fn balance(&mut self) {
         self.take_quanta();
+        self.relocations.begin_round();
         self.put_in_place();
         // Empty chunks free memory without a copy.
         if !self.unmet.is_empty() && self.reclaim(None, None) {
@@ -249,7 +250,7 @@ impl Core {
 
     /// Records that a destination exists, or could not be made.
     pub(super) fn destination_made(&mut self, piece: PieceId, done: bool) {
-        self.relocations.made(&self.table, self.clock, piece, done);
+        self.relocations.made(&self.table, piece, done);
         self.relocate();
     }
 
