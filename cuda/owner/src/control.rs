@@ -278,7 +278,7 @@ fn show(core: &Core, since_ns: u64) -> Card {
             wait_p99_ns: account.waits.quantile(990),
             wait_max_ns: account.waits.max(),
             runs: tenant.runs,
-            waits_for: tenant.waits_for.map(|wait| wait.in_words(&name)),
+            waits_for: tenant.waits_for.map(|wait| wait.in_words(name)),
             wait: tenant.waits_for.map(|wait| reason(wait, &name)),
             quantum_wait_ns: tenant.quantum_wait_ns,
             killed: tenant.killed,
