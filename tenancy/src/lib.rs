@@ -7,8 +7,16 @@
 //! [`Residency`] divides the card's memory: it returns the chunks to move, and the tenants to hold while another tenant
 //! has a quantum of the memory. Its parts are [`vram::Balancer`] and [`vram::Quanta`].
 //!
-//! The crate does not divide time: `sched` does. It does not move memory, and knows neither channels nor processes.
+//! [`relocation::Relocations`] carries the moves out: it returns the steps of each move, and the executor reports their
+//! results.
+//!
+//! [`Residency::wait_reason`] returns the reason for which a tenant waits.
+//!
+//! The crate does not divide time: `sched` does. It does not copy memory, and knows neither channels nor processes.
 
+pub mod relocation;
 mod residency;
+mod wait;
 
 pub use residency::{Demand, Holds, Planned, Residency};
+pub use wait::{Standing, Wait};

@@ -189,14 +189,15 @@ impl Residency {
         self.still_since = None;
     }
 
-    /// Records that no memory moves. The quantum for which it moved begins, unless `may_grow`: then more of the
-    /// holder's memory may return soon, because a program that ends releases its own, and the quantum begins after the
-    /// time that a change of quanta costs at most.
-    pub fn is_still(&mut self, table: &ChunkTable, now: u64, may_grow: bool) -> Holds {
+    /// Records that no memory moves. The quantum for which it moved begins, unless more of the holder's memory may return
+    /// soon, because a program that ends releases its own: then the quantum begins after the time that a change of
+    /// quanta costs at most. `fixed`: number of a tenant's chunks that never move; `None` if no tenant ends in this way.
+    pub fn is_still(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
         let Some(turn) = self.quanta.turn().filter(|_| self.is_loading) else { return Holds::new() };
         let since = *self.still_since.get_or_insert(now);
         let patience = turn.quantum_ns / u64::from(self.quanta.config().factor.max(1));
-        if may_grow && now.saturating_sub(since) < patience && could_return(table, turn.holder) {
+        let may_grow = fixed.is_some_and(|fixed| could_return(table, turn.holder, fixed));
+        if may_grow && now.saturating_sub(since) < patience {
             return Holds::new();
         }
         (self.is_loading, self.still_since) = (false, None);
@@ -275,10 +276,11 @@ impl Residency {
     }
 }
 
-/// Returns true if a tenant has evicted memory for which the card has space, or would have without others' chunks.
-fn could_return(table: &ChunkTable, tenant: TenantId) -> bool {
+/// Returns true if a tenant has evicted memory for which the card has space, or would have without others' chunks that
+/// are not fixed.
+fn could_return(table: &ChunkTable, tenant: TenantId, fixed: &dyn Fn(TenantId) -> u32) -> bool {
     let is_evicted = table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
-    is_evicted && (table.spare() > 0 || table.vms().any(|(vm, account)| vm != tenant && account.placed > 0))
+    is_evicted && (table.spare() > 0 || table.vms().any(|(vm, account)| vm != tenant && account.placed > fixed(vm)))
 }
 
 #[cfg(test)]

@@ -231,24 +231,6 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
     Ok((spec, Rights { mode: Some(tenant.mode), uid: tenant.uid, gid: tenant.gid }))
 }
 
-/// Describes the reason of a wait in words.
-fn in_words(wait: Wait, name: &impl Fn(vram::TenantId) -> String, chunk_bytes: u64) -> String {
-    match wait {
-        Wait::Quarantine => "its release from quarantine".to_owned(),
-        Wait::Stopped => "its programs, which are stopped".to_owned(),
-        Wait::MemoryQuantum { holder, left_ns: None } => {
-            format!("memory quantum of `{}`, whose memory moves", name(holder))
-        }
-        Wait::MemoryQuantum { holder, left_ns: Some(left) } => {
-            format!("memory quantum of `{}`, {:.1} s left", name(holder), left as f64 / 1e9)
-        }
-        Wait::Move => "its memory, which moves".to_owned(),
-        Wait::Memory { chunks } => format!("memory, {} MiB missing", (chunks * chunk_bytes) >> 20),
-        Wait::Slice { holder: None } => "a slice".to_owned(),
-        Wait::Slice { holder: Some(holder) } => format!("slice of `{}`", name(holder)),
-    }
-}
-
 /// Returns the reason of a wait for the daemon.
 fn reason(wait: Wait, name: &impl Fn(vram::TenantId) -> String) -> cuda_control::Wait {
     match wait {
@@ -296,7 +278,7 @@ fn show(core: &Core, since_ns: u64) -> Card {
             wait_p99_ns: account.waits.quantile(990),
             wait_max_ns: account.waits.max(),
             runs: tenant.runs,
-            waits_for: tenant.waits_for.map(|wait| in_words(wait, &name, memory.chunk_bytes)),
+            waits_for: tenant.waits_for.map(|wait| wait.in_words(name)),
             wait: tenant.waits_for.map(|wait| reason(wait, &name)),
             quantum_wait_ns: tenant.quantum_wait_ns,
             killed: tenant.killed,

@@ -36,17 +36,17 @@ mod view;
 mod waits;
 
 pub use given_up::{GivenUp, Reason};
+pub use tenancy::Wait;
 pub use types::{
     Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, TenantError, TenantSpec, Unaccounted,
     UnmanagedProcess, User,
 };
 pub use view::{CardView, TenantView};
-pub use waits::Wait;
 
 use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
 use deadlines::{Deadline, Deadlines};
 use pieces::Pieces;
-use relocate::Relocation;
+use relocate::Relocations;
 use sched::turns::{Turns, TurnsConfig};
 use sched::{Config as TimeConfig, Nanos};
 use sessions::Session;
@@ -174,6 +174,11 @@ impl Body {
         Self::Chunk { piece, number: user.1.0, users: BTreeSet::from([user]), pinned: false }
     }
 
+    /// Returns true if the memory never moves.
+    fn is_fixed(&self) -> bool {
+        matches!(self, Self::Fixed | Self::Chunk { pinned: true, .. })
+    }
+
     /// Returns the user of a chunk that has only one user.
     fn only_user(&self) -> Option<(SessionId, ChunkId)> {
         let Self::Chunk { users, .. } = self else { return None };
@@ -188,14 +193,14 @@ struct Tenant {
     bodies: BTreeMap<u32, Body>,
     /// Unused indices.
     indices: indices::Indices,
+    /// Number of chunks that never move: fixed memory, and chunks that the tenant's processes share.
+    fixed: u32,
     /// Users of all bodies.
     users: u64,
     /// Number of chunks that requests wait for and that have no place yet.
     wanted: u64,
     /// Number of pieces that are being made for requests.
     making: u32,
-    /// The tenant's sessions that are being relocated.
-    moving: BTreeSet<SessionId>,
     busy_ns: u64,
     copy_ns: u64,
     launches: u64,
@@ -220,9 +225,8 @@ pub struct Core {
     pieces: Pieces,
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
-    relocations: BTreeMap<SessionId, Relocation>,
-    /// Copies of processes that have left in the meantime.
-    orphans: BTreeMap<BatchId, relocate::Batch>,
+    /// Moves of processes' chunks.
+    relocations: Relocations,
     shares: shares::Shares,
     /// Pieces that requests wait for, each with its process and tenant.
     making: BTreeMap<PieceId, (SessionId, TenantId)>,
@@ -264,8 +268,6 @@ pub struct Core {
     next_tenant: u32,
     /// Processes of a previous owner that have not reconnected yet.
     expected: BTreeSet<u32>,
-    relocations_done: u64,
-    declined: u64,
     /// Processes that were given up and have not ended, each with the name of its tenant.
     given_up: BTreeMap<u32, String>,
     incidents: given_up::Incidents,
@@ -287,11 +289,10 @@ impl Core {
             residency: Residency::new(config.balance, config.quanta),
             turns,
             pieces: Pieces::new(slots.saturating_add(ready), ready),
-            config,
             tenants: BTreeMap::new(),
             sessions: BTreeMap::new(),
-            relocations: BTreeMap::new(),
-            orphans: BTreeMap::new(),
+            relocations: relocate::none(config.chunk_bytes, config.patience_ns),
+            config,
             shares: shares::Shares::default(),
             making: BTreeMap::new(),
             hungry: BTreeSet::new(),
@@ -319,8 +320,6 @@ impl Core {
             first_number: u64::from(seed) << 32,
             next_tenant: 1,
             expected: BTreeSet::new(),
-            relocations_done: 0,
-            declined: 0,
             given_up: BTreeMap::new(),
             incidents: given_up::Incidents::default(),
         };
@@ -422,9 +421,9 @@ impl Core {
     pub fn next_wakeup(&self) -> Option<u64> {
         let turns = self.turns.next_wakeup().map(|at| at.0.saturating_sub(self.clock));
         let owes = self.sessions.values().any(|session| session.suspends.is_some() || session.adopts);
-        let moves = !self.relocations.is_empty() || owes || self.watches_memory();
+        let moves = !self.relocations.is_idle() || owes || self.watches_memory();
         let memory = moves.then_some(self.residency.balancer().config().return_interval_ns);
-        let stock = (self.relocations.is_empty() && self.pieces.is_short()).then(|| self.restocks_in());
+        let stock = (self.relocations.is_idle() && self.pieces.is_short()).then(|| self.restocks_in());
         let work = self.has_work().then_some(0);
         let deadline = self.deadlines.next(self.clock);
         let soonest = turns.into_iter().chain(memory).chain(deadline).chain(stock).chain(work).min();
@@ -445,15 +444,15 @@ impl Core {
         self.table.create_vm(id, spec.memory_bytes, spec.limits)?;
         self.next_tenant += 1;
         self.turns.add(id, spec.time, Nanos(self.clock));
-        let (bodies, indices, moving) = Default::default();
+        let (bodies, indices) = Default::default();
         let tenant = Tenant {
             spec,
             bodies,
             indices,
+            fixed: 0,
             users: 0,
             wanted: 0,
             making: 0,
-            moving,
             busy_ns: 0,
             copy_ns: 0,
             launches: 0,
@@ -600,7 +599,7 @@ impl Core {
             self.balance();
             self.carry_out_orders();
         }
-        if !self.relocations.is_empty() {
+        if !self.relocations.is_idle() {
             self.deadlines.set(Deadline::Restock, self.clock + RESTOCK_NS);
         } else {
             // Pinning host memory holds the driver's locks for milliseconds, so it waits until no memory is moving.

@@ -12,7 +12,7 @@ use super::vm::Running;
 use super::{Card, Daemon, DaemonError, Life, State};
 use api::EventKind;
 use card_manager::overdue::Overdue;
-use card_manager::usage::{Entitled, MemoryWait, SchedulerUsage, VmUsage, Window};
+use card_manager::usage::{Entitled, SchedulerUsage, VmUsage, Wait, Window};
 use config::VmSpec;
 use config::patch::patched;
 use events::{NewEvent, changed_in};
@@ -51,7 +51,7 @@ impl Daemon {
         let shown = |(vm, name): (&TenantId, &String)| {
             let one = usage.vms.get(vm)?;
             let waits_for = one.waits_for(|id| vms.get(&id).cloned());
-            let waits_for = waits_for.map(|words| (words, wait_reason(one, &vms)));
+            let waits_for = waits_for.zip(one.wait.map(|wait| wait_reason(wait, &vms)));
             Some(show(name, one, entitled.get(vm).copied().unwrap_or_default(), &window, (usage.now, waits_for)))
         };
         let vms: Vec<_> = vms.iter().filter_map(shown).collect();
@@ -378,17 +378,20 @@ fn show_overdue(overdue: &Overdue) -> api::Overdue {
     api::Overdue { channel: channel.0.into(), engine, waits_for: awaited.to_string(), age_ms: age_ns / MS }
 }
 
-/// Returns the reason for which a VM's work waits, given that it does.
-fn wait_reason(vm: &VmUsage, names: &BTreeMap<TenantId, String>) -> api::WaitReason {
+/// Returns the reason of a wait for the API.
+fn wait_reason(wait: Wait, names: &BTreeMap<TenantId, String>) -> api::WaitReason {
     use api::WaitKind;
-    match vm.memory_wait {
-        _ if vm.quarantine != Quarantine::Free => WaitKind::Quarantine.into(),
-        Some(MemoryWait::Quantum { holder, .. }) => {
-            api::WaitReason { kind: WaitKind::MemoryQuantum, holder: names.get(&holder).cloned() }
-        }
-        Some(MemoryWait::Move) => WaitKind::MemoryMove.into(),
-        Some(MemoryWait::Chunks) => WaitKind::Memory.into(),
-        None => WaitKind::Slice.into(),
+    let with = |kind, holder: Option<TenantId>| api::WaitReason {
+        kind,
+        holder: holder.and_then(|holder| names.get(&holder).cloned()),
+    };
+    match wait {
+        Wait::Quarantine => WaitKind::Quarantine.into(),
+        Wait::Stopped => WaitKind::Stopped.into(),
+        Wait::MemoryQuantum { holder, .. } => with(WaitKind::MemoryQuantum, Some(holder)),
+        Wait::Move => WaitKind::MemoryMove.into(),
+        Wait::Memory { .. } => WaitKind::Memory.into(),
+        Wait::Slice { holder } => with(WaitKind::Slice, holder),
     }
 }
 
@@ -396,7 +399,7 @@ fn wait_reason(vm: &VmUsage, names: &BTreeMap<TenantId, String>) -> api::WaitRea
 fn state(vm: &VmUsage, waits: bool) -> api::WorkState {
     match vm.quarantine {
         Quarantine::Held | Quarantine::Until(_) => api::WorkState::Quarantined,
-        Quarantine::Free if waits && (vm.queued > 0 || vm.in_flight > 0) => api::WorkState::Waiting,
+        Quarantine::Free if waits && vm.has_work() => api::WorkState::Waiting,
         Quarantine::Free if vm.in_flight > 0 => api::WorkState::Working,
         Quarantine::Free => api::WorkState::Idle,
     }

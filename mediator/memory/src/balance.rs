@@ -113,18 +113,19 @@ impl Memory {
         let planned = divider.residency.plan(&vram.chunks, now, demand);
         steps.extend(planned.steps);
         served.extend(planned.served);
-        Planned { plan: by_vm(self.without_travellers(steps)), served, holds }
+        Planned { plan: by_vm(self.possible(steps, now)), served, holds }
     }
 
     /// Returns the moves for the mediator's own structures, if any.
     pub fn plan_own(&mut self, now: u64) -> Plan {
         let steps = self.own_steps(now);
-        by_vm(self.without_travellers(steps))
+        by_vm(self.possible(steps, now))
     }
 
-    /// Removes steps of VMs that are moving to or from another card.
-    fn without_travellers(&self, mut steps: Vec<Step>) -> Vec<Step> {
-        steps.retain(|step| !self.travelling.contains(&step.vm));
+    /// Removes steps of VMs that are moving to or from another card, and of VMs that are left alone because their last
+    /// move failed: each attempt keeps the memory of all other VMs from moving.
+    fn possible(&self, mut steps: Vec<Step>, now: u64) -> Vec<Step> {
+        steps.retain(|step| !self.travelling.contains(&step.vm) && !self.relocations.is_left_alone(step.vm, now));
         steps
     }
 
@@ -162,7 +163,7 @@ impl Memory {
     /// Starts the quantum for which memory was moved; no memory moves for now.
     pub fn begin_turn(&mut self, now: u64) -> Holds {
         let Self { vram, divider, .. } = self;
-        divider.residency.is_still(&vram.chunks, now, false)
+        divider.residency.is_still(&vram.chunks, now, None)
     }
 
     /// Returns the moves that allow `chunks` more chunks of the card to be guaranteed.
@@ -172,7 +173,7 @@ impl Memory {
         // keeps them.
         let chunks = chunks.saturating_add(vram.chunks.uncommitted());
         let steps = divider.residency.plan_guarantee(&vram.chunks, now, chunks);
-        by_vm(self.without_travellers(steps))
+        by_vm(self.possible(steps, now))
     }
 
     /// Returns the time until more moves may be due, unless an event comes first.

@@ -25,6 +25,7 @@ mod own_space;
 mod pages;
 pub mod pinned;
 pub mod refusals;
+mod relocation;
 mod saved;
 pub mod segments;
 pub mod shortage;
@@ -36,11 +37,12 @@ mod zeroing;
 
 pub use self::vram::{CardVram, Dirty, Words};
 pub use accesses::{Accesses, Counted};
-pub use copier::{COPIER, Copier, Job, NoMemory, OwnRing, RING_LOG2, Source, bind, own_pages};
+pub use copier::{COPIER, Copier, CopyId, Job, NoMemory, OwnRing, RING_LOG2, Source, bind, own_pages};
 pub use error::ManagerError;
 pub use moved::{Moved, Plan, Planned, Ranges, Relocated};
 pub use own_space::{OwnSpace, va};
 pub use pages::{Wanted, allocate_parallel, found};
+pub use relocation::{Chunk, LEAVE_LIMIT, RESET_LIMIT, Relocations};
 pub use saved::{Restored, SavedMemory, check_places};
 pub use wakeup::Wakeup;
 pub use wants::{FIRST_BYTES, Looks, SCAN_INTERVAL};
@@ -85,12 +87,15 @@ pub struct Memory {
     moved: BTreeMap<TenantId, Moved>,
     /// Places that were vacated in the last committed relocation.
     left: Vec<Place>,
+    /// Moves in progress.
+    relocations: Relocations,
 }
 
 impl Memory {
     /// Creates memory whose copier is not started yet ([`Self::start_copier`]).
     pub fn new(vram: CardVram, iova: IovaSpace, barrier: Iova, divider: Divider) -> Self {
         Self {
+            relocations: relocation::none(vram.chunks.chunk_bytes()),
             vram,
             iova,
             barrier,
@@ -211,6 +216,7 @@ impl Memory {
     pub fn destroy_vm(&mut self, vm: TenantId) -> Result<(), ::vram::Error> {
         self.vram.chunks.destroy_vm(vm)?;
         self.divider.residency.forget(vm);
+        self.forget_user(vm);
         Ok(())
     }
 

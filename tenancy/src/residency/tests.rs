@@ -55,11 +55,11 @@ fn members_are_held_until_memory_of_holder_is_there() {
     assert!(residency.is_loading() && residency.is_held(holder) && !residency.is_held(SMALL));
     assert_eq!(residency.wait(other, now), Some((holder, None)));
     assert_eq!(residency.begun(), 1);
-    assert_eq!(residency.is_still(&table, now, false), [(holder, false)]);
+    assert_eq!(residency.is_still(&table, now, None), [(holder, false)]);
     assert!(!residency.is_loading() && residency.is_held(other));
     assert_eq!(residency.wait(other, now + 30 * MS), Some((holder, Some(70 * MS))));
     assert_eq!(residency.wait(holder, now), None);
-    assert_eq!(residency.is_still(&table, now, false), [], "the quantum has begun");
+    assert_eq!(residency.is_still(&table, now, None), [], "the quantum has begun");
 }
 
 #[test]
@@ -68,14 +68,14 @@ fn holds_follow_quanta_and_their_time_is_counted() {
     let (begin, _) = thrash(&table, &mut residency);
     let holder = residency.turn().unwrap().holder;
     let other = if holder == ONE { TWO } else { ONE };
-    residency.is_still(&table, begin, false);
+    residency.is_still(&table, begin, None);
     let change = begin + 100 * MS;
     [ONE, TWO, SMALL].into_iter().for_each(|tenant| residency.worked(tenant, change));
     let holds = residency.tick(&table, change, |_| 100, None);
     assert_eq!(residency.turn().unwrap().holder, other);
     assert_eq!(holds, [(holder, true)], "all members are held while memory moves");
     let loaded = change + 20 * MS;
-    assert_eq!(residency.is_still(&table, loaded, false), [(other, false)]);
+    assert_eq!(residency.is_still(&table, loaded, None), [(other, false)]);
     assert_eq!(residency.held_ns(other, loaded + 50 * MS), 120 * MS);
     assert_eq!(residency.held_ns(holder, loaded + 50 * MS), 70 * MS, "the current hold counts");
     assert_eq!(residency.held_ns(SMALL, loaded), 0);
@@ -89,16 +89,30 @@ fn quantum_waits_a_bounded_time_for_more_memory() {
     let (begin, _) = thrash(&table, &mut residency);
     // All of its memory is on the card, so it cannot gain more.
     assert_eq!((residency.turn().unwrap().holder, table.vms().next().unwrap().1.host), (ONE, 0));
-    assert_eq!(residency.is_still(&table, begin, true), [(ONE, false)]);
+    assert_eq!(residency.is_still(&table, begin, Some(&|_| 0)), [(ONE, false)]);
     let now = begin + 100 * MS;
     [ONE, TWO, SMALL].into_iter().for_each(|tenant| residency.worked(tenant, now));
     residency.tick(&table, now, |_| 100, None);
     let patience = 100 * MS / u64::from(residency.quanta().config().factor);
-    assert_eq!(residency.is_still(&table, now, true), []);
-    assert_eq!(residency.is_still(&table, now + patience - 1, true), []);
+    assert_eq!(residency.is_still(&table, now, Some(&|_| 0)), []);
+    assert_eq!(residency.is_still(&table, now + patience - 1, Some(&|_| 0)), []);
     residency.moves();
-    assert_eq!(residency.is_still(&table, now + patience, true), [], "a move begins the time again");
-    assert_eq!(residency.is_still(&table, now + 2 * patience, true), [(TWO, false)]);
+    assert_eq!(residency.is_still(&table, now + patience, Some(&|_| 0)), [], "a move begins the time again");
+    assert_eq!(residency.is_still(&table, now + 2 * patience, Some(&|_| 0)), [(TWO, false)]);
+}
+
+#[test]
+fn quantum_does_not_wait_for_memory_that_never_moves() {
+    let (table, mut residency) = card();
+    let (begin, _) = thrash(&table, &mut residency);
+    residency.is_still(&table, begin, None);
+    let now = begin + 100 * MS;
+    [ONE, TWO, SMALL].into_iter().for_each(|tenant| residency.worked(tenant, now));
+    residency.tick(&table, now, |_| 100, None);
+    let placed = |tenant| table.vms().find(|(vm, _)| *vm == tenant).map_or(0, |(_, account)| account.placed);
+    assert!(table.spare() == 0 && residency.turn().unwrap().holder == TWO);
+    assert_eq!(residency.is_still(&table, now, Some(&|tenant| placed(tenant) - u32::from(tenant == ONE))), []);
+    assert_eq!(residency.is_still(&table, now, Some(&placed)), [(TWO, false)]);
 }
 
 #[test]
@@ -137,7 +151,7 @@ fn restored_division_keeps_holds() {
     assert!(restored.is_loading() && restored.is_held(ONE) && restored.begun() == 1);
     let (table, mut residency) = card();
     thrash(&table, &mut residency);
-    residency.is_still(&table, now, false);
+    residency.is_still(&table, now, None);
     let Residency { balancer, quanta, held, begun, .. } = residency;
     assert!(!Residency::restored(balancer, quanta, begun, held).is_loading());
 }

@@ -40,6 +40,8 @@ impl Core {
                 }
             }
             assert_eq!(users, tenant.users, "{id}: users");
+            let fixed = tenant.bodies.values().filter(|body| body.is_fixed()).count();
+            assert_eq!(fixed, tenant.fixed as usize, "{id}: chunks that never move");
             let sessions = || self.sessions.values().filter(|session| session.tenant == Some(id));
             let pending = || sessions().flat_map(|session| &session.pending);
             assert_eq!(pending().map(|pending| u64::from(pending.wanted)).sum::<u64>(), tenant.wanted, "{id}: wanted");
@@ -81,7 +83,7 @@ impl Core {
     /// # Panics
     /// If any state is left.
     pub(crate) fn audit_empty(&self) {
-        assert!(self.sessions.is_empty() && self.relocations.is_empty() && self.releases.is_empty());
+        assert!(self.sessions.is_empty() && self.relocations.is_idle() && self.releases.is_empty());
         assert!(
             self.making.is_empty() && self.adopters.is_empty() && self.hungry.is_empty(),
             "something is waited for"

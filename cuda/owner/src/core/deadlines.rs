@@ -1,6 +1,5 @@
 //! The core's timers, in one table.
 
-use super::types::SessionId;
 use std::collections::BTreeMap;
 use vram::TenantId;
 
@@ -19,8 +18,6 @@ pub(super) enum Deadline {
     Restock,
     /// The second limit of a tenant's present turn.
     SecondLimit(TenantId),
-    /// A process may get an order about its memory again: it has declined one.
-    Retry(SessionId),
 }
 
 impl Deadline {
@@ -28,7 +25,7 @@ impl Deadline {
     const fn wakes(self) -> bool {
         match self {
             Self::Reconnection | Self::Reclaims | Self::SecondLimit(_) => true,
-            Self::Guarantee | Self::EvictionWait | Self::Restock | Self::Retry(_) => false,
+            Self::Guarantee | Self::EvictionWait | Self::Restock => false,
         }
     }
 }
@@ -109,7 +106,7 @@ mod tests {
     #[test]
     fn deadlines_without_work_do_not_wake() {
         let mut deadlines = Deadlines::default();
-        deadlines.set(Deadline::Retry(SessionId(1)), 10);
+        deadlines.set(Deadline::EvictionWait, 10);
         deadlines.postpone(Deadline::Restock, 20);
         deadlines.postpone(Deadline::Restock, 15);
         assert_eq!((deadlines.next(0), deadlines.remaining(Deadline::Restock, 5)), (None, 15));

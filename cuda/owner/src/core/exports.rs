@@ -52,8 +52,9 @@ impl Core {
             return refuse(self, Refusal::Exhausted);
         }
         for &index in &indices {
-            if let Some(Body::Chunk { pinned, .. }) = self.body(tenant, index) {
-                *pinned = true;
+            let Some(known) = self.tenants.get_mut(&tenant) else { continue };
+            if let Some(Body::Chunk { pinned, .. }) = known.bodies.get_mut(&index) {
+                known.fixed += u32::from(!std::mem::replace(pinned, true));
             }
         }
         let (first, second) = (self.number(), self.number());

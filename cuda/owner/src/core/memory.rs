@@ -255,6 +255,7 @@ impl Core {
     pub(super) fn put(&mut self, tenant: TenantId, body: Body, users: u64) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             let index = known.indices.take();
+            known.fixed += u32::from(body.is_fixed());
             known.bodies.insert(index, body);
             known.users += users;
         }
@@ -426,6 +427,7 @@ impl Core {
         self.work(1);
         let Some(known) = self.tenants.get_mut(&tenant) else { return };
         let Some(body) = known.bodies.remove(&index) else { return };
+        known.fixed = known.fixed.saturating_sub(u32::from(body.is_fixed()));
         known.indices.free(index);
         let address = self.table.guest_address(index);
         let _ = self.table.unplace(tenant, address);

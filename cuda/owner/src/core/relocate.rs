@@ -1,139 +1,73 @@
-//! Moves of chunks between the card and host memory.
+//! Moves of chunks between the card and host memory: the executor of [`tenancy::relocation`] for processes.
 //!
 //! ```text
 //! plan -> Quiesce -> Quiet -> copies -> Redirect -> Redirected -> move committed, old piece given up -> Resume
 //! ```
 //!
-//! A process has one order at a time, of several batches: while one batch is redirected the next is copied. Orders of
-//! different processes run concurrently, so that one process's evictions overlap another's returns. A move takes effect
-//! only when its process has redirected it; if that never happens, the chunk stays where it was.
+//! The user of memory is a process. This module chooses the pieces of a move, and sends the messages.
 
 use super::deadlines::Deadline;
 use super::given_up::Reason;
 use super::pieces::Receiver;
-use super::types::{Action, BatchId, PieceId, SessionId};
+use super::types::{self, BatchId, PieceId, SessionId};
 use super::{Body, Core, memory_of};
-use cuda_protocol::{Chunk, ChunkId, FromOwner, MAX_CHUNKS};
+use cuda_protocol::{ChunkId, FromOwner, MAX_CHUNKS};
 use owner_driver::Memory;
 use sched::Nanos;
 use sched::trace::MemoryMove;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use tenancy::Demand;
-use vram::{Error, MoveId, Step, TenantId};
+use tenancy::relocation::{self, Action, Config, User};
+use vram::{Error, Step, TenantId, Tier};
 
 /// Maximum size of a batch in bytes: large enough for the link's full rate, and small enough that memory changes hands
 /// soon.
 const BATCH_BYTES: u64 = 256 << 20;
 /// Maximum number of concurrent batches of a process.
 const BATCHES_MOST: usize = 6;
-/// A process with more batches than this gets no new ones: starting one new batch for each that ends would shrink the
-/// batches to one chunk each.
+/// A process with more batches than this gets no new ones.
 const BATCHES_FEW: usize = 3;
 /// Maximum number of plans per event.
 const MAX_PLANS_PER_EVENT: u32 = 8;
-/// Time in ns during which a process that declined to quiesce gets no new order.
-const DECLINED_NS: u64 = 500_000_000;
-/// Initial time in microseconds after which a process should decline instead of continuing to drain; doubled each time.
-const QUIESCE_US: u32 = 2_000_000;
-/// Maximum excess of declined over completed orders, tolerated for as long as its tenant's work may run: a process
-/// beyond both limits keeps memory from others, and counts as stuck.
-const DECLINES_MOST: u32 = 6;
 
-/// A move of a chunk.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Item {
-    /// The move in the accounts; `None` for a piece that moves to the memory of its chunk's place.
-    id: Option<MoveId>,
-    tenant: TenantId,
-    index: u32,
-    chunk: ChunkId,
-    from: PieceId,
-    to: PieceId,
-}
+/// A chunk of a process that moves.
+type Chunk = relocation::Chunk<PieceId>;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// The batch's destinations are being made, or the process is not quiescent.
-    Waiting,
-    /// The batch is being copied.
-    Copying(BatchId),
-}
+/// All relocations of a card.
+pub(super) type Relocations = relocation::Relocations<SessionId, PieceId>;
 
-/// Chunks that move together, to one memory.
-#[derive(Debug)]
-pub(super) struct Batch {
-    items: Vec<Item>,
-    to: Memory,
-    /// Destinations that do not exist yet.
-    missing: BTreeSet<PieceId>,
-    stage: Stage,
-}
-
-/// An order of a process.
-#[derive(Debug)]
-pub(super) struct Relocation {
-    order: u32,
-    tenant: TenantId,
-    quiet: bool,
-    /// Batches that are not copied yet.
-    batches: VecDeque<Batch>,
-    /// Batches that the process maps, in the order in which they were sent: copies may end in another order.
-    redirecting: VecDeque<Vec<Item>>,
-    /// Time since which the process owes an answer.
-    since: Option<u64>,
-    /// Set if the process has redirected all requested chunks.
-    complied: bool,
-    /// Set if the process has declined a part of the order; an order counts once.
-    declined: bool,
-}
-
-impl Relocation {
-    /// Batches in progress.
-    fn batches(&self) -> usize {
-        self.batches.len() + self.redirecting.len()
-    }
+/// Creates a card on which no memory moves.
+pub(super) fn none(chunk_bytes: u64, patience_ns: u64) -> Relocations {
+    let batch_chunks = (BATCH_BYTES / chunk_bytes).clamp(1, MAX_CHUNKS as u64) as usize;
+    let (batches_most, batches_few) = (BATCHES_MOST, BATCHES_FEW);
+    Relocations::new(Config { batch_chunks, batches_most, batches_few, answer_ns: patience_ns, force_ns: None })
 }
 
 impl Core {
     /// Plans moves, and starts them.
     pub(super) fn balance(&mut self) {
         self.take_quanta();
-        let mut started = self.put_in_place();
+        self.relocations.begin_round();
+        self.put_in_place();
         // Empty chunks free memory without a copy.
         if !self.unmet.is_empty() && self.reclaim(None, None) {
-            return started.into_iter().for_each(|session| self.go_on(session));
+            return self.relocate();
         }
-        let full = |relocation: &Relocation| relocation.batches() > BATCHES_FEW;
-        let full: BTreeSet<SessionId> =
-            self.relocations.iter().filter(|(_, relocation)| full(relocation)).map(|(&id, _)| id).collect();
+        self.relocations.begin_round();
         for _ in 0..MAX_PLANS_PER_EVENT {
             let steps = self.plan();
             if steps.is_empty() {
                 break;
             }
-            let mut by_session: BTreeMap<(SessionId, Memory), Vec<Item>> = BTreeMap::new();
-            let mut missing = BTreeSet::new();
-            for step in steps {
-                if let Some((session, to, item)) = self.begin(step, &by_session, &full) {
-                    if !self.pieces.is_ready(item.to) {
-                        missing.insert(item.to);
-                    }
-                    by_session.entry((session, to)).or_default().push(item);
-                }
-            }
-            if by_session.is_empty() {
+            steps.into_iter().for_each(|step| self.begin(step));
+            if !self.relocations.submit(&self.table, self.clock) {
                 break;
             }
-            for ((session, to), items) in by_session {
-                started.insert(session);
-                self.enqueue(session, to, items, &missing);
-            }
         }
-        for session in started {
-            self.go_on(session);
-        }
-        if self.relocations.is_empty() {
-            let holds = self.residency.is_still(&self.table, self.clock, true);
+        self.relocate();
+        if self.relocations.is_idle() {
+            let fixed = |tenant| self.tenants.get(&tenant).map_or(0, |known| known.fixed);
+            let holds = self.residency.is_still(&self.table, self.clock, Some(&fixed));
             self.hold(holds);
         } else {
             self.residency.moves();
@@ -156,56 +90,49 @@ impl Core {
         self.residency.plan(&self.table, now, demand).steps
     }
 
-    /// Begins a step: takes the destination's place. Returns `None` if the step is already done, or impossible now.
-    fn begin(
-        &mut self,
-        step: Step,
-        begun: &BTreeMap<(SessionId, Memory), Vec<Item>>,
-        full: &BTreeSet<SessionId>,
-    ) -> Option<(SessionId, Memory, Item)> {
+    /// Begins a step, unless it is done, or impossible now: takes the destination's place.
+    fn begin(&mut self, step: Step) {
         let Step { vm: tenant, index, .. } = step;
-        match self.tenants.get(&tenant)?.bodies.get(&index)? {
-            Body::Fixed => {
-                // The piece already is where the driver put it: only the accounts change, and only towards the real
-                // state.
-                if step.to == vram::To::Card {
-                    self.account_for(step);
-                }
-                None
-            }
-            Body::Chunk { .. } if self.misplaced.get(&(tenant, index)) == Some(&true) => None,
-            Body::Chunk { .. } if self.misplaced.contains_key(&(tenant, index)) => {
-                // The piece is already at the destination.
+        let Some(body) = self.tenants.get(&tenant).and_then(|known| known.bodies.get(&index)) else { return };
+        match (body, self.misplaced.get(&(tenant, index))) {
+            // The piece already is where the driver put it: only the accounts change, and only towards the real state.
+            (Body::Fixed, _) if step.to == vram::To::Card => drop(self.account_for(step)),
+            // The piece is already at the destination.
+            (Body::Chunk { .. }, Some(false)) => {
                 if self.account_for(step) {
                     self.misplaced.remove(&(tenant, index));
                 }
-                None
             }
-            Body::Chunk { pinned: true, .. } => None,
-            body @ &Body::Chunk { piece, .. } => {
-                let (session, chunk) = body.only_user()?;
-                let known = self.sessions.get(&session)?;
-                let settled = known.has_settled(chunk);
-                if !settled || known.stuck || self.is_left_alone(session) {
-                    return None;
+            (Body::Fixed, _) | (Body::Chunk { .. }, Some(true)) | (Body::Chunk { pinned: true, .. }, None) => {}
+            (&Body::Chunk { piece, .. }, None) => {
+                let Some((id, chunk)) = body.only_user() else { return };
+                let Some(session) = self.sessions.get(&id).filter(|session| !session.stuck) else { return };
+                let to = if step.to == vram::To::Card { Tier::Card } else { Tier::Host };
+                if !session.has_settled(chunk) || !self.relocations.admits(id, to, self.clock) {
+                    return;
                 }
-                let under_way = self.relocations.get(&session).map_or(0, Relocation::batches);
-                let new = begun.keys().filter(|(other, _)| *other == session).count();
-                if under_way + new >= BATCHES_MOST || full.contains(&session) {
-                    return None;
-                }
-                let moves = self.start(step).ok()??;
-                let to = memory_of(moves.to);
-                let most = (BATCH_BYTES / self.table.chunk_bytes()).clamp(1, MAX_CHUNKS as u64) as usize;
-                if begun.get(&(session, to)).is_some_and(|items| items.len() >= most) {
-                    self.table.abort_move(moves.id);
-                    return None;
-                }
-                let destination = self.pieces.take_to_copy(to, Receiver { tenant, session }, &mut self.actions);
-                self.pieces.hold(piece);
-                Some((session, to, Item { id: Some(moves.id), tenant, index, chunk, from: piece, to: destination }))
+                let Ok(Some(moves)) = self.start(step) else { return };
+                self.move_piece(id, Some(moves.id), (tenant, index), chunk, (piece, memory_of(moves.to)));
             }
         }
+    }
+
+    /// Adds a piece to the next order of its only process.
+    fn move_piece(
+        &mut self,
+        session: SessionId,
+        id: Option<vram::MoveId>,
+        (tenant, index): (TenantId, u32),
+        chunk: ChunkId,
+        (from, memory): (PieceId, Memory),
+    ) {
+        let to = self.pieces.take_to_copy(memory, Receiver { tenant, session }, &mut self.actions);
+        self.pieces.hold(from);
+        let run_limit_ns = self.tenants.get(&tenant).and_then(|known| known.spec.time.max_run_ns);
+        let is_missing = !self.pieces.is_ready(to);
+        let tier = if memory == Memory::Device { Tier::Card } else { Tier::Host };
+        let chunk = Chunk { id, tenant, index, position: chunk.0, from, to };
+        self.relocations.add(User { id: session, tenant, run_limit_ns }, tier, chunk, is_missing);
     }
 
     /// Updates the accounts for a piece that is already at its destination; returns true on success.
@@ -216,45 +143,23 @@ impl Core {
         true
     }
 
-    /// Begins to move pieces to the memory that their chunks have places in; returns the affected processes.
-    fn put_in_place(&mut self) -> BTreeSet<SessionId> {
-        let mut by_session: BTreeMap<(SessionId, Memory), Vec<Item>> = BTreeMap::new();
-        let mut missing = BTreeSet::new();
-        let most = (BATCH_BYTES / self.table.chunk_bytes()).clamp(1, MAX_CHUNKS as u64) as usize;
+    /// Begins to move pieces to the memory that their chunks have places in.
+    fn put_in_place(&mut self) {
         let waiting: Vec<_> = self.misplaced.iter().filter(|(_, moves)| !**moves).map(|(&at, _)| at).collect();
         for (tenant, index) in waiting {
             let Some((from, memory)) = self.where_is(tenant, index) else { continue };
-            let Some((session, chunk)) = self.body(tenant, index).and_then(|body| body.only_user()) else { continue };
-            let to = if memory == Memory::Device { Memory::Host } else { Memory::Device };
-            let Some(known) = self.sessions.get(&session) else { continue };
-            // One order at a time, and one batch of these chunks.
-            let busy = known.stuck || self.is_left_alone(session);
-            if busy || self.relocations.contains_key(&session) {
+            let Some((id, chunk)) = self.body(tenant, index).and_then(|body| body.only_user()) else { continue };
+            let (to, tier) =
+                if memory == Memory::Device { (Memory::Host, Tier::Host) } else { (Memory::Device, Tier::Card) };
+            // A process that has an order already gets these chunks in its next one.
+            let is_stuck = self.sessions.get(&id).is_none_or(|session| session.stuck);
+            if is_stuck || self.relocations.has_order(id) || !self.relocations.admits(id, tier, self.clock) {
                 continue;
             }
-            let items = by_session.entry((session, to)).or_default();
-            if items.len() >= most {
-                continue;
-            }
-            let into = self.pieces.take_to_copy(to, Receiver { tenant, session }, &mut self.actions);
-            self.pieces.hold(from);
-            if !self.pieces.is_ready(into) {
-                missing.insert(into);
-            }
-            items.push(Item { id: None, tenant, index, chunk, from, to: into });
+            self.move_piece(id, None, (tenant, index), chunk, (from, to));
             self.misplaced.insert((tenant, index), true);
         }
-        by_session.retain(|_, items| !items.is_empty());
-        let sessions = by_session.keys().map(|(session, _)| *session).collect();
-        for ((session, to), items) in by_session {
-            self.enqueue(session, to, items, &missing);
-        }
-        sessions
-    }
-
-    /// Returns true if a process gets no order about its memory now, because it has declined one.
-    fn is_left_alone(&self, session: SessionId) -> bool {
-        self.deadlines.is_ahead(Deadline::Retry(session), self.clock)
+        self.relocations.submit(&self.table, self.clock);
     }
 
     /// Like [`vram::ChunkTable::start`], after scrubbing pending places.
@@ -265,177 +170,99 @@ impl Core {
         }
     }
 
-    fn enqueue(&mut self, id: SessionId, to: Memory, mut items: Vec<Item>, missing: &BTreeSet<PieceId>) {
-        // Consecutive chunks in a program's addresses usually have ascending numbers: the program maps them together.
-        items.sort_unstable_by_key(|item| item.chunk);
-        let missing = items.iter().map(|item| item.to).filter(|to| missing.contains(to)).collect();
-        let Some(tenant) = items.first().map(|item| item.tenant) else { return };
-        let batch = Batch { items, to, missing, stage: Stage::Waiting };
-        if let Some(relocation) = self.relocations.get_mut(&id) {
-            return relocation.batches.push_back(batch);
+    /// Carries out the steps of all relocations.
+    fn relocate(&mut self) {
+        let mut given_up = Vec::new();
+        while let Some(action) = self.relocations.take_action() {
+            match action {
+                Action::Quiesce { user, tenant, order, decline_ns } => {
+                    // Another tenant has the turn in the meantime.
+                    self.pause_as_due(tenant);
+                    let patience_us = u32::try_from(decline_ns / 1000).unwrap_or(u32::MAX);
+                    self.send(user, FromOwner::Quiesce { order, patience_us });
+                }
+                // Not requested: a process cannot be made quiet.
+                Action::Force { .. } => {}
+                Action::Copy { batch, chunks, to } => {
+                    let pieces = chunks.iter().map(|chunk| (chunk.from, chunk.to)).collect();
+                    self.actions.push(types::Action::Copy { batch: BatchId(batch), pieces, to: memory_in(to) });
+                }
+                Action::Remap { user, tenant, order, chunks, to, copied_ns } => {
+                    self.note_copy(tenant, chunks.len() as u64 * self.config.chunk_bytes, to, copied_ns);
+                    let place = super::said_place(memory_in(to));
+                    let said = |chunk: &Chunk| cuda_protocol::Chunk { id: ChunkId(chunk.position), place };
+                    let (moves, pieces) = (chunks.iter().map(said).collect(), chunks.iter().map(|c| c.to).collect());
+                    let message = FromOwner::Redirect { order, moves };
+                    self.actions.push(types::Action::Send { session: user, message, pieces });
+                }
+                Action::Ended { chunks, moved: true } => chunks.into_iter().for_each(|chunk| self.commit(chunk)),
+                Action::Ended { chunks, moved: false } => chunks.into_iter().for_each(|chunk| self.give_back(chunk)),
+                Action::Resume { user, tenant, order } => {
+                    self.send(user, FromOwner::Resume { order });
+                    self.has_stopped_moving(tenant);
+                }
+                Action::Cancelled { tenant, .. } => self.has_stopped_moving(tenant),
+                Action::GiveUp { user, reason } => given_up.push((user, reason)),
+            }
         }
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        session.order += 1;
-        let order = session.order;
-        let since = Some(self.clock);
-        let batches = VecDeque::from([batch]);
-        // Each refusal extends its time; it must answer before it counts as stuck.
-        let longest = u32::try_from(self.config.patience_ns / 1000 * 4 / 5).unwrap_or(u32::MAX);
-        let patience_us = QUIESCE_US.saturating_mul(1 << session.declines.min(8)).min(longest);
-        let (redirecting, complied, declined) = (VecDeque::new(), true, false);
-        let relocation = Relocation { order, tenant, quiet: false, batches, redirecting, since, complied, declined };
-        self.relocations.insert(id, relocation);
-        if let Some(known) = self.tenants.get_mut(&tenant) {
-            known.moving.insert(id);
+        for (user, reason) in given_up {
+            tracing::warn!(session = ?user, ?reason, "program does not carry out orders about its memory");
+            let silent = reason == relocation::Reason::Silent;
+            self.stuck(user, if silent { Reason::Order } else { Reason::Declined });
         }
-        tracing::debug!(session = id.0, order, ?to, "a program is to be quiet");
-        // Another tenant has the turn in the meantime.
+    }
+
+    /// Records the end of an order: the tenant may have turns again.
+    fn has_stopped_moving(&mut self, tenant: TenantId) {
         self.pause_as_due(tenant);
-        self.send(id, FromOwner::Quiesce { order, patience_us });
+        self.needs_plan = true;
+    }
+
+    fn note_copy(&mut self, tenant: TenantId, bytes: u64, to: Tier, ns: u64) {
+        self.residency.moved(self.clock, bytes, ns);
+        let (from, until) = (Nanos(self.clock.saturating_sub(ns)), Nanos(self.clock));
+        self.turns.note_move(MemoryMove { from, until, vgpu: tenant, bytes, to_card: to == Tier::Card });
     }
 
     pub(super) fn quiet(&mut self, id: SessionId, order: u32) {
-        let Some(relocation) = self.relocations.get_mut(&id).filter(|relocation| relocation.order == order) else {
-            return;
-        };
-        (relocation.quiet, relocation.since) = (true, None);
-        self.go_on(id);
+        self.relocations.quiet(&self.table, id, order);
+        self.relocate();
     }
 
     pub(super) fn busy(&mut self, id: SessionId, order: u32) {
-        let declined =
-            self.relocations.get(&id).is_some_and(|relocation| relocation.order == order && !relocation.quiet);
-        if !declined {
-            return;
-        }
-        self.declined += 1;
-        self.abandon_relocation(id);
-        self.decline(id);
+        self.relocations.declined(self.clock, id, order);
+        self.relocate();
     }
 
-    /// Handles a process that declined all or part of an order: it gets no orders for a while. A process that only
-    /// declines counts as stuck.
-    fn decline(&mut self, id: SessionId) {
-        let (clock, patience) = (self.clock, self.config.patience_ns);
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        self.deadlines.set(Deadline::Retry(id), clock + DECLINED_NS);
-        session.declines += 1;
-        let since = *session.declining_since.get_or_insert(clock);
-        let Some(tenant) = session.tenant.and_then(|tenant| self.tenants.get(&tenant)) else { return };
-        // Work with this time limit may prevent quiescence for as long.
-        let Some(longest) = tenant.spec.time.max_run_ns.map(|limit| limit.max(patience)) else { return };
-        if session.declines >= DECLINES_MOST && clock.saturating_sub(since) >= longest {
-            tracing::warn!(session = ?id, declines = session.declines, "program declines every order about its memory");
-            self.stuck(id, Reason::Declined);
-        }
-    }
-
-    /// Records that a process has completed an order.
-    fn comply(&mut self, id: SessionId) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        session.declines = session.declines.saturating_sub(1);
-        if session.declines == 0 {
-            session.declining_since = None;
-        }
-    }
-
-    /// Copies all chunks that can be copied, and resumes the process when no chunk is left.
-    fn go_on(&mut self, id: SessionId) {
-        self.forget_freed(id);
-        let Some(relocation) = self.relocations.get_mut(&id).filter(|relocation| relocation.quiet) else { return };
-        if relocation.batches() == 0 {
-            let (order, tenant, complied) = (relocation.order, relocation.tenant, relocation.complied);
-            self.relocations.remove(&id);
-            if complied {
-                self.comply(id);
-            }
-            tracing::debug!(session = id.0, order, "a program goes on");
-            self.send(id, FromOwner::Resume { order });
-            return self.moved(id, tenant);
-        }
-        let mut copies = Vec::new();
-        for batch in &mut relocation.batches {
-            if batch.stage == Stage::Waiting && batch.missing.is_empty() {
-                self.next += 1;
-                let number = BatchId(self.next);
-                batch.stage = Stage::Copying(number);
-                let pieces = batch.items.iter().map(|item| (item.from, item.to)).collect();
-                copies.push(Action::Copy { batch: number, pieces, to: batch.to });
-            }
-        }
-        self.actions.extend(copies);
-    }
-
-    /// Removes chunks from a move that their process frees before the copy.
-    fn forget_freed(&mut self, id: SessionId) {
-        let Some(relocation) = self.relocations.get_mut(&id).filter(|relocation| relocation.quiet) else { return };
-        let table = &self.table;
-        let mut freed = Vec::new();
-        for batch in relocation.batches.iter_mut().filter(|batch| batch.stage == Stage::Waiting) {
-            for item in batch.items.extract_if(.., |item| item.id.is_some_and(|id| table.is_gone(id))) {
-                batch.missing.remove(&item.to);
-                freed.push(item);
-            }
-        }
-        relocation.batches.retain(|batch| !batch.items.is_empty());
-        self.give_back(freed);
-    }
-
-    pub(super) fn copied(&mut self, number: BatchId, done: bool, ns: u64) {
-        if let Some(batch) = self.orphans.remove(&number) {
-            return self.give_back(batch.items);
-        }
-        let is_it = |batch: &Batch| batch.stage == Stage::Copying(number);
-        let found = self.relocations.iter().find(|(_, relocation)| relocation.batches.iter().any(is_it));
-        let Some(id) = found.map(|(&id, _)| id) else { return };
-        let Some(relocation) = self.relocations.get_mut(&id) else { return };
-        let at = relocation.batches.iter().position(is_it);
-        let Some(Batch { items, to, .. }) = at.and_then(|at| relocation.batches.remove(at)) else { return };
-        if !done {
-            self.give_back(items);
-            return self.go_on(id);
-        }
-        let (order, tenant) = (relocation.order, relocation.tenant);
-        let moves = items.iter().map(|item| Chunk { id: item.chunk, place: super::said_place(to) }).collect();
-        let pieces = items.iter().map(|item| item.to).collect();
-        let copied = items.len() as u64 * self.config.chunk_bytes;
-        relocation.since = Some(self.clock);
-        relocation.redirecting.push_back(items);
-        self.residency.moved(self.clock, copied, ns);
-        let (from, until) = (Nanos(self.clock.saturating_sub(ns)), Nanos(self.clock));
-        let to_card = to == Memory::Device;
-        self.turns.note_move(MemoryMove { from, until, vgpu: tenant, bytes: copied, to_card });
-        tracing::debug!(session = id.0, order, mib = copied >> 20, ?to, us = ns / 1000, "copied");
-        self.actions.push(Action::Send { session: id, message: FromOwner::Redirect { order, moves }, pieces });
+    pub(super) fn copied(&mut self, BatchId(batch): BatchId, done: bool, ns: u64) {
+        self.relocations.copied(&self.table, self.clock, batch, done, ns);
+        self.relocate();
     }
 
     pub(super) fn redirected(&mut self, id: SessionId, order: u32, moved: u32) {
-        let Some(relocation) = self.relocations.get_mut(&id).filter(|relocation| relocation.order == order) else {
-            return;
-        };
-        let Some(mut items) = relocation.redirecting.pop_front() else {
+        let moved = |at| at < moved as usize;
+        if self.relocations.remapped(&self.table, self.clock, id, order, moved).is_err() {
             return self.end(id, cuda_protocol::End::Violation);
-        };
-        relocation.since = (!relocation.redirecting.is_empty()).then_some(self.clock);
-        let rest = items.split_off(items.len().min(moved as usize));
-        relocation.complied &= rest.is_empty();
-        let declines = !rest.is_empty() && !std::mem::replace(&mut relocation.declined, !rest.is_empty());
-        for item in items {
-            self.commit(item);
-        }
-        self.give_back(rest);
-        if declines {
-            // The process cannot redirect chunks now, usually because its program is about to end. Repeating the copy
-            // immediately does not help.
-            self.decline(id);
         }
         self.needs_plan = true;
-        self.go_on(id);
+        self.relocate();
+    }
+
+    /// Records that a destination exists, or could not be made.
+    pub(super) fn destination_made(&mut self, piece: PieceId, done: bool) {
+        self.relocations.made(&self.table, piece, done);
+        self.relocate();
+    }
+
+    /// Cancels the order of a process that loses its memory.
+    pub(super) fn abandon_relocation(&mut self, id: SessionId) {
+        self.relocations.cancel(id);
+        self.relocate();
     }
 
     /// Records that a chunk is at its destination.
-    fn commit(&mut self, item: Item) {
-        let Item { id, tenant, index, from, to, .. } = item;
+    fn commit(&mut self, chunk: Chunk) {
+        let Chunk { id, tenant, index, from, to, .. } = chunk;
         let gone = match id {
             Some(id) => {
                 let gone = self.table.is_gone(id);
@@ -448,7 +275,6 @@ impl Core {
         if id.is_none() && !gone {
             self.misplaced.remove(&(tenant, index));
         }
-        self.relocations_done += 1;
         if !gone && let Some(Body::Chunk { piece, .. }) = self.body(tenant, index) {
             *piece = to;
             // The chunk has one hold, and the move has another.
@@ -459,87 +285,42 @@ impl Core {
         self.pieces.let_go(from, &mut self.actions);
     }
 
-    /// Records that chunks will not move.
-    fn give_back(&mut self, items: Vec<Item>) {
-        for item in items {
-            match item.id {
-                Some(id) => self.table.abort_move(id),
-                None => self.stays_misplaced(&item),
-            }
-            self.pieces.let_go(item.to, &mut self.actions);
-            self.pieces.let_go(item.from, &mut self.actions);
+    /// Records that a chunk will not move.
+    fn give_back(&mut self, chunk: Chunk) {
+        match chunk.id {
+            Some(id) => self.table.abort_move(id),
+            None => self.stays_misplaced(&chunk),
         }
+        self.pieces.let_go(chunk.to, &mut self.actions);
+        self.pieces.let_go(chunk.from, &mut self.actions);
     }
 
     /// Records that a piece could not be moved to its chunk's place: the move is retried later.
-    fn stays_misplaced(&mut self, item: &Item) {
-        let is_it = self.where_is(item.tenant, item.index).is_some_and(|(piece, _)| piece == item.from);
-        if let Some(moves) = self.misplaced.get_mut(&(item.tenant, item.index)).filter(|_| is_it) {
+    fn stays_misplaced(&mut self, chunk: &Chunk) {
+        let at = (chunk.tenant, chunk.index);
+        let is_it = self.where_is(at.0, at.1).is_some_and(|(piece, _)| piece == chunk.from);
+        if let Some(moves) = self.misplaced.get_mut(&at).filter(|_| is_it) {
             *moves = false;
         }
-        let until = self.clock + DECLINED_NS;
-        let user = self.body(item.tenant, item.index).and_then(|body| body.only_user());
-        if let Some((session, _)) = user {
-            self.deadlines.postpone(Deadline::Retry(session), until);
+        let user = self.body(at.0, at.1).and_then(|body| body.only_user());
+        // The chunks of a process that has ended are released later.
+        if let Some((session, _)) = user.filter(|(session, _)| self.sessions.contains_key(session)) {
+            self.relocations.postpone(session, self.clock);
         }
     }
 
-    /// Records that a destination exists, or could not be made: then its chunk does not move.
-    pub(super) fn destination_made(&mut self, piece: PieceId, done: bool) {
-        let found = self
-            .relocations
-            .iter()
-            .find(|(_, relocation)| relocation.batches.iter().any(|batch| batch.missing.contains(&piece)));
-        let Some(id) = found.map(|(&id, _)| id) else { return };
-        let Some(relocation) = self.relocations.get_mut(&id) else { return };
-        let mut lost = Vec::new();
-        for batch in &mut relocation.batches {
-            if batch.missing.remove(&piece) && !done {
-                lost.extend(batch.items.extract_if(.., |item| item.to == piece));
-            }
-        }
-        relocation.batches.retain(|batch| !batch.items.is_empty());
-        self.give_back(lost);
-        self.go_on(id);
-    }
-
-    /// Cancels an order of a process. Copies in progress end before their pieces are released.
-    pub(super) fn abandon_relocation(&mut self, id: SessionId) {
-        let Some(relocation) = self.relocations.remove(&id) else { return };
-        for batch in relocation.batches {
-            match batch.stage {
-                Stage::Copying(number) => {
-                    self.orphans.insert(number, batch);
-                }
-                Stage::Waiting => self.give_back(batch.items),
-            }
-        }
-        for items in relocation.redirecting {
-            self.give_back(items);
-        }
-        self.moved(id, relocation.tenant);
-    }
-
-    /// Records the end of an order: the tenant may have turns again.
-    fn moved(&mut self, id: SessionId, tenant: TenantId) {
-        if let Some(known) = self.tenants.get_mut(&tenant) {
-            known.moving.remove(&id);
-        }
-        self.pause_as_due(tenant);
-        self.needs_plan = true;
-    }
-
-    /// Returns the processes whose answers are overdue.
+    /// Gives up the processes whose answers are overdue.
     pub(super) fn late_answers(&mut self) {
-        let (clock, patience) = (self.clock, self.config.patience_ns);
-        let late =
-            |relocation: &Relocation| relocation.since.is_some_and(|since| clock.saturating_sub(since) >= patience);
-        let late: Vec<_> =
-            self.relocations.iter().filter(|(_, relocation)| late(relocation)).map(|(&id, _)| id).collect();
-        for id in late {
-            tracing::warn!(session = ?id, "program does not answer an order about its memory");
-            self.stuck(id, Reason::Order);
-        }
+        self.relocations.tick(self.clock);
+        self.relocate();
         self.late_suspensions();
+    }
+}
+
+/// Returns the driver's name of a tier.
+fn memory_in(tier: Tier) -> Memory {
+    match tier {
+        Tier::Card => Memory::Device,
+        Tier::Host => Memory::Host,
     }
 }

@@ -76,11 +76,6 @@ pub(super) struct Session {
     /// it answers.
     pub(super) stopped_in: Option<u32>,
     pub(super) turn: u32,
-    pub(super) order: u32,
-    /// Number of orders that it has declined, minus those that it has completed since.
-    pub(super) declines: u32,
-    /// Time since which that number is positive.
-    pub(super) declining_since: Option<u64>,
     /// Time of the process's last message about memory that it had under an earlier owner.
     pub(super) adopts_since: u64,
     pub(super) reclaims: Reclaims,
@@ -167,9 +162,6 @@ impl Core {
             told: (0, 0),
             waiting: false,
             turn: 0,
-            order: 0,
-            declines: 0,
-            declining_since: None,
             adopts_since: 0,
             reclaims: Reclaims::default(),
             suspends: None,
@@ -272,7 +264,7 @@ impl Core {
         let Some(tenant) = self.sessions.get(&id).map(|session| session.tenant) else { return };
         self.give_up_memory(id, tenant);
         let Some(session) = self.sessions.remove(&id) else { return };
-        self.deadlines.cancel(Deadline::Retry(id));
+        self.relocations.forget(id);
         self.expected.remove(&session.pid);
         let Some(tenant) = tenant else { return };
         if session.run.is_some() || session.waiting {

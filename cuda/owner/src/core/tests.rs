@@ -342,7 +342,7 @@ fn host_memory_is_not_pinned_ahead_while_chunks_move() {
         } else {
             world.step(0);
         }
-        if world.core.relocations.is_empty() || !short {
+        if world.core.relocations.is_idle() || !short {
             since = None;
             continue;
         }

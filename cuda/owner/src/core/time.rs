@@ -252,7 +252,7 @@ impl Core {
         let mut working = Vec::new();
         for (tenant, account) in self.table.vms() {
             // A program that waits for its memory is not idle.
-            let waits = self.waits_for_memory(tenant) || holder == Some(tenant) && self.is_moving(tenant);
+            let waits = self.waits_for_memory(tenant) || holder == Some(tenant) && self.relocations.is_moving(tenant);
             if self.turns.is_busy(tenant) || waits {
                 working.push(tenant);
             }
@@ -274,10 +274,6 @@ impl Core {
     pub(super) fn waits_for_memory(&self, tenant: TenantId) -> bool {
         let mut of_it = self.sessions.values().filter(|session| session.tenant == Some(tenant));
         of_it.any(|session| !session.pending.is_empty())
-    }
-
-    fn is_moving(&self, tenant: TenantId) -> bool {
-        self.tenants.get(&tenant).is_some_and(|known| !known.moving.is_empty())
     }
 
     /// Stops tenants during another tenant's quantum, or lets them run again.
@@ -302,8 +298,10 @@ impl Core {
 
     /// Pauses a tenant's turns while its memory moves, or while it waits for its quantum.
     pub(super) fn pause_as_due(&mut self, id: TenantId) {
-        let Some(tenant) = self.tenants.get(&id) else { return };
-        let paused = self.residency.is_held(id) || !tenant.moving.is_empty();
+        if !self.tenants.contains_key(&id) {
+            return;
+        }
+        let paused = self.residency.is_held(id) || self.relocations.is_moving(id);
         let now: Nanos = self.now();
         self.turns.pause(id, paused, now);
     }

@@ -1,11 +1,13 @@
-//! Moves chunks of a VM between the card and host memory, while the VM continues.
+//! Moves chunks of a VM between the card and host memory, while the VM continues: the executor of
+//! [`tenancy::relocation`] for VMs.
 //!
 //! 1. The destinations are reserved, and the host allocates pages for destinations in host memory.
 //! 2. The VM's channels are stopped and leave the engines. Its CPUs do not notice: work of their doorbells waits in the
 //!    rings; their writes go to the old location of the chunks, and are recorded.
-//! 3. The mediator's own channels copy all chunks.
-//! 4. Under the VM's lock and the card's lock, pages that were written meanwhile are copied again, the chunks change
-//!    places, the shadow entries that name them are rewritten, and the card's TLBs are flushed.
+//! 3. The mediator's own channels copy the chunks, in batches.
+//! 4. While later batches are copied: under the VM's lock and the card's lock, pages of a batch that were written
+//!    meanwhile are copied again, the chunks change places, the shadow entries that name them are rewritten, and the
+//!    card's TLBs are flushed.
 //! 5. The channels resume.
 //!
 //! Neither lock is held while waiting.
@@ -13,19 +15,19 @@
 use super::{CardState, GuestEvents, ManagedCard};
 use crate::ManagerError;
 use bringup::CardError;
-use card_memory::{COPIER, Copier, Dirty, Job, Ranges, Relocated, Source, Wanted, allocate_parallel};
+use card_memory::{
+    COPIER, Chunk, Copier, CopyId, Dirty, Job, LEAVE_LIMIT, RESET_LIMIT, Ranges, Relocated, Source, Wanted,
+    allocate_parallel,
+};
 use channels::Pause;
 use nvspec::addr::SMALL_PAGE;
+use nvspec::fifo::VirtualChannelId;
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use vram::{Ended, GuestVramAddr, HostAddr, Move, Place, Step, TenantId, VramAddr};
+use tenancy::relocation::{Action, User};
+use vram::{Ended, GuestVramAddr, HostAddr, Move, Place, Step, TenantId, Tier, VramAddr};
 
-/// Time limit for a VM's work to leave the engines.
-// TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has switched it off.
-const LEAVE_LIMIT: Duration = Duration::from_nanos(2 * channels::HANG_LIMIT_NS);
-/// Additional time limit after the VM's engines were reset.
-// TIMEOUT: an engine has no work after a reset. Only the mover waits for this limit.
-const RESET_LIMIT: Duration = Duration::from_secs(1);
 /// Poll interval for channels to leave their engines. The card has no interrupt for this.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// Time limit for the engines to make progress before the CPU copies the rest.
@@ -42,17 +44,22 @@ const COMMIT_BYTES: u64 = 2 << 20;
 /// Number of pages that are copied again under one hold of the card's lock.
 const AGAIN_PAGES: usize = 8;
 
+/// A batch of copies that the engines were asked for.
+struct InFlight {
+    batch: u64,
+    chunks: Vec<Chunk>,
+    /// One copy for each chunk; `None` if the engines take none.
+    copies: Option<Vec<CopyId>>,
+}
+
 impl ManagedCard {
     /// Moves chunks of `vm`. Returns when the chunks have moved, or are known to stay.
     pub fn relocate(&self, vm: TenantId, steps: &[Step]) -> Relocated {
         let _one_at_a_time = self.moving.lock();
         let mut done = Relocated::default();
-        if self.over() {
-            // The card was given away or closed while this thread waited.
-            done.stayed = steps.len() as u32;
-            return done;
-        }
-        let Some(holder) = self.holder(vm) else {
+        // Otherwise the card was given away or closed while this thread waited.
+        let holder = if self.over() { None } else { self.holder(vm) };
+        let Some(holder) = holder else {
             done.stayed = steps.len() as u32;
             return done;
         };
@@ -60,37 +67,89 @@ impl ManagedCard {
         done.rebooked = rebooked;
         self.find_pages(&reserved);
         let began = Instant::now();
-        let moves = self.begin_moves(vm, reserved);
+        let moves = self.fill(vm, reserved);
         done.stayed = (steps.len() - moves.len()) as u32 - rebooked;
         if moves.is_empty() {
             return done;
         }
-        let copied = if self.vacate(vm) {
-            let copying = Instant::now();
-            // Wait for the last writes of the VM's engines to the old location.
-            let arrived = self.lock().vram().memory.barrier().map_err(ManagerError::from);
-            let copied = arrived.and_then(|()| self.copy(&moves));
-            done.copied_ns = nanoseconds(copying.elapsed());
-            copied
-        } else {
-            Err(CardError::Unresponsive("a VM's channels do not leave its engines").into())
-        };
-        match copied {
-            Ok(()) => {
-                moves.iter().for_each(|chunk| self.copy_again(vm, chunk));
-                // Other threads need the card's lock between two commits.
-                let chunks = moves.first().map_or(1, |chunk| (COMMIT_BYTES / chunk.bytes).max(1)) as usize;
-                moves.chunks(chunks).for_each(|moves| self.commit(&*holder, vm, moves, &mut done));
-            }
-            Err(error) => {
-                tracing::error!(%vm, %error, "memory of a VM stays where it is");
-                self.lock().abort_moves(vm, &moves);
-                done.stayed += moves.len() as u32;
-            }
-        }
-        self.lock().go_on(vm);
+        self.lock().begin_moves(vm, &moves);
+        self.carry_out_moves(&*holder, vm, &mut done);
+        self.lock().memory.forget_user(vm);
         done.suspended_ns = nanoseconds(began.elapsed());
         done
+    }
+
+    /// Carries out the steps of a VM's relocation, until it ends.
+    fn carry_out_moves(&self, holder: &dyn GuestEvents, vm: TenantId, done: &mut Relocated) {
+        let (mut wanted, mut copying) = (Vec::new(), VecDeque::new());
+        let (mut current, mut copies_began) = (0, None);
+        loop {
+            let (action, is_over) = {
+                let mut state = self.lock();
+                let (relocations, _) = state.memory.relocations();
+                (relocations.take_action(), !relocations.has_order(vm))
+            };
+            match action {
+                Some(Action::Quiesce { user, order, .. }) => {
+                    current = order;
+                    self.lock().keep_from_running(user);
+                }
+                Some(Action::Force { user }) => self.lock().force_off(user),
+                Some(Action::Copy { batch, chunks, .. }) => wanted.push((batch, chunks)),
+                Some(Action::Remap { user, order, chunks, .. }) => {
+                    chunks.iter().for_each(|chunk| self.copy_again(vm, chunk));
+                    let ended = self.commit(holder, vm, &chunks, done);
+                    self.lock().has_remapped(user, order, &ended);
+                }
+                Some(Action::Ended { chunks, moved: false }) => {
+                    self.lock().abort_moves(vm, &chunks);
+                    done.stayed += chunks.len() as u32;
+                }
+                // The accounts changed with the mapping.
+                Some(Action::Ended { moved: true, .. }) => {}
+                Some(Action::Resume { user, .. } | Action::Cancelled { user, .. }) => self.lock().go_on(user),
+                Some(Action::GiveUp { user, .. }) => {
+                    tracing::error!(vm = %user, "memory of a VM stays where it is: its channels do not leave the engines");
+                    self.lock().memory.relocations().0.cancel(user);
+                }
+                None if !wanted.is_empty() => {
+                    copies_began.get_or_insert_with(Instant::now);
+                    copying.extend(self.submit_copies(std::mem::take(&mut wanted)));
+                }
+                None => match copying.pop_front() {
+                    Some(first) => {
+                        let copied = self.await_copies(&first, &mut copying);
+                        if let Err(error) = &copied {
+                            tracing::error!(%vm, %error, "memory of a VM stays where it is");
+                        }
+                        done.copied_ns = copies_began.map_or(0, |began: Instant| nanoseconds(began.elapsed()));
+                        self.lock().has_copied(first.batch, copied.is_ok());
+                    }
+                    None if is_over => return,
+                    None => self.await_quiet(vm, current),
+                },
+            }
+        }
+    }
+
+    /// Looks once if a VM's channels have left the engines, and sleeps if they have not.
+    fn await_quiet(&self, vm: TenantId, order: u32) {
+        {
+            let state = &mut *self.lock();
+            let now = state.now_ns();
+            if state.stays_on(vm).is_none() {
+                // Wait for the last writes of the VM's engines to the old location.
+                let arrived = state.vram().memory.barrier();
+                let (relocations, chunks) = state.memory.relocations();
+                if let Err(error) = arrived {
+                    tracing::error!(%vm, %error, "memory of a VM stays where it is");
+                    return relocations.declined(now, vm, order);
+                }
+                return relocations.quiet(chunks, vm, order);
+            }
+            state.memory.relocations().0.tick(now);
+        }
+        locks::sleep(POLL_INTERVAL);
     }
 
     /// Returns the object to notify of moves of a VM's memory. Without such an object, the VM's memory is frozen.
@@ -127,8 +186,8 @@ impl ManagedCard {
         (moves, rebooked)
     }
 
-    /// Stops the VM's channels, and makes them leave the engines. Chunks whose destination has no memory are omitted.
-    fn begin_moves(&self, vm: TenantId, mut moves: Vec<Move>) -> Vec<Move> {
+    /// Gives destinations in host memory their pages. Chunks whose destination has no memory are omitted.
+    fn fill(&self, vm: TenantId, mut moves: Vec<Move>) -> Vec<Move> {
         moves.retain(|chunk| {
             let mut state = self.lock();
             let filled = if let Place::Host(at) = chunk.to { state.vram_mut().pinned.fill(at) } else { Ok(()) };
@@ -138,16 +197,14 @@ impl ManagedCard {
             }
             filled.is_ok()
         });
-        if !moves.is_empty() {
-            self.lock().set_moving(vm, &moves);
-        }
         moves
     }
 
     /// Copies pages again that were written since their copy, in parts with the lock released in between, so that few
     /// pages are left for the commit. The number of rounds is limited, because the VM may continue to write.
-    fn copy_again(&self, vm: TenantId, chunk: &Move) {
-        for _ in 0..chunk.bytes / SMALL_PAGE / AGAIN_PAGES as u64 {
+    fn copy_again(&self, vm: TenantId, chunk: &Chunk) {
+        let bytes = self.lock().chunk_bytes();
+        for _ in 0..bytes / SMALL_PAGE / AGAIN_PAGES as u64 {
             let mut state = self.lock();
             let Some(dirty) = state.vram_mut().copied.get_mut(&(vm, u64::from(chunk.index))) else { return };
             let pages = dirty.take(AGAIN_PAGES);
@@ -194,36 +251,49 @@ impl ManagedCard {
         loop {
             {
                 let state = &mut *self.lock();
-                state.look_at_departures();
-                let left = state.work.channels_mut().vacating(state.memory.card_mut(), vm);
-                if left.is_empty() && !state.is_departing(vm) {
-                    return true;
-                }
+                let Some(left) = state.stays_on(vm) else { return true };
                 if began.elapsed() > LEAVE_LIMIT + RESET_LIMIT {
                     tracing::error!(%vm, ?left, "channels stay on the card");
                     return false;
                 }
                 if began.elapsed() > LEAVE_LIMIT {
-                    // The watchdog may notify the VM's guest; this code needs only the engine.
-                    let first = left.first().and_then(|channel| state.work.channels().physical(vm, *channel));
-                    first.into_iter().for_each(|physical| state.reset_engines_of(physical));
+                    state.force_off(vm);
                 }
             }
             locks::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Copies the chunks with the engines or, if the engines fail, with the CPU.
-    fn copy(&self, moves: &[Move]) -> Result<(), ManagerError> {
-        let by_engine = self.copy_by_engine(moves);
+    /// Asks the engines to copy batches of chunks.
+    fn submit_copies(&self, batches: Vec<(u64, Vec<Chunk>)>) -> Vec<InFlight> {
+        let mut state = self.lock();
+        let bytes = state.chunk_bytes();
+        let job = |chunk: &Chunk| Job { from: Source::Place(chunk.from), to: chunk.to, bytes };
+        let jobs: Vec<Job> = batches.iter().flat_map(|(_, chunks)| chunks).map(job).collect();
+        let mut copies = state.submit_jobs(&jobs).ok().map(Vec::into_iter);
+        let flight = |(batch, chunks): (u64, Vec<Chunk>)| {
+            let copies = copies.as_mut().map(|copies| copies.by_ref().take(chunks.len()).collect());
+            InFlight { batch, chunks, copies }
+        };
+        batches.into_iter().map(flight).collect()
+    }
+
+    /// Waits for a batch. If the engines fail, the CPU copies it, and the `later` batches in turn.
+    fn await_copies(&self, first: &InFlight, later: &mut VecDeque<InFlight>) -> Result<(), ManagerError> {
+        let by_engine = first.copies.as_deref().ok_or_else(dead).and_then(|copies| self.await_jobs(copies));
         by_engine.or_else(|error| {
             tracing::warn!(%error, "chunks are copied by the CPU");
             // An engine that still works would later write to memory that may belong to a guest by then.
-            let to: Vec<Place> = moves.iter().map(|chunk| chunk.to).collect();
-            self.stop_copier(&to)?;
-            moves.iter().try_for_each(|chunk| {
-                (0..chunk.bytes).step_by(BY_HAND as usize).try_for_each(|at| {
-                    let len = BY_HAND.min(chunk.bytes - at);
+            let batches = std::iter::once(first).chain(later.iter());
+            let to: Vec<Place> = batches.flat_map(|batch| &batch.chunks).map(|chunk| chunk.to).collect();
+            let stopped = self.stop_copier(&to);
+            // Waiting for the engines once is enough.
+            later.iter_mut().for_each(|batch| batch.copies = None);
+            stopped?;
+            let bytes = self.lock().chunk_bytes();
+            first.chunks.iter().try_for_each(|chunk| {
+                (0..bytes).step_by(BY_HAND as usize).try_for_each(|at| {
+                    let len = BY_HAND.min(bytes - at);
                     self.lock().copy_by_hand(chunk, at, len)
                 })
             })
@@ -251,34 +321,30 @@ impl ManagedCard {
         Err(ManagerError::OwnChannelsStay)
     }
 
-    fn copy_by_engine(&self, moves: &[Move]) -> Result<(), ManagerError> {
-        let job = |chunk: &Move| Job { from: Source::Place(chunk.from), to: chunk.to, bytes: chunk.bytes };
-        self.have_done(|_| moves.iter().map(job).collect())
-    }
-
     /// Makes the engines do the jobs that `wanted` returns, and waits until they are complete.
     pub(super) fn have_done(&self, wanted: impl FnOnce(&mut CardState) -> Vec<Job>) -> Result<(), ManagerError> {
+        let copies = {
+            let mut state = self.lock();
+            let jobs = wanted(&mut state);
+            if jobs.is_empty() { Vec::new() } else { state.submit_jobs(&jobs)? }
+        };
+        self.await_jobs(&copies)
+    }
+
+    /// Waits until the engines have completed these jobs.
+    fn await_jobs(&self, copies: &[CopyId]) -> Result<(), ManagerError> {
         let mut guard = self.lock();
-        let jobs = wanted(&mut guard);
-        if jobs.is_empty() {
+        if copies.is_empty() {
             return Ok(());
         }
-        let dead = || ManagerError::from(CardError::Unresponsive("the copy engines do not move memory"));
-        let now = guard.now_ns();
-        guard.revive_copier();
-        let CardState { memory, work, .. } = &mut *guard;
-        let (vram, copier) = memory.vram_and_copier();
-        let copier = copier.ok_or_else(dead)?;
-        let ended = copier.ended();
-        let copies = copier.submit(vram, work.channels_mut(), now, &jobs)?;
-        let mut seen = (copier.pieces(), Instant::now());
+        let ended = guard.memory.copier().ok_or_else(dead)?.ended();
+        let mut seen = (None, Instant::now());
         loop {
-            let (_, copier) = guard.memory.vram_and_copier();
-            let copier = copier.ok_or_else(dead)?;
-            let states: Option<Vec<bool>> = copies.iter().map(|copy| copier.has_ended(*copy)).collect();
-            if copier.pieces() != seen.0 {
-                seen = (copier.pieces(), Instant::now());
+            let copier = guard.memory.copier().ok_or_else(dead)?;
+            if seen.0 != Some(copier.pieces()) {
+                seen = (Some(copier.pieces()), Instant::now());
             }
+            let states: Option<Vec<bool>> = copies.iter().map(|copy| copier.has_ended(*copy)).collect();
             match states {
                 None => return Err(dead()),
                 Some(states) if states.iter().all(|ended| *ended) => return Ok(()),
@@ -289,30 +355,90 @@ impl ManagedCard {
         }
     }
 
-    /// Switches the chunks to their copies.
-    fn commit(&self, holder: &dyn GuestEvents, vm: TenantId, moves: &[Move], done: &mut Relocated) {
-        let mut commit = |state: &mut CardState| {
-            let ranges = state.commit_moves(vm, moves);
-            let moved = ranges.len() as u32;
-            done.moved += moved;
-            done.bytes += ranges.iter().map(|(_, bytes)| bytes).sum::<u64>();
-            done.stayed += moves.len() as u32 - moved;
-            ranges
-        };
-        if let Err(error) = holder.relocated(&mut commit) {
-            tracing::error!(%vm, %error, "the card may use guest memory where it does not lie any more; what lay there \
-                stays out of use until the card is reset");
+    /// Switches the chunks to their copies, in groups: other threads need the locks between two groups. Returns the
+    /// moves that have ended, which are those of chunks that have moved or are gone.
+    fn commit(&self, holder: &dyn GuestEvents, vm: TenantId, chunks: &[Chunk], done: &mut Relocated) -> Vec<bool> {
+        let group = (COMMIT_BYTES / self.lock().chunk_bytes()).max(1) as usize;
+        let mut ended = Vec::new();
+        for chunks in chunks.chunks(group) {
+            let mut ends = Vec::new();
+            let mut commit = |state: &mut CardState| {
+                let ranges = state.commit_moves(vm, chunks, &mut ends);
+                done.moved += ranges.len() as u32;
+                done.bytes += ranges.iter().map(|(_, bytes)| bytes).sum::<u64>();
+                ranges
+            };
+            if let Err(error) = holder.relocated(&mut commit) {
+                tracing::error!(%vm, %error, "the card may use guest memory where it does not lie any more; what lay there \
+                    stays out of use until the card is reset");
+            }
+            ends.resize(chunks.len(), false);
+            ended.extend(ends);
         }
+        ended
     }
 }
 
 impl CardState {
-    /// Stops the VM's channels, makes them leave the engines, and starts to record writes to the chunks.
-    fn set_moving(&mut self, vm: TenantId, moves: &[Move]) {
+    /// Begins moves, and starts to record writes to the chunks.
+    fn begin_moves(&mut self, vm: TenantId, moves: &[Move]) {
+        let now = self.now_ns();
         for chunk in moves {
             self.vram_mut().copied.insert((vm, u64::from(chunk.index)), Dirty::new(chunk.bytes));
         }
-        self.keep_from_running(vm);
+        // No VM is given up because its memory cannot move.
+        let user = User { id: vm, tenant: vm, run_limit_ns: None };
+        let (relocations, chunks) = self.memory.relocations();
+        for &Move { id, vm, index, from, to, bytes: _ } in moves {
+            let tier = if to.card().is_some() { Tier::Card } else { Tier::Host };
+            let chunk = Chunk { id: Some(id), tenant: vm, index, position: u64::from(index), from, to };
+            relocations.add(user, tier, chunk, false);
+        }
+        relocations.submit(chunks, now);
+    }
+
+    /// Returns the channels of a stopped VM that are on an engine; `None` if no channel is, or is about to leave one.
+    fn stays_on(&mut self, vm: TenantId) -> Option<Vec<VirtualChannelId>> {
+        self.look_at_departures();
+        let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
+        (!left.is_empty() || self.is_departing(vm)).then_some(left)
+    }
+
+    fn has_copied(&mut self, batch: u64, done: bool) {
+        let now = self.now_ns();
+        let (relocations, chunks) = self.memory.relocations();
+        // The durations of concurrent batches are measured together.
+        relocations.copied(chunks, now, batch, done, 0);
+    }
+
+    /// Reports the moves of a batch that have ended: the chunks are at their destinations, or gone.
+    fn has_remapped(&mut self, vm: TenantId, order: u32, ended: &[bool]) {
+        let now = self.now_ns();
+        let (relocations, chunks) = self.memory.relocations();
+        let moved = |at: usize| ended.get(at).copied().unwrap_or(false);
+        if relocations.remapped(chunks, now, vm, order, moved).is_err() {
+            tracing::error!(%vm, "chunks were remapped twice");
+        }
+    }
+
+    /// Resets the engines of a channel that does not leave them. The watchdog may notify the VM's guest; this code needs
+    /// only the engine.
+    fn force_off(&mut self, vm: TenantId) {
+        let first = self
+            .stays_on(vm)
+            .unwrap_or_default()
+            .first()
+            .and_then(|channel| self.work.channels().physical(vm, *channel));
+        first.into_iter().for_each(|physical| self.reset_engines_of(physical));
+    }
+
+    /// Asks the copy engines to do these jobs.
+    fn submit_jobs(&mut self, jobs: &[Job]) -> Result<Vec<CopyId>, ManagerError> {
+        let now = self.now_ns();
+        self.revive_copier();
+        let CardState { memory, work, .. } = self;
+        let (vram, copier) = memory.vram_and_copier();
+        copier.ok_or_else(dead)?.submit(vram, work.channels_mut(), now, jobs)
     }
 
     /// Stops the VM's channels, and makes them leave the engines, so that its memory can move.
@@ -322,22 +448,25 @@ impl CardState {
         self.feeder().look_at_waits(Some(vm));
     }
 
-    /// Commits the new places of moved chunks. Returns their ranges.
-    fn commit_moves(&mut self, vm: TenantId, moves: &[Move]) -> Ranges {
+    /// Commits the new places of moved chunks. Returns their ranges, and for each chunk if its move has ended.
+    fn commit_moves(&mut self, vm: TenantId, chunks: &[Chunk], ended: &mut Vec<bool>) -> Ranges {
         let mut ranges = Vec::new();
+        let bytes = self.chunk_bytes();
         self.memory.forget_left();
-        for chunk in moves {
+        for chunk in chunks {
             let dirty = self.vram_mut().copied.remove(&(vm, u64::from(chunk.index)));
             let again: Vec<u64> = dirty.iter().flat_map(Dirty::pages).collect();
             let copied = again.into_iter().try_for_each(|page| self.copy_by_hand(chunk, page, SMALL_PAGE));
-            if let Err(error) = copied {
-                tracing::error!(%vm, %error, "a chunk stays where it is");
-                self.vram_mut().chunks.abort_move(chunk.id);
-                continue;
-            }
-            if self.vram_mut().chunks.commit_move(chunk.id) == Ended::Committed {
-                self.memory.leave(chunk.from);
-                ranges.push((GuestVramAddr(u64::from(chunk.index) * chunk.bytes), chunk.bytes));
+            let copied = copied.and_then(|()| chunk.id.ok_or_else(dead));
+            ended.push(copied.is_ok());
+            match copied {
+                Err(error) => tracing::error!(%vm, %error, "a chunk stays where it is"),
+                Ok(id) => {
+                    if self.vram_mut().chunks.commit_move(id) == Ended::Committed {
+                        self.memory.leave(chunk.from);
+                        ranges.push((GuestVramAddr(u64::from(chunk.index) * bytes), bytes));
+                    }
+                }
             }
         }
         ranges
@@ -349,10 +478,10 @@ impl CardState {
         self.memory.quarantine_left();
     }
 
-    fn abort_moves(&mut self, vm: TenantId, moves: &[Move]) {
-        for chunk in moves {
+    fn abort_moves(&mut self, vm: TenantId, chunks: &[Chunk]) {
+        for chunk in chunks {
             self.vram_mut().copied.remove(&(vm, u64::from(chunk.index)));
-            self.vram_mut().chunks.abort_move(chunk.id);
+            chunk.id.into_iter().for_each(|id| self.vram_mut().chunks.abort_move(id));
         }
     }
 
@@ -380,11 +509,15 @@ impl CardState {
         self.feeder().look_at_waits(Some(vm));
     }
 
-    fn copy_by_hand(&mut self, chunk: &Move, at: u64, len: u64) -> Result<(), ManagerError> {
+    fn copy_by_hand(&mut self, chunk: &Chunk, at: u64, len: u64) -> Result<(), ManagerError> {
         let mut data = vec![0; len as usize];
         self.vram_mut().read_at(beyond(chunk.from, at), &mut data)?;
         self.vram_mut().write_at(beyond(chunk.to, at), &data)
     }
+}
+
+fn dead() -> ManagerError {
+    CardError::Unresponsive("the copy engines do not move memory").into()
 }
 
 fn beyond(place: Place, bytes: u64) -> Place {

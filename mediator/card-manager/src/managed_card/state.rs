@@ -1,16 +1,17 @@
 //! Queries and changes of a card's state from other modules.
 
 use super::CardState;
-use crate::work::usage::{MemoryWait, SchedulerUsage};
+use crate::work::usage::SchedulerUsage;
 use card_memory::holdings::Holdings;
 use card_memory::iova::RamShare;
 use card_memory::shortage::Shortage;
 use card_memory::{Accesses, CardVram, Memory, Plan, Planned, Relocated};
 use channels::{Channels, Pause};
 use sched::trace::MemoryMove;
-use sched::{Engine, Event, Scheduler};
+use sched::{Engine, Event, Quarantine, Scheduler};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use tenancy::Standing;
 use vram::{Done, TenantId};
 
 /// Memory of the card.
@@ -202,13 +203,18 @@ impl CardState {
     #[must_use]
     pub fn scheduler_usage(&self, recent_ns: u64) -> SchedulerUsage {
         let mut usage = self.work.usage(self.card_time(), recent_ns);
-        let short = self.memory.vram().waiting();
+        let (short, now) = (self.memory.vram().waiting(), self.now_ns());
         for (vm, one) in &mut usage.vms {
-            one.memory_wait = match self.memory.divider().residency().wait(*vm, self.now_ns()) {
-                Some((holder, _)) if holder == *vm => Some(MemoryWait::Move),
-                Some((holder, left_ns)) => Some(MemoryWait::Quantum { holder, left_ns }),
-                None => short.contains(vm).then_some(MemoryWait::Chunks),
+            let has_work = one.has_work();
+            let standing = Standing {
+                is_quarantined: one.quarantine != Quarantine::Free,
+                has_work,
+                runs: one.in_flight > 0,
+                is_moving: has_work && self.memory.is_moving(*vm),
+                lacks_memory: has_work && short.contains(vm),
+                ..Standing::default()
             };
+            one.wait = self.memory.divider().residency().wait_reason(*vm, now, &standing);
         }
         usage
     }

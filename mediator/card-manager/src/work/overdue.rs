@@ -7,7 +7,7 @@ use super::schedule::{Stage, TrackedSubmission};
 use channels::{Hindrance, Pause};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use sched::{Engine, Nanos, Quarantine};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use vram::TenantId;
 
@@ -102,6 +102,17 @@ impl Work {
             }
             Stage::Started => Awaited::Engine,
         }
+    }
+
+    /// Returns the number of each VM's submissions whose channel is stopped because of the card's memory.
+    pub(crate) fn stopped_for_memory(&self) -> BTreeMap<TenantId, usize> {
+        let mut stopped = BTreeMap::new();
+        for held in self.schedule.held.values().filter(|held| held.stage == Stage::Parked) {
+            if matches!(self.awaited(held), Awaited::Memory | Awaited::MemoryTurn) {
+                *stopped.entry(held.vm).or_default() += 1;
+            }
+        }
+        stopped
     }
 
     /// Returns true if a descheduled channel waits for a semaphore.

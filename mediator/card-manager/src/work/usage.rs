@@ -8,6 +8,8 @@ use sched::{
 use std::collections::BTreeMap;
 use vram::TenantId;
 
+pub use tenancy::Wait;
+
 /// State of a card's scheduler at one time.
 #[derive(Clone, Debug)]
 pub struct SchedulerUsage {
@@ -38,6 +40,8 @@ pub struct VmUsage {
     pub queued: usize,
     /// Number of submissions on the card.
     pub in_flight: usize,
+    /// Number of submissions whose channel is stopped because memory moves, or because of another VM's quantum.
+    pub stopped: usize,
     /// Some overdue submissions, oldest first.
     pub overdue: Vec<Overdue>,
     /// Submissions and use, by engine.
@@ -46,24 +50,8 @@ pub struct VmUsage {
     pub standings: [Standing; Engine::COUNT],
     /// Recent use.
     pub recent: Vec<Sample>,
-    /// Reason that the VM's work waits for memory.
-    pub memory_wait: Option<MemoryWait>,
-}
-
-/// Reason that a VM's work waits for the card's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryWait {
-    /// Another VM holds the quantum.
-    Quantum {
-        /// The VM that holds the quantum.
-        holder: TenantId,
-        /// Remaining time of the quantum, in ns; `None` while memory moves for it.
-        left_ns: Option<u64>,
-    },
-    /// The VM's own memory is being moved for its quantum.
-    Move,
-    /// Chunks that the VM needs have no place on the card.
-    Chunks,
+    /// Reason that the VM's work waits.
+    pub wait: Option<Wait>,
 }
 
 impl SchedulerUsage {
@@ -125,27 +113,16 @@ impl VmUsage {
         u32::try_from(permille).unwrap_or(u32::MAX)
     }
 
+    /// Returns true if the VM has work that has not ended, except work that its guest has stopped.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        self.queued + self.in_flight + self.stopped > 0
+    }
+
     /// Returns the reason that the VM's work waits, in words; `None` if it does not wait. `name` returns a VM's name.
     #[must_use]
     pub fn waits_for(&self, name: impl Fn(TenantId) -> Option<String>) -> Option<String> {
-        let name = |id: TenantId| name(id).unwrap_or_else(|| "another VM".to_owned());
-        if self.quarantine != Quarantine::Free {
-            return Some("its release from quarantine".to_owned());
-        }
-        if self.queued == 0 && self.in_flight == 0 {
-            return None;
-        }
-        match self.memory_wait {
-            Some(MemoryWait::Quantum { holder, left_ns: None }) => {
-                Some(format!("memory quantum of `{}`, whose memory moves", name(holder)))
-            }
-            Some(MemoryWait::Quantum { holder, left_ns: Some(left) }) => {
-                Some(format!("memory quantum of `{}`, {:.1} s left", name(holder), left as f64 / 1e9))
-            }
-            Some(MemoryWait::Move) => Some("its memory, which moves".to_owned()),
-            Some(MemoryWait::Chunks) => Some("memory on the card".to_owned()),
-            None => (self.in_flight == 0).then(|| "a slice".to_owned()),
-        }
+        Some(self.wait?.in_words(|id| name(id).unwrap_or_else(|| "another VM".to_owned())))
     }
 }
 
@@ -164,6 +141,7 @@ impl Work {
         let scheduler = self.schedule.scheduler();
         let since = Nanos(now.0.saturating_sub(recent_ns));
         let counts = self.schedule.counts();
+        let stopped = self.stopped_for_memory();
         let usage = |vm: TenantId| {
             let (strikes, quarantine) = scheduler.strikes(vm)?;
             let (queued, in_flight) = counts.get(&vm).copied().unwrap_or_default();
@@ -173,11 +151,12 @@ impl Work {
                 quarantine,
                 queued,
                 in_flight,
+                stopped: stopped.get(&vm).copied().unwrap_or(0),
                 overdue: self.overdue(vm, now),
                 accounts: Engine::ALL.map(|engine| scheduler.account(vm, engine).cloned().unwrap_or_default()),
                 standings: Engine::ALL.map(|engine| scheduler.standing(vm, engine)),
                 recent: scheduler.history(vm)?.since(since).copied().collect(),
-                memory_wait: None,
+                wait: None,
             })
         };
         SchedulerUsage {

@@ -1,9 +1,11 @@
 //! A card that does not answer: memory that the card may still access is not reused.
 
-use super::relocate::{driver_of, move_all};
+use super::oversubscribe::eventually;
+use super::relocate::{driver_of, move_all, still};
 use super::{A, B, MIB};
 use card::Card;
-use card_manager::{ManagedCard, Sharing};
+use card_manager::usage::Wait;
+use card_manager::{Division, ManagedCard, Sharing};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pfb::{MMU_CTRL, MMU_INVALIDATE, MMU_INVALIDATE_PDB};
 use nvspec::regs::pfifo;
@@ -14,7 +16,7 @@ use simgpu::{Config, SimGpu};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
-use vram::{TenantId, To};
+use vram::{Limits, TenantId, To};
 
 /// A card with failures that the test chooses.
 #[derive(Clone, Default)]
@@ -65,7 +67,11 @@ impl Failing {
 }
 
 fn failing() -> (Rig, Failing) {
-    let sharing = Sharing { chunk_bytes: 2 * MIB, host_bytes: 64 * MIB, ..sharing() };
+    failing_with(sharing().division)
+}
+
+fn failing_with(division: Division) -> (Rig, Failing) {
+    let sharing = Sharing { chunk_bytes: 2 * MIB, host_bytes: 64 * MIB, division, ..sharing() };
     let failing = Failing::default();
     let altered = failing.clone();
     let config = Config { vram_mib: 64, ..Config::default() };
@@ -206,6 +212,41 @@ fn target_slots_are_quarantined_if_copier_cannot_be_stopped() {
     let summary = rig.host.lock().vram().chunks.summary();
     assert!(summary.host.quarantined > 0 && summary.host.to_scrub == 0);
     assert_eq!(summary.host.quarantined, summary.host.used);
+}
+
+#[test]
+fn vm_whose_copies_fail_is_not_moved_again_at_once() {
+    const CHUNKS: u32 = 24;
+    let (rig, card) = failing_with(still());
+    let (driver, _other) = (driver_of(&rig, 0, 48), driver_of(&rig, 1, 48));
+    for chunk in 0..CHUNKS {
+        driver.guest.vram_write(u64::from(chunk) * 2 * MIB, &[1; 16]);
+    }
+    card.holds.store(true, Ordering::SeqCst);
+    rig.host.lock().retire_channel(TenantId::MEDIATOR, VirtualChannelId(0)).unwrap_err();
+    // The guarantee needs chunks of the first VM, whose destinations are lost with each attempt to copy them.
+    let limits = Limits { guarantee: CHUNKS / 2, ..Limits::default() };
+    rig.host.make_room(|state| state.memory_mut().set_limits(TenantId(1), limits)).unwrap_err();
+    let lost = rig.host.lock().vram().chunks.summary().host.quarantined;
+    assert!(lost > 0 && lost <= CHUNKS / 2, "{lost} slots are lost in the attempts to move {} chunks", CHUNKS / 2);
+}
+
+#[test]
+fn vm_whose_memory_moves_waits_for_the_move() {
+    let (rig, card) = failing();
+    let (mut driver, mut channel, _) = at_work(&rig, &card);
+    let waits_for = || rig.host.lock().scheduler_usage(0).vms.get(&TenantId(0)).and_then(|vm| vm.wait);
+    std::thread::scope(|scope| {
+        card.holds.store(true, Ordering::SeqCst);
+        let moves = scope.spawn(|| move_all(&rig, 0, To::Host));
+        eventually("memory moves", || rig.host.lock().memory().is_moving(TenantId(0)));
+        driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
+        eventually("the work waits for it", || waits_for() == Some(Wait::Move));
+        card.holds.store(false, Ordering::SeqCst);
+        assert!(moves.join().expect("it moves").moved > 0);
+    });
+    driver.wait(&channel);
+    eventually("no work waits", || waits_for().is_none());
 }
 
 #[test]

@@ -317,3 +317,28 @@ fn nothing_is_pinned_in_the_gaps_between_moves() {
     timed.run(timed.now + 500 * MS);
     assert!(stocked(&timed) > before, "the stock is made anew");
 }
+
+#[test]
+fn quantum_begins_although_others_keep_fixed_memory() {
+    const FIXED: u64 = 32 * CHUNK;
+    let (mut timed, sessions) = two_at_once(1024);
+    for session in sessions {
+        timed.say(session, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Driver, bytes: FIXED });
+    }
+    timed.run(timed.now + 5 * MS);
+    for request in 2..39 {
+        for session in sessions {
+            timed.say(session, FromTenant::Allocate { request, card: 0, chunks: 16 });
+        }
+        timed.run(timed.now + 5 * MS);
+    }
+    timed.run(timed.now + 4_000 * MS);
+    let (start, ran) = (timed.now, timed.ran());
+    let before = timed.copies.clone();
+    timed.run(start + 10_000 * MS);
+    let copied = timed.copies[&Memory::Device] - before[&Memory::Device];
+    let lost = timed.now - start - (timed.ran() - ran);
+    assert!(copied > 2000, "{copied} chunks have returned");
+    // Waiting for the other program's fixed memory would take about as long as moving everything else.
+    assert!(lost <= copied * COPY * 8 / 7, "moving {copied} chunks takes {} ms", lost / MS);
+}

@@ -1,0 +1,51 @@
+//! Moves of VMs' chunks in progress, in the state machine that both kinds of cards have.
+
+use super::Memory;
+use std::time::Duration;
+use tenancy::relocation::{self, Config};
+use vram::{ChunkTable, Place, TenantId};
+
+/// Time limit for a VM's work to leave the engines.
+// TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has switched it off.
+pub const LEAVE_LIMIT: Duration = Duration::from_nanos(2 * channels::HANG_LIMIT_NS);
+/// Additional time limit after the VM's engines were reset.
+// TIMEOUT: an engine has no work after a reset. Only the mover waits for this limit.
+pub const RESET_LIMIT: Duration = Duration::from_secs(1);
+/// Size of the chunks that are remapped while later ones are copied, in bytes, unless one chunk is larger.
+const BATCH_BYTES: u64 = 8 << 20;
+
+/// A chunk of a VM that moves.
+pub type Chunk = relocation::Chunk<Place>;
+/// All relocations of a card. A VM is the user of its memory.
+pub type Relocations = relocation::Relocations<TenantId, Place>;
+
+/// Creates a card on which no memory moves. A plan bounds the batches of a VM.
+pub(super) fn none(chunk_bytes: u64) -> Relocations {
+    let nanoseconds = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+    Relocations::new(Config {
+        batch_chunks: usize::try_from(BATCH_BYTES / chunk_bytes).unwrap_or(usize::MAX).max(1),
+        batches_most: usize::MAX,
+        batches_few: usize::MAX,
+        answer_ns: nanoseconds(LEAVE_LIMIT),
+        force_ns: Some(nanoseconds(RESET_LIMIT)),
+    })
+}
+
+impl Memory {
+    /// Returns the relocations, and the accounts of the chunks that move.
+    pub fn relocations(&mut self) -> (&mut Relocations, &ChunkTable) {
+        (&mut self.relocations, &self.vram.chunks)
+    }
+
+    /// Returns true if memory of a VM moves.
+    pub fn is_moving(&self, vm: TenantId) -> bool {
+        self.relocations.is_moving(vm)
+    }
+
+    /// Forgets the relocations of a VM that was removed. An order in progress ends first: its executor calls this.
+    pub fn forget_user(&mut self, vm: TenantId) {
+        if self.vram.chunks.vm_bytes(vm).is_none() && !self.relocations.has_order(vm) {
+            self.relocations.forget(vm);
+        }
+    }
+}

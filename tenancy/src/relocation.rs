@@ -1,0 +1,577 @@
+//! Relocation: the steps in which chunks move between the card and host memory.
+//!
+//! ```text
+//! draft -> Quiesce -> quiet -> Copy -> copied -> Remap -> remapped -> Ended -> Resume
+//! ```
+//!
+//! A *user* of memory maps chunks, and is quiesced while they move: a process of a CUDA tenant, or a VM. A user has one
+//! order at a time, of several batches: while it remaps one batch, the next is copied. Orders of different users run
+//! concurrently, so that the evictions of one overlap the returns of another.
+//!
+//! A move takes effect only when its user has remapped the chunk; if that never happens, the chunk stays. A user that
+//! declines gets no order for a while, and the time that it gets to become quiet doubles; a user whose chunks could not
+//! be copied gets no order for a while. A user that does not become quiet is made quiet by force, if the executor can do
+//! that, and then given up.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt::Debug;
+use vram::{ChunkTable, MoveId, TenantId, Tier};
+
+/// Time in ns during which a user that declined an order, or whose chunks could not move, gets no new order.
+pub const RETRY_NS: u64 = 500_000_000;
+/// Initial time in ns after which a user should decline instead of continuing to drain; doubled with each refusal.
+const QUIESCE_NS: u64 = 2_000_000_000;
+/// Maximum excess of declined over completed orders, tolerated for as long as the user's work may run: a user beyond
+/// both limits keeps memory from others, and is given up.
+const MAX_DECLINES: u32 = 6;
+
+/// Limits of relocations.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Maximum number of chunks in a batch: enough for the link's full rate, and few enough that memory changes hands
+    /// soon.
+    pub batch_chunks: usize,
+    /// Maximum number of concurrent batches of a user.
+    pub batches_most: usize,
+    /// A user with more batches than this gets no new ones: starting one new batch for each that ends would shrink the
+    /// batches to one chunk each.
+    pub batches_few: usize,
+    /// Time limit for each answer of a user, in ns.
+    pub answer_ns: u64,
+    /// Additional time limit, in ns, during which the executor makes a user quiet by force; `None` if it cannot.
+    pub force_ns: Option<u64>,
+}
+
+/// A user of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct User<U> {
+    /// Identifies the user.
+    pub id: U,
+    /// The user's tenant.
+    pub tenant: TenantId,
+    /// Time limit of the user's work, in ns, which may prevent quiescence for as long; `None` if there is no limit.
+    pub run_limit_ns: Option<u64>,
+}
+
+/// A chunk that moves between two pieces of memory, of type `P`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk<P> {
+    /// The move in the accounts; `None` for memory that moves to the tier of its chunk's place.
+    pub id: Option<MoveId>,
+    /// Owner of the chunk.
+    pub tenant: TenantId,
+    /// Index of the chunk in the tenant's memory.
+    pub index: u32,
+    /// Position among the user's chunks: consecutive chunks are remapped together.
+    pub position: u64,
+    /// Present memory of the chunk.
+    pub from: P,
+    /// Destination.
+    pub to: P,
+}
+
+/// Reason to give up a user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The user did not answer in time.
+    Silent,
+    /// The user declined all orders.
+    Declines,
+}
+
+/// A step for the executor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action<U, P> {
+    /// Stop a user's work. Answered by [`Relocations::quiet`] or [`Relocations::declined`].
+    Quiesce {
+        /// The user.
+        user: U,
+        /// Its tenant.
+        tenant: TenantId,
+        /// Number of the order.
+        order: u32,
+        /// Time in ns after which the user should decline.
+        decline_ns: u64,
+    },
+    /// Make a user quiet that has not become quiet in time.
+    Force {
+        /// The user.
+        user: U,
+    },
+    /// Copy chunks. Answered by [`Relocations::copied`].
+    Copy {
+        /// Identifies the answer.
+        batch: u64,
+        /// The chunks.
+        chunks: Vec<Chunk<P>>,
+        /// Tier of the destinations.
+        to: Tier,
+    },
+    /// Let a user use the copies of its chunks. Answered by [`Relocations::remapped`], in the order of these actions.
+    Remap {
+        /// The user.
+        user: U,
+        /// Its tenant.
+        tenant: TenantId,
+        /// Number of the order.
+        order: u32,
+        /// The chunks.
+        chunks: Vec<Chunk<P>>,
+        /// Tier of the destinations.
+        to: Tier,
+        /// Duration of the copy, in ns.
+        copied_ns: u64,
+    },
+    /// Moves of chunks have ended: release the sources of moved chunks, and the destinations of others.
+    Ended {
+        /// The chunks.
+        chunks: Vec<Chunk<P>>,
+        /// True if the chunks are at their destinations.
+        moved: bool,
+    },
+    /// An order is complete: the user's work may resume.
+    Resume {
+        /// The user.
+        user: U,
+        /// Its tenant.
+        tenant: TenantId,
+        /// Number of the order.
+        order: u32,
+    },
+    /// An order has been cancelled: the user has declined it, has ended, or is given up.
+    Cancelled {
+        /// The user.
+        user: U,
+        /// Its tenant.
+        tenant: TenantId,
+    },
+    /// Give up a user; [`Relocations::cancel`] or [`Relocations::forget`] then ends its order.
+    GiveUp {
+        /// The user.
+        user: U,
+        /// The reason.
+        reason: Reason,
+    },
+}
+
+/// An answer that does not belong to any question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unasked;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The batch's destinations are being made, or the user is not quiet.
+    Waiting,
+    /// The batch is being copied.
+    Copying(u64),
+}
+
+/// Chunks that move together, to one tier.
+#[derive(Debug)]
+struct Batch<P> {
+    chunks: Vec<Chunk<P>>,
+    to: Tier,
+    /// Destinations that do not exist yet.
+    missing: BTreeSet<P>,
+    stage: Stage,
+}
+
+/// An order of a user.
+#[derive(Debug)]
+struct Order<P> {
+    number: u32,
+    tenant: TenantId,
+    quiet: bool,
+    /// Batches that are not copied yet.
+    batches: VecDeque<Batch<P>>,
+    /// Batches that the user remaps, in the order in which they were sent: copies may end in another order.
+    remapping: VecDeque<Vec<Chunk<P>>>,
+    /// Time since which the user owes an answer.
+    since: Option<u64>,
+    /// Set if the user has remapped all requested chunks.
+    complied: bool,
+    /// Set if the user has declined a part of the order; an order counts once.
+    declined: bool,
+}
+
+impl<P> Order<P> {
+    /// Number of batches in progress.
+    fn batches(&self) -> usize {
+        self.batches.len() + self.remapping.len()
+    }
+}
+
+/// Record of a user's orders.
+#[derive(Clone, Copy, Debug, Default)]
+struct Record {
+    /// Number of the last order.
+    order: u32,
+    /// Number of declined orders minus the number of orders that were completed since.
+    declines: u32,
+    /// Time since which that number is positive.
+    declining_since: Option<u64>,
+    /// The user gets no order before this time.
+    retry_at: u64,
+    run_limit_ns: Option<u64>,
+}
+
+/// Chunks that are about to move, each with true if its destination does not exist yet.
+type Draft<P> = Vec<(Chunk<P>, bool)>;
+
+/// All relocations of a card. `U` identifies users of memory, `P` pieces of memory.
+#[derive(Debug)]
+pub struct Relocations<U, P> {
+    config: Config,
+    orders: BTreeMap<U, Order<P>>,
+    records: BTreeMap<U, Record>,
+    /// Chunks to be ordered by [`Self::submit`].
+    drafts: BTreeMap<(U, Tier), Draft<P>>,
+    /// Users that get no new batches in this round of plans.
+    full: BTreeSet<U>,
+    /// Copies of cancelled orders: the memory is in use until they end.
+    orphans: BTreeMap<u64, Vec<Chunk<P>>>,
+    /// Number of orders of each tenant.
+    moving: BTreeMap<TenantId, usize>,
+    actions: VecDeque<Action<U, P>>,
+    batches: u64,
+    moved: u64,
+    declined: u64,
+}
+
+impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
+    /// Creates a card on which no memory moves.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        let (orders, records, drafts, full, orphans, moving, actions) = Default::default();
+        let (batches, moved, declined) = (0, 0, 0);
+        Self { config, orders, records, drafts, full, orphans, moving, actions, batches, moved, declined }
+    }
+
+    /// Takes the oldest action that has not been taken.
+    pub fn take_action(&mut self) -> Option<Action<U, P>> {
+        self.actions.pop_front()
+    }
+
+    /// Returns true if no user has an order.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.orders.is_empty()
+    }
+
+    /// Returns true if a user has an order.
+    #[must_use]
+    pub fn has_order(&self, user: U) -> bool {
+        self.orders.contains_key(&user)
+    }
+
+    /// Returns true if memory of a tenant moves.
+    #[must_use]
+    pub fn is_moving(&self, tenant: TenantId) -> bool {
+        self.moving.contains_key(&tenant)
+    }
+
+    /// Returns true if a user gets no order now: it has declined one, or its chunks could not be copied.
+    #[must_use]
+    pub fn is_left_alone(&self, user: U, now: u64) -> bool {
+        self.records.get(&user).is_some_and(|record| record.retry_at > now)
+    }
+
+    /// Returns the number of chunks that have moved.
+    #[must_use]
+    pub fn moved(&self) -> u64 {
+        self.moved
+    }
+
+    /// Returns the number of orders that were declined as a whole.
+    #[must_use]
+    pub fn declined_orders(&self) -> u64 {
+        self.declined
+    }
+
+    /// Begins a round of plans: users with many batches in progress get no new ones in this round.
+    pub fn begin_round(&mut self) {
+        let few = self.config.batches_few;
+        self.full = self.orders.iter().filter(|(_, order)| order.batches() > few).map(|(&user, _)| user).collect();
+    }
+
+    /// Returns true if another chunk of a user may begin to move to a tier.
+    #[must_use]
+    pub fn admits(&self, user: U, to: Tier, now: u64) -> bool {
+        if self.is_left_alone(user, now) {
+            return false;
+        }
+        let chunks = |tier| self.drafts.get(&(user, tier)).map_or(0, Vec::len);
+        if chunks(to) % self.config.batch_chunks != 0 {
+            return true;
+        }
+        let drafts: usize =
+            [Tier::Card, Tier::Host].into_iter().map(|tier| chunks(tier).div_ceil(self.config.batch_chunks)).sum();
+        let batches = self.orders.get(&user).map_or(0, Order::batches);
+        batches + drafts < self.config.batches_most && !self.full.contains(&user)
+    }
+
+    /// Adds a chunk to the next order of a user that [`Self::admits`] it. `is_missing`: the destination does not exist
+    /// yet; [`Self::made`] reports it.
+    pub fn add(&mut self, user: User<U>, to: Tier, chunk: Chunk<P>, is_missing: bool) {
+        self.records.entry(user.id).or_default().run_limit_ns = user.run_limit_ns;
+        self.drafts.entry((user.id, to)).or_default().push((chunk, is_missing));
+    }
+
+    /// Starts the moves of the added chunks. Returns true if there are any.
+    pub fn submit(&mut self, table: &ChunkTable, now: u64) -> bool {
+        let drafts = std::mem::take(&mut self.drafts);
+        let started = !drafts.is_empty();
+        for ((user, to), mut draft) in drafts {
+            draft.sort_unstable_by_key(|(chunk, _)| chunk.position);
+            let batch = |draft: &[(Chunk<P>, bool)]| Batch {
+                chunks: draft.iter().map(|(chunk, _)| *chunk).collect(),
+                to,
+                missing: draft.iter().filter(|(_, missing)| *missing).map(|(chunk, _)| chunk.to).collect(),
+                stage: Stage::Waiting,
+            };
+            let batches: Vec<_> = draft.chunks(self.config.batch_chunks).map(batch).collect();
+            let Some((first, _)) = draft.first() else { continue };
+            self.order(user, first.tenant, now).extend(batches);
+            self.advance(user, table);
+        }
+        started
+    }
+
+    /// Returns the batches of a user's order; begins an order if it has none.
+    fn order(&mut self, user: U, tenant: TenantId, now: u64) -> &mut VecDeque<Batch<P>> {
+        let order = self.orders.entry(user).or_insert_with(|| {
+            let record = self.records.entry(user).or_default();
+            record.order = record.order.wrapping_add(1);
+            *self.moving.entry(tenant).or_default() += 1;
+            // Each refusal extends the time; the user must answer before it counts as silent.
+            let longest = self.config.answer_ns / 5 * 4;
+            let decline_ns = (QUIESCE_NS << record.declines.min(8)).min(longest);
+            let number = record.order;
+            tracing::debug!(?user, order = number, "a user of memory must become quiet");
+            self.actions.push_back(Action::Quiesce { user, tenant, order: number, decline_ns });
+            let (batches, remapping) = Default::default();
+            Order {
+                number,
+                tenant,
+                quiet: false,
+                batches,
+                remapping,
+                since: Some(now),
+                complied: true,
+                declined: false,
+            }
+        });
+        &mut order.batches
+    }
+
+    /// Records that a user is quiet.
+    pub fn quiet(&mut self, table: &ChunkTable, user: U, order: u32) {
+        let Some(known) = self.orders.get_mut(&user).filter(|known| known.number == order) else { return };
+        (known.quiet, known.since) = (true, None);
+        self.advance(user, table);
+    }
+
+    /// Records that a user does not become quiet, and continues to work.
+    pub fn declined(&mut self, now: u64, user: U, order: u32) {
+        let declines = self.orders.get(&user).is_some_and(|known| known.number == order && !known.quiet);
+        if declines {
+            self.declined += 1;
+            self.cancel(user);
+            self.decline(now, user);
+        }
+    }
+
+    /// Records that a destination exists, or could not be made: then its chunk does not move.
+    pub fn made(&mut self, table: &ChunkTable, piece: P, done: bool) {
+        let waits = |order: &Order<P>| order.batches.iter().any(|batch| batch.missing.contains(&piece));
+        let Some((&user, order)) = self.orders.iter_mut().find(|(_, order)| waits(order)) else { return };
+        let mut lost = Vec::new();
+        for batch in &mut order.batches {
+            if batch.missing.remove(&piece) && !done {
+                lost.extend(batch.chunks.extract_if(.., |chunk| chunk.to == piece));
+            }
+        }
+        order.batches.retain(|batch| !batch.chunks.is_empty());
+        // Memory may become free at any time, so the next plan may try again.
+        self.end(lost, false);
+        self.advance(user, table);
+    }
+
+    /// Records that a copy has ended, successfully or not, after `ns`.
+    pub fn copied(&mut self, table: &ChunkTable, now: u64, number: u64, done: bool, ns: u64) {
+        if let Some(chunks) = self.orphans.remove(&number) {
+            return self.end(chunks, false);
+        }
+        let is_it = |batch: &Batch<P>| batch.stage == Stage::Copying(number);
+        let Some((&user, order)) = self.orders.iter_mut().find(|(_, order)| order.batches.iter().any(is_it)) else {
+            return;
+        };
+        let at = order.batches.iter().position(is_it);
+        let Some(Batch { chunks, to, .. }) = at.and_then(|at| order.batches.remove(at)) else { return };
+        if !done {
+            // The reason usually lasts.
+            self.postpone(user, now);
+            self.end(chunks, false);
+            return self.advance(user, table);
+        }
+        order.since = Some(now);
+        order.remapping.push_back(chunks.clone());
+        let (tenant, order) = (order.tenant, order.number);
+        tracing::debug!(?user, order, chunks = chunks.len(), ?to, us = ns / 1000, "chunks were copied");
+        self.actions.push_back(Action::Remap { user, tenant, order, chunks, to, copied_ns: ns });
+    }
+
+    /// Records that a user has remapped the chunks of the oldest [`Action::Remap`] for which `moved` returns true, given
+    /// their positions in it.
+    ///
+    /// # Errors
+    /// If the user has nothing to remap.
+    pub fn remapped(
+        &mut self,
+        table: &ChunkTable,
+        now: u64,
+        user: U,
+        order: u32,
+        moved: impl Fn(usize) -> bool,
+    ) -> Result<(), Unasked> {
+        let Some(known) = self.orders.get_mut(&user).filter(|known| known.number == order) else { return Ok(()) };
+        let chunks = known.remapping.pop_front().ok_or(Unasked)?;
+        known.since = (!known.remapping.is_empty()).then_some(now);
+        let (there, rest): (Vec<_>, Vec<_>) = chunks.into_iter().enumerate().partition(|(at, _)| moved(*at));
+        let is_whole = rest.is_empty();
+        known.complied &= is_whole;
+        let declines = !is_whole && !std::mem::replace(&mut known.declined, !is_whole);
+        let chunks = |list: Vec<(usize, Chunk<P>)>| list.into_iter().map(|(_, chunk)| chunk).collect();
+        self.end(chunks(there), true);
+        self.end(chunks(rest), false);
+        if declines {
+            // The user cannot remap chunks now, usually because it is about to end. Repeating the copy immediately does
+            // not help.
+            self.decline(now, user);
+        }
+        self.advance(user, table);
+        Ok(())
+    }
+
+    /// Reports the users whose answers are overdue.
+    pub fn tick(&mut self, now: u64) {
+        let Config { answer_ns, force_ns, .. } = self.config;
+        for (&user, order) in &mut self.orders {
+            let Some(late) = order.since.and_then(|since| now.saturating_sub(since).checked_sub(answer_ns)) else {
+                continue;
+            };
+            if !order.quiet && force_ns.is_some_and(|force_ns| late < force_ns) {
+                self.actions.push_back(Action::Force { user });
+                continue;
+            }
+            // The executor reacts once.
+            order.since = None;
+            self.records.entry(user).or_default().retry_at = now.saturating_add(RETRY_NS);
+            self.actions.push_back(Action::GiveUp { user, reason: Reason::Silent });
+        }
+    }
+
+    /// Cancels the order of a user. Copies in progress end before their memory is released.
+    pub fn cancel(&mut self, user: U) {
+        let Some(order) = self.orders.remove(&user) else { return };
+        for batch in order.batches {
+            match batch.stage {
+                Stage::Copying(number) => drop(self.orphans.insert(number, batch.chunks)),
+                Stage::Waiting => self.end(batch.chunks, false),
+            }
+        }
+        order.remapping.into_iter().for_each(|chunks| self.end(chunks, false));
+        self.is_done(order.tenant);
+        self.actions.push_back(Action::Cancelled { user, tenant: order.tenant });
+    }
+
+    /// Forgets a user that has ended.
+    pub fn forget(&mut self, user: U) {
+        self.cancel(user);
+        self.records.remove(&user);
+    }
+
+    /// Leaves a user alone for a while, because a chunk could not move.
+    pub fn postpone(&mut self, user: U, now: u64) {
+        let record = self.records.entry(user).or_default();
+        record.retry_at = record.retry_at.max(now.saturating_add(RETRY_NS));
+    }
+
+    /// Copies all chunks that can be copied, and ends the order when no chunk is left.
+    fn advance(&mut self, user: U, table: &ChunkTable) {
+        let Some(order) = self.orders.get_mut(&user).filter(|order| order.quiet) else { return };
+        // Chunks that the user has freed meanwhile need no copy.
+        let mut freed = Vec::new();
+        for batch in order.batches.iter_mut().filter(|batch| batch.stage == Stage::Waiting) {
+            for chunk in batch.chunks.extract_if(.., |chunk| chunk.id.is_some_and(|id| table.is_gone(id))) {
+                batch.missing.remove(&chunk.to);
+                freed.push(chunk);
+            }
+        }
+        order.batches.retain(|batch| !batch.chunks.is_empty());
+        for batch in &mut order.batches {
+            if batch.stage == Stage::Waiting && batch.missing.is_empty() {
+                self.batches += 1;
+                batch.stage = Stage::Copying(self.batches);
+                let chunks = batch.chunks.clone();
+                self.actions.push_back(Action::Copy { batch: self.batches, chunks, to: batch.to });
+            }
+        }
+        let (is_done, number, tenant, complied) = (order.batches() == 0, order.number, order.tenant, order.complied);
+        self.end(freed, false);
+        if is_done {
+            self.orders.remove(&user);
+            if complied {
+                self.comply(user);
+            }
+            self.is_done(tenant);
+            tracing::debug!(?user, order = number, "a user of memory resumes");
+            self.actions.push_back(Action::Resume { user, tenant, order: number });
+        }
+    }
+
+    /// Ends the moves of chunks.
+    fn end(&mut self, chunks: Vec<Chunk<P>>, moved: bool) {
+        if !chunks.is_empty() {
+            self.moved += if moved { chunks.len() as u64 } else { 0 };
+            self.actions.push_back(Action::Ended { chunks, moved });
+        }
+    }
+
+    /// Records the end of one of a tenant's orders.
+    fn is_done(&mut self, tenant: TenantId) {
+        if let Some(orders) = self.moving.get_mut(&tenant) {
+            *orders -= 1;
+            if *orders == 0 {
+                self.moving.remove(&tenant);
+            }
+        }
+    }
+
+    /// Handles a user that has declined all or part of an order: it gets no order for a while. A user that only declines
+    /// is given up.
+    fn decline(&mut self, now: u64, user: U) {
+        let answer_ns = self.config.answer_ns;
+        let record = self.records.entry(user).or_default();
+        record.retry_at = now.saturating_add(RETRY_NS);
+        record.declines = record.declines.saturating_add(1);
+        let since = *record.declining_since.get_or_insert(now);
+        // Work with this time limit may prevent quiescence for as long.
+        let Some(longest) = record.run_limit_ns.map(|limit| limit.max(answer_ns)) else { return };
+        if record.declines >= MAX_DECLINES && now.saturating_sub(since) >= longest {
+            self.actions.push_back(Action::GiveUp { user, reason: Reason::Declines });
+        }
+    }
+
+    /// Records that a user has completed an order.
+    fn comply(&mut self, user: U) {
+        let Some(record) = self.records.get_mut(&user) else { return };
+        record.declines = record.declines.saturating_sub(1);
+        if record.declines == 0 {
+            record.declining_since = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
