@@ -65,7 +65,9 @@ fn launch(frame: &Frame) -> i32 {
             })
         })
     };
-    code(send().inspect_err(|_| drop(forget(number))))
+    code(send().inspect_err(|_| {
+        forget(number);
+    }))
 }
 
 /// Removes a function.
@@ -77,7 +79,12 @@ fn forget(number: u64) -> Option<Pending> {
 fn start() -> bool {
     /// Static: the functions of all streams have one thread.
     static STARTED: OnceLock<bool> = OnceLock::new();
-    let spawn = || crate::transport::spawn(|| drop(run())).is_ok();
+    let spawn = || {
+        crate::transport::spawn(|| {
+            let _ = run();
+        })
+        .is_ok()
+    };
     *STARTED.get_or_init(spawn)
 }
 

@@ -32,4 +32,4 @@ mod start;
 pub use calls::call_name;
 pub use link::{Link, LinkError};
 pub use message::{FromWorker, Malformed, PACKET, Reason, ToWorker};
-pub use start::{Restrictions, StartError, WorkerOptions};
+pub use start::{Rejoin, Restrictions, StartError, WorkerOptions};

@@ -158,9 +158,9 @@ impl FromWorker {
     /// Encodes the message.
     pub fn encode(self) -> [u8; PACKET] {
         pack(match self {
-            Self::Removed { id } => (1, id, 0, 0, 0),
-            Self::Check => (2, 0, 0, 0, 0),
-            Self::Failed { reason } => (3, 0, reason.number(), reason.detail(), 0),
+            Self::Removed { id, serial } => (1, id, 0, serial, 0, 0),
+            Self::Check => (2, 0, 0, 0, 0, 0),
+            Self::Failed { reason } => (3, 0, reason.number(), 0, reason.detail(), 0),
         })
     }
 
@@ -172,7 +172,7 @@ impl FromWorker {
         match unpack(packet)? {
             (1, id, _, serial, ..) => Ok(Self::Removed { id, serial }),
             (2, ..) => Ok(Self::Check),
-            (3, _, reason, detail, _) => Ok(Self::Failed { reason: Reason::from_numbers(reason, detail) }),
+            (3, _, reason, _, detail, _) => Ok(Self::Failed { reason: Reason::from_numbers(reason, detail) }),
             _ => Err(Malformed),
         }
     }
@@ -198,7 +198,7 @@ mod tests {
             .into_iter()
             .chain([Reason::Forbidden(59), Reason::Unknown(99)])
             .map(|reason| FromWorker::Failed { reason });
-        for message in [FromWorker::Removed { id: 3 }, FromWorker::Check].into_iter().chain(failed) {
+        for message in [FromWorker::Removed { id: 3, serial: 8 }, FromWorker::Check].into_iter().chain(failed) {
             assert_eq!(FromWorker::decode(&message.encode()), Ok(message));
         }
     }

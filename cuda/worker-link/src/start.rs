@@ -26,6 +26,15 @@ pub enum StartError {
     Program(PathBuf, io::Error),
 }
 
+/// How a worker continues after the end of its daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejoin {
+    /// Socket of the next daemon's device.
+    pub socket: PathBuf,
+    /// Time after which a worker without a daemon ends itself.
+    pub limit: Duration,
+}
+
 /// Restrictions of a worker, apart from those that all have.
 #[derive(Clone, Debug, Default)]
 pub struct Restrictions {
@@ -50,6 +59,8 @@ pub struct WorkerOptions {
     pub library: Option<PathBuf>,
     /// Restrictions, which the worker sets itself before it reads anything of the guest.
     pub restrictions: Restrictions,
+    /// How the worker survives its daemon, if it does.
+    pub rejoin: Option<Rejoin>,
 }
 
 impl Restrictions {

@@ -1,5 +1,7 @@
 //! The connection to the device, across daemons.
 
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -43,11 +45,13 @@ impl DeviceLink {
             // Also before the first attempt, so that a daemon that closes each connection is not called at full speed.
             std::thread::sleep(REJOIN_INTERVAL);
             if let Ok(link) = Link::connect(socket) {
+                crate::sandbox::report_at(link.as_fd());
                 *self.link.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(link);
                 return true;
             }
         }
-        eprintln!("cuda-worker: no daemon has come back within {limit:?}: the program ends");
+        // The reader of standard error may have ended with the daemon.
+        let _ = writeln!(std::io::stderr(), "cuda-worker: no daemon has come back within {limit:?}: the program ends");
         false
     }
 }

@@ -1,6 +1,7 @@
 //! Executes one message.
 
 use std::collections::{BTreeSet, HashMap};
+use std::io::Write as _;
 
 use cuda_calls::own::{self, Route, flags};
 use cuda_calls::{Arena, CALLS, Fault, Handles as _, Kind, Prepared, Treatment, decode, handle};
@@ -320,9 +321,9 @@ impl Executor {
             return;
         }
         let call = CALLS.get(usize::from(op)).map_or("a message of its own", |call| call.name);
-        eprintln!(
-            "cuda-worker: {call} ({op:#x}) has failed with error {code}; the program gets the error from its next call"
-        );
+        let text = "the program gets the error from its next call";
+        // The reader of standard error may have ended with the daemon.
+        let _ = writeln!(std::io::stderr(), "cuda-worker: {call} ({op:#x}) has failed with error {code}; {text}");
     }
 
     fn wait(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {

@@ -6,12 +6,12 @@
 //!
 //! - `files`: the files that a worker may open, through Landlock.
 //! - `filter`: the system calls that it may make.
-//! - `owner_address`: the only address that it may connect to, in memory that nothing can change.
+//! - `addresses`: the only addresses that it may connect to, in memory that nothing can change.
 //! - `violation`: reports a forbidden call, and ends the worker.
 
+mod addresses;
 mod files;
 mod filter;
-mod owner_address;
 mod violation;
 
 use std::os::fd::BorrowedFd;
@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use rustix::process::{Gid, Resource, Rlimit, Uid, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-use owner_address::OwnerAddress;
+use addresses::Addresses;
 
 /// Descriptors that a worker may open: the driver's device files, chunks and pipes.
 const MAX_DESCRIPTORS: u64 = 16_384;
@@ -46,8 +46,8 @@ pub struct Options {
     pub readable: Vec<PathBuf>,
     /// Further files and folders that it may change.
     pub writable: Vec<PathBuf>,
-    /// Socket of the card's owner.
-    pub owner: Option<PathBuf>,
+    /// Sockets that it may connect to, at most two: those of the card's owner and of the next daemon.
+    pub sockets: Vec<PathBuf>,
 }
 
 /// A restriction that the kernel refused.
@@ -68,15 +68,15 @@ pub enum SandboxError {
     /// The filter of system calls cannot be made or installed.
     #[error("cannot filter the worker's system calls: {0}")]
     Filter(String),
-    /// The owner's address cannot be kept.
-    #[error("cannot keep the address of the card's owner: {0}")]
+    /// The addresses of sockets cannot be kept.
+    #[error("cannot keep the addresses of the worker's sockets: {0}")]
     Address(std::io::Error),
 }
 
 /// A process with the first restrictions.
 #[derive(Debug)]
 pub struct Sandbox {
-    owner: Option<OwnerAddress>,
+    addresses: Addresses,
     /// Keeps the kernel's entries of the files, to which the rules are bound.
     _files: Option<files::Files>,
 }
@@ -104,12 +104,12 @@ impl Sandbox {
         limit(Resource::Rtprio, 0).map_err(step("the limit of priorities"))?;
         // Without the file, the kernel chooses as for other processes.
         let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
-        let owner = options.owner.as_deref().map(OwnerAddress::keep).transpose().map_err(SandboxError::Address)?;
+        let addresses = Addresses::keep(&options.sockets).map_err(SandboxError::Address)?;
         let files = files::restrict(options)?;
         if files.is_none() && options.user.is_none() {
             return Err(SandboxError::NoLandlock);
         }
-        Ok(Self { owner, _files: files })
+        Ok(Self { addresses, _files: files })
     }
 
     /// Forbids all system calls that a worker does not need, in all threads. A worker that makes one reports it at
@@ -118,10 +118,14 @@ impl Sandbox {
     /// # Errors
     /// If the kernel refuses the filter.
     pub fn close(&self, link: BorrowedFd<'_>) -> Result<(), SandboxError> {
-        violation::prepare(link, self.owner.as_ref())
-            .map_err(|error| SandboxError::Step("the signal handler", error))?;
-        filter::install(self.owner.as_ref()).map_err(SandboxError::Filter)
+        violation::prepare(link, self.addresses).map_err(|error| SandboxError::Step("the signal handler", error))?;
+        filter::install(self.addresses).map_err(SandboxError::Filter)
     }
+}
+
+/// Names the connection at which forbidden calls are reported from now on.
+pub(crate) fn report_at(link: BorrowedFd<'_>) {
+    violation::set_link(link);
 }
 
 /// Changes to a user without further groups.

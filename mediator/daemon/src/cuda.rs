@@ -1,10 +1,9 @@
 //! Cards that use NVIDIA's driver. Each card has an owner, a separate process that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card), `users` (the
-//! users of their workers). The crate `owner_process` has the
-//! owner's process, and `cuda_status` its last status. [Decision
-//! 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
+//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card), `users` (the users of their workers),
+//! `handing_over` (an upgrade). The crate `owner_process` has the owner's process, and `cuda_status` its last status.
+//! [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. A change of a card waits for other changes of this card and for its owner, and
 //! holds no other lock.
@@ -29,8 +28,11 @@ use config::{CardSpec, CudaSpec, OnStuck, TenantSpec, VmSpec};
 use overrides::Tuning;
 use owner_process::{CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, SavedOwner, Supervisor};
 
-mod function;
+pub(super) mod function;
+mod handing_over;
 mod users;
+
+pub(super) use handing_over::GivenOwner;
 
 /// Size of a MiB in bytes.
 const MIB: u64 = 1 << 20;
@@ -52,7 +54,7 @@ pub(super) struct CudaCard {
     thread: Mutex<rank::Threads, Option<JoinHandle<()>>>,
     /// The owner of another daemon, before this one may use it.
     waiting: Mutex<rank::Threads, Option<(Supervisor, Receiver<Command>)>>,
-    /// What the owner of another daemon knew, as far as this daemon has not confirmed it.
+    /// State of another daemon's owner that this daemon has not confirmed.
     known: Mutex<rank::Threads, Option<SavedOwner>>,
     changing: Mutex<rank::CudaChanging, ()>,
     /// Number of waiting or running changes.
@@ -114,6 +116,7 @@ impl CudaCard {
             known: Mutex::new(known),
             changing: Mutex::new(()),
             changes: AtomicUsize::new(0),
+            users: users::Users::new(spec.cuda().worker_users),
         }
     }
 
@@ -124,11 +127,9 @@ impl CudaCard {
     pub fn begin(&self) -> std::io::Result<()> {
         let Some((supervisor, requests)) = self.waiting.lock().take() else { return Ok(()) };
         let thread = std::thread::Builder::new().name("cuda-owner".to_owned());
-        let thread = thread.spawn(move || supervisor.run(&requests)).map_err(BackendError::failed)?;
-        let (changing, changes) = (Mutex::new(()), AtomicUsize::new(0));
-        let users = users::Users::new(spec.cuda().worker_users);
-        let (spec, thread) = (spec.clone(), Some(thread));
-        Ok(Self { spec, identity, commands, status_cell, stop, thread, changing, changes, users })
+        let thread = thread.spawn(move || supervisor.run(&requests))?;
+        *self.thread.lock() = Some(thread);
+        Ok(())
     }
 
     /// Returns the configuration of the card.

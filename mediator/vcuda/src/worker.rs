@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, BufRead as _, BufReader, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::process::{Child, Stdio};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -94,7 +95,7 @@ impl Launcher for ProgramLauncher {
             // Without the thread, the worker's messages are lost.
             drop(thread.spawn(move || span.in_scope(|| relay(pid, messages))));
         }
-        let process = ChildProcess::new(child).map_err(|error| format!("cannot watch the worker: {error}"))?;
+        let process = WorkerProcess::new(child).map_err(|error| format!("cannot watch the worker: {error}"))?;
         Ok(Started { link, process: Box::new(process) })
     }
 

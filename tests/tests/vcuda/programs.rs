@@ -123,7 +123,8 @@ fn program_computes_through_upgrades_and_kills_of_the_daemon() -> Result<()> {
     let mut site = Site::start("cuda-state")?;
     // Its rounds take 30 s of the card's time; they do not change the result.
     let trained = site.vm.start("run /cuda/cuda-program train --mib 8 --rounds 100 --spin-us 300000")?;
-    let has_program = |site: &Site| Ok(site.daemon.ctl_json(&["vm", "show", VM])?["programs"][0].is_object());
+    let has_program =
+        |site: &Site| -> Result<bool> { Ok(site.daemon.ctl_json(&["vm", "show", VM])?["programs"][0].is_object()) };
     wait::until("the program", LIMIT, || Ok(has_program(&site)?.then_some(())))?;
     site.daemon.upgrade()?;
     ensure!(has_program(&site)? && !trained.ended(), "the program continues in the next daemon");

@@ -80,7 +80,7 @@ fn options(args: &Args) -> Result<WorkerOptions> {
     let library = args.library.clone();
     let (readable, writable) = (args.readable.clone(), args.writable.clone());
     let restrictions = Restrictions { is_off: args.no_sandbox, user: args.user.zip(args.group), readable, writable };
-    Ok(WorkerOptions { program, environment, library, restrictions })
+    Ok(WorkerOptions { program, environment, library, restrictions, rejoin: None })
 }
 
 fn listen(path: &Path) -> Result<OwnedFd> {

@@ -5,13 +5,14 @@
 
 use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::Parser;
 use cuda_worker::sandbox::{Options, Sandbox, SandboxError};
-use cuda_worker::{Driver, serve};
+use cuda_worker::{DeviceLink, Driver, serve};
 use rustix::event::{PollFd, PollFlags, poll};
-use worker_link::{FromWorker, Link, Reason};
+use worker_link::{FromWorker, Link, Reason, Rejoin};
 
 #[derive(Parser)]
 struct Args {
@@ -38,6 +39,12 @@ struct Args {
     /// Sets no restriction, for debuggers.
     #[arg(long)]
     no_sandbox: bool,
+    /// Socket of the next daemon's device, if the worker survives its daemon.
+    #[arg(long, requires = "rejoin_ms")]
+    rejoin: Option<PathBuf>,
+    /// Milliseconds after which a worker without a daemon ends itself.
+    #[arg(long, requires = "rejoin")]
+    rejoin_ms: Option<u64>,
 }
 
 impl Args {
@@ -51,11 +58,12 @@ impl Args {
         let folders = files.filter_map(|path| Some(path.parent()?.to_owned()));
         let search = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let search: Vec<_> = std::env::split_paths(&search).filter(|path| path.is_absolute()).collect();
+        let owner = variable("GPU_MEDIATOR_CUDA_SOCKET").filter(|path| !path.as_os_str().is_empty());
         Options {
             user: self.user.zip(self.group),
             readable: folders.chain(search).chain(self.readable.iter().cloned()).collect(),
             writable: self.writable.clone(),
-            owner: variable("GPU_MEDIATOR_CUDA_SOCKET").filter(|path| !path.as_os_str().is_empty()),
+            sockets: owner.into_iter().chain(self.rejoin.clone()).collect(),
         }
     }
 }
@@ -70,9 +78,12 @@ fn load(args: &Args, link: &Link) -> Result<Driver, Failure> {
         return load_driver(&args.library);
     }
     let sandbox = Sandbox::enter(&args.restrictions()).map_err(refused)?;
-    // The start of a driver may take long, and nothing else reads the link meanwhile.
-    let watched = link.try_clone().map_err(|error| (Reason::Sandbox, error.into()))?;
-    std::thread::spawn(move || end_with(&watched));
+    // The start of a driver may take long, and nothing else reads the link meanwhile. A worker that survives its daemon
+    // finds the next one, or ends, when the driver has started.
+    if args.rejoin.is_none() {
+        let watched = link.try_clone().map_err(|error| (Reason::Sandbox, error.into()))?;
+        std::thread::spawn(move || end_with(&watched));
+    }
     let driver = load_driver(&args.library)?;
     // If the driver refuses, the program's own call is refused again.
     driver.start();

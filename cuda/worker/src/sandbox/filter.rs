@@ -10,7 +10,7 @@ use seccompiler::{
     SeccompRule, TargetArch, apply_filter_all_threads,
 };
 
-use super::owner_address::{ADDRESS, LIMIT, OwnerAddress};
+use super::addresses::{Addresses, LIMIT};
 
 /// Calls without conditions: they act on the process itself, on descriptors that it has, and on files that it may open.
 const ALLOWED: &[i64] = &[
@@ -206,7 +206,7 @@ fn short_rule(conditions: &[Condition]) -> Result<SeccompRule, BackendError> {
 }
 
 /// Returns the calls that are allowed.
-fn allowed(owner: Option<&OwnerAddress>) -> Result<Rules, BackendError> {
+fn allowed(addresses: Addresses) -> Result<Rules, BackendError> {
     use SeccompCmpOp::{Eq, Ge, MaskedEq, Ne};
     let mut rules: Rules = ALLOWED.iter().chain(REFUSED).map(|call| (*call, Vec::new())).collect();
     let own = u64::from(std::process::id());
@@ -238,10 +238,12 @@ fn allowed(owner: Option<&OwnerAddress>) -> Result<Rules, BackendError> {
 
     // `send` is `sendto` without an address.
     rules.insert(libc::SYS_sendto, vec![rule(&[(4, Eq, 0)])?]);
-    if let Some(owner) = owner {
+    let connects: Vec<_> = addresses.all().collect();
+    if !connects.is_empty() {
         let kind = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64;
         rules.insert(libc::SYS_socket, vec![short_rule(&[(0, Eq, libc::AF_UNIX as u64), (1, Eq, kind)])?]);
-        rules.insert(libc::SYS_connect, vec![rule(&[(1, Eq, ADDRESS), (2, Eq, owner.length)])?]);
+        let connects = connects.iter().map(|kept| rule(&[(1, Eq, kept.pointer), (2, Eq, kept.length)]));
+        rules.insert(libc::SYS_connect, connects.collect::<Result<_, _>>()?);
     }
     Ok(rules)
 }
@@ -263,7 +265,7 @@ fn program(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> Re
 }
 
 /// Returns the filters, in the order of their installation.
-fn programs(owner: Option<&OwnerAddress>) -> Result<[BpfProgram; 3], BackendError> {
+fn programs(addresses: Addresses) -> Result<[BpfProgram; 3], BackendError> {
     let refusal = SeccompAction::Errno(libc::EPERM as u32);
     // The C library starts threads by `clone` where `clone3` is missing: a filter cannot see the flags of `clone3`.
     let missing = SeccompAction::Errno(libc::ENOSYS as u32);
@@ -271,14 +273,14 @@ fn programs(owner: Option<&OwnerAddress>) -> Result<[BpfProgram; 3], BackendErro
     Ok([
         program(refused()?, SeccompAction::Allow, refusal)?,
         program(newer, SeccompAction::Allow, missing)?,
-        program(allowed(owner)?, SeccompAction::Trap, SeccompAction::Allow)?,
+        program(allowed(addresses)?, SeccompAction::Trap, SeccompAction::Allow)?,
     ])
 }
 
 /// Installs the filters in all threads, for good.
-pub(super) fn install(owner: Option<&OwnerAddress>) -> Result<(), String> {
+pub(super) fn install(addresses: Addresses) -> Result<(), String> {
     // Everything is made first: the last filter forbids further ones.
-    let programs = programs(owner).map_err(|error| error.to_string())?;
+    let programs = programs(addresses).map_err(|error| error.to_string())?;
     for program in &programs {
         apply_filter_all_threads(program).map_err(|error| error.to_string())?;
     }

@@ -1,6 +1,6 @@
 //! The signal of a forbidden system call.
 //!
-//! The filter makes the kernel send `SIGSYS` instead of the call. The handler carries out a `connect` to the owner's
+//! The filter makes the kernel send `SIGSYS` instead of the call. The handler carries out a `connect` to a kept
 //! address, with the pointer that the filter allows. For any other call it reports the call and ends the process. A
 //! process with another handler gains nothing: the call has not been made. So only the report depends on the handler.
 //!
@@ -10,11 +10,12 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use rustix::io::Errno;
 use worker_link::{FromWorker, Reason, call_name};
 
-use super::owner_address::{ADDRESS, OwnerAddress};
+use super::addresses::Addresses;
 
 /// Exit status of a worker that made a forbidden call: that of a process that `SIGSYS` ends, in a shell.
 const STATUS: c_int = 128 + libc::SIGSYS;
@@ -23,8 +24,10 @@ const ARGUMENTS: [c_int; 3] = [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX];
 /// Standard error.
 const STDERR: c_int = 2;
 
-/// Facts for the handler. Static: a handler has no other arguments.
-static FACTS: OnceLock<(c_int, Option<OwnerAddress>)> = OnceLock::new();
+/// The kept addresses. Static: a handler has no other arguments.
+static ADDRESSES: OnceLock<Addresses> = OnceLock::new();
+/// The descriptor of the connection to the device. Static: same.
+static LINK: AtomicI32 = AtomicI32::new(-1);
 
 /// `siginfo_t` of a `SIGSYS`.
 #[repr(C)]
@@ -36,10 +39,11 @@ struct Information {
 }
 
 /// Installs the handler.
-pub(super) fn prepare(link: BorrowedFd<'_>, owner: Option<&OwnerAddress>) -> Result<(), Errno> {
+pub(super) fn prepare(link: BorrowedFd<'_>, addresses: Addresses) -> Result<(), Errno> {
     // The names' table is complete before the first signal.
     let _ = call_name(0);
-    let _ = FACTS.set((link.as_raw_fd(), owner.copied()));
+    let _ = ADDRESSES.set(addresses);
+    set_link(link);
     // SAFETY: the structure is filled before it is used; the handler fits its flags.
     let failed = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -53,24 +57,28 @@ pub(super) fn prepare(link: BorrowedFd<'_>, owner: Option<&OwnerAddress>) -> Res
     Ok(())
 }
 
+/// Names the connection for later reports.
+pub(super) fn set_link(link: BorrowedFd<'_>) {
+    LINK.store(link.as_raw_fd(), Ordering::Relaxed);
+}
+
 extern "C" fn on_forbidden_call(_signal: c_int, information: *const Information, context: *mut libc::ucontext_t) {
     // SAFETY: the kernel passes both, which live as long as the handler runs.
     let (information, registers) = unsafe { (&*information, &mut (*context).uc_mcontext.gregs) };
-    let (link, owner) = FACTS.get().copied().unwrap_or((-1, None));
+    let addresses = ADDRESSES.get().copied().unwrap_or_default();
     let [socket, address, length] = ARGUMENTS.map(|register| registers[register as usize]);
-    if let Some(owner) = owner
-        && i64::from(information.call) == libc::SYS_connect
+    if i64::from(information.call) == libc::SYS_connect
         // SAFETY: the thread passed the address to the kernel; if it is not readable, the process ends.
-        && unsafe { owner.is(address as u64, length as u64) }
+        && let Some(kept) = unsafe { addresses.find(address as u64, length as u64) }
     {
         // SAFETY: the address is mapped for good.
-        let result = unsafe { libc::syscall(libc::SYS_connect, socket, ADDRESS, owner.length) };
+        let result = unsafe { libc::syscall(libc::SYS_connect, socket, kept.pointer, kept.length) };
         // SAFETY: the location is the thread's.
         let error = unsafe { *libc::__errno_location() };
         registers[libc::REG_RAX as usize] = if result < 0 { -i64::from(error) } else { result };
         return;
     }
-    report(information.call as u32, link);
+    report(information.call as u32, LINK.load(Ordering::Relaxed));
     // SAFETY: ends the process.
     unsafe { libc::_exit(STATUS) }
 }

@@ -11,12 +11,12 @@ use cuda_protocol::{DRIVER_VARIABLE, SOCKET_VARIABLE, TENANT_VARIABLE};
 use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
 use vcuda::{BuildError, CudaDevice, CudaFunction, Limits, ProgramLauncher, SavedFunction};
 use vmm_glue::Link;
-use worker_link::{Restrictions, WorkerOptions};
+use worker_link::{Rejoin, Restrictions, WorkerOptions};
 
-use config::{FunctionSpec, SocketMode, VmSpec};
+use config::{FunctionSpec, SocketMode, TenantSpec, VmSpec};
 use listening::folders;
 
-use super::users::User;
+use super::users::{self, NoUser, User};
 use super::{CudaCard, MIB, tenant};
 use crate::backend::{BackendError, BackendStatus, Built, VmBackend};
 use crate::error::DaemonError;
@@ -39,6 +39,17 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Name of the socket at which workers find the next daemon, in the folder of the VM.
 const REJOIN_SOCKET: &str = "workers.sock";
 
+/// Reason that a VM of another daemon cannot continue.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RestoreError {
+    /// The device's state.
+    #[error(transparent)]
+    Device(#[from] BuildError),
+    /// The user of its workers.
+    #[error(transparent)]
+    User(#[from] NoUser),
+}
+
 /// A VM's side of a CUDA card.
 struct CudaVm {
     function: CudaFunction,
@@ -51,56 +62,116 @@ struct CudaVm {
     user: Option<User>,
 }
 
-/// Creates the device of a VM, and adds the VM to the tenants of the card's owner.
-pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) -> Result<Built, BackendError> {
+/// Returns a VM as a tenant of its card.
+fn as_tenant(card: &CudaCard, vm: &VmSpec) -> TenantSpec {
     let mut spec = vm.as_tenant();
-    let user = card.users.take().map_err(BackendError::failed)?;
-    let group = rustix::process::getegid().as_raw();
-    let ids = user.as_ref().map(|user| (user.number(), group));
-    if ids.is_some() {
+    if card.spec().cuda().worker_users.is_some() {
         // Workers are in the daemon's group, which owns the socket.
         spec.mode = SocketMode(0o660);
     }
-    report(&vm.name, card.spec().cuda().sandbox, ids);
+    spec
+}
+
+/// Returns the user of a VM's workers, if they have one of their own.
+fn user(card: &CudaCard, vm: &str, socket: &Path) -> Result<Option<User>, NoUser> {
+    let user = socket.parent().map_or(Ok(None), |folder| card.users.take(folder))?;
+    report(vm, card.spec().cuda().sandbox, user.as_ref().map(User::number));
+    Ok(user)
+}
+
+/// Creates the device of a VM, and adds the VM to the tenants of the card's owner.
+pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) -> Result<Built, BackendError> {
+    let spec = as_tenant(card, vm);
     let function = vm.cuda.unwrap_or_default();
     let socket = spec.socket_path(dir);
     let told = tenant(&spec, card.spec(), dir).map_err(BackendError::failed)?;
     folders::make(&vm.name, &socket, dir).map_err(DaemonError::from).map_err(BackendError::failed)?;
+    let withdraw = || {
+        socket.parent().into_iter().for_each(users::forget);
+        folders::remove(&vm.name, &socket, dir);
+    };
+    let user = user(card, &vm.name, &socket).inspect_err(|_| withdraw()).map_err(BackendError::failed)?;
     let added = card.change().and_then(|turn| card.add(turn, &format!("VM `{}`", vm.name), told));
     if let Err(error) = added.map(drop) {
-        folders::remove(&vm.name, &socket, dir);
+        withdraw();
         return Err(BackendError::failed(error));
     }
-    let FunctionSpec { window_mib, programs } = function;
-    let limits = Limits { window_bytes: window_mib * MIB, workers: programs as usize };
-    let launcher = Box::new(ProgramLauncher(worker(card, &vm.name, &socket, ids)));
-    let device = CudaDevice::build(&vm.name, limits, link, launcher);
-    let backend = |function, user| CudaVm {
-        function,
-        card: Arc::clone(card),
-        name: vm.name.clone(),
-        vram_mib: spec.vram_mib,
-        socket: socket.clone(),
-        socket_dir: dir.to_owned(),
-        user,
-    };
-    match device {
-        Ok((device, function)) => Ok(Built { device: Box::new(device), backend: Arc::new(backend(function, user)) }),
+    let launcher = Box::new(ProgramLauncher(worker(card, &vm.name, &socket, user.as_ref())));
+    match CudaDevice::build(&vm.name, limits(function), link, launcher) {
+        Ok((device, function)) => Ok(built(card, vm, dir, user, device, function)),
         Err(error) => {
             leave(card, &vm.name);
-            folders::remove(&vm.name, &socket, dir);
+            withdraw();
             Err(BackendError::failed(error))
         }
     }
 }
 
+fn limits(FunctionSpec { window_mib, programs }: FunctionSpec) -> Limits {
+    Limits { window_bytes: window_mib * MIB, workers: programs as usize }
+}
+
+fn built(
+    card: &Arc<CudaCard>,
+    vm: &VmSpec,
+    dir: &Path,
+    user: Option<User>,
+    device: CudaDevice,
+    function: CudaFunction,
+) -> Built {
+    let spec = vm.as_tenant();
+    let backend = CudaVm {
+        function,
+        card: Arc::clone(card),
+        name: vm.name.clone(),
+        vram_mib: spec.vram_mib,
+        socket: spec.socket_path(dir),
+        socket_dir: dir.to_owned(),
+        user,
+    };
+    Built { device: Box::new(device), backend: Arc::new(backend) }
+}
+
+/// Creates the device of a VM that another daemon has suspended.
+///
+/// # Errors
+/// If its state is impossible, or does not fit the configuration; or if its workers' user cannot be used.
+pub(crate) fn restored(
+    card: &Arc<CudaCard>,
+    vm: &VmSpec,
+    link: &Link,
+    dir: &Path,
+    (saved, descriptors): (SavedFunction, Vec<OwnedFd>),
+) -> Result<Built, RestoreError> {
+    let socket = vm.as_tenant().socket_path(dir);
+    let user = user(card, &vm.name, &socket)?;
+    let launcher = Box::new(ProgramLauncher(worker(card, &vm.name, &socket, user.as_ref())));
+    let limits = limits(vm.cuda.unwrap_or_default());
+    let (device, function) = CudaDevice::restore(&vm.name, limits, link, launcher, saved, descriptors)?;
+    Ok(built(card, vm, dir, user, device, function))
+}
+
+/// Gives the owner of another daemon the settings that a VM has now, if they differ.
+///
+/// # Errors
+/// If the owner refuses them, or does not answer.
+pub(crate) fn confirm(card: &CudaCard, vm: &VmSpec, dir: &Path) -> Result<(), DaemonError> {
+    let told = tenant(&as_tenant(card, vm), card.spec(), dir)?;
+    let turn = card.change()?;
+    card.add(turn, &format!("VM `{}`", vm.name), told).map(drop)
+}
+
+fn rejoin_socket(socket: &Path) -> PathBuf {
+    socket.with_file_name(REJOIN_SOCKET)
+}
+
 /// Reports what the workers of a VM may do on the host.
-fn report(vm: &str, is_sandboxed: bool, ids: Option<(u32, u32)>) {
+fn report(vm: &str, is_sandboxed: bool, user: Option<u32>) {
     if !is_sandboxed {
         tracing::warn!(vm, "workers have no sandbox (`cuda.sandbox`): a guest can do what the daemon's user can");
     }
-    match ids {
-        Some((user, _)) => tracing::info!(vm, user, "the VM's workers have a user of their own"),
+    match user {
+        Some(user) => tracing::info!(vm, user, "the VM's workers have a user of their own"),
         None => tracing::info!(
             vm,
             "the VM's workers have the daemon's user, behind the sandbox alone; `cuda.worker_users` gives them others"
@@ -109,7 +180,7 @@ fn report(vm: &str, is_sandboxed: bool, ids: Option<(u32, u32)>) {
 }
 
 /// Returns how the workers of a VM are started.
-fn worker(card: &CudaCard, vm: &str, socket: &Path, user: Option<(u32, u32)>) -> WorkerOptions {
+fn worker(card: &CudaCard, vm: &str, socket: &Path, user: Option<&User>) -> WorkerOptions {
     let cuda = card.spec().cuda();
     let program = cuda.worker.unwrap_or_else(|| beside(WORKER, WORKER));
     // Device addresses are the same in the guest and in the worker; pinned memory has the rest of the range.
@@ -120,9 +191,14 @@ fn worker(card: &CudaCard, vm: &str, socket: &Path, user: Option<(u32, u32)>) ->
         (DRIVER_VARIABLE, cuda.driver.into()),
         (ADDRESSES_VARIABLE, addresses.into()),
     ];
+    let group = rustix::process::getegid().as_raw();
+    let user = user.map(|user| (user.number(), group));
     let restrictions = Restrictions { is_off: !cuda.sandbox, user, ..Restrictions::default() };
     let environment = variables.map(|(name, value)| (name.into(), value)).to_vec();
-    WorkerOptions { program, environment, library: Some(beside(LIBRARY, INSTALLED_LIBRARY)), restrictions }
+    let limit = Duration::from_secs(cuda.orphan_timeout_s);
+    let rejoin = Some(Rejoin { socket: rejoin_socket(socket), limit });
+    let library = Some(beside(LIBRARY, INSTALLED_LIBRARY));
+    WorkerOptions { program, environment, library, restrictions, rejoin }
 }
 
 /// Removes a VM from the tenants of the card's owner. Its workers were killed; waits until they have left. Returns true
@@ -177,11 +253,14 @@ impl VmBackend for CudaVm {
     }
 
     fn release(&self) -> Result<(), BackendError> {
+        // The folder is removed if it is empty.
+        let _ = std::fs::remove_file(rejoin_socket(&self.socket));
         let has_left = leave(&self.card, &self.name);
         if let Some(user) = self.user.as_ref().filter(|_| !has_left) {
             tracing::error!(user = user.number(), "no other VM gets this user until the daemon is started again");
             user.keep();
         }
+        self.socket.parent().into_iter().for_each(users::forget);
         folders::remove(&self.name, &self.socket, &self.socket_dir);
         Ok(())
     }

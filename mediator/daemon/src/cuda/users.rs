@@ -1,5 +1,9 @@
 //! Users of workers: each VM's workers have one that no other VM's have.
+//!
+//! The folder of a VM has a file with its user's number. So a VM whose workers outlive their daemon has the same user in
+//! the next one, and no other VM gets it.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,9 +13,12 @@ use rustix::thread::{CapabilitySet, capabilities};
 const NEEDED: [(CapabilitySet, &str); 3] =
     [(CapabilitySet::SETUID, "CAP_SETUID"), (CapabilitySet::SETGID, "CAP_SETGID"), (CapabilitySet::KILL, "CAP_KILL")];
 
+/// Name of the file with the number of a VM's user, in the folder of the VM.
+const RECORD: &str = "workers.user";
+
 /// Reason that a VM's workers get no user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NoUser {
+pub(crate) enum NoUser {
     /// The daemon may not change users.
     #[error(
         "workers cannot have the users of `cuda.worker_users`: the daemon lacks {0}; grant it in the unit as the drop-in \
@@ -21,6 +28,9 @@ pub(super) enum NoUser {
     /// All users are in use.
     #[error("all {0} users of `cuda.worker_users` have VMs, expected a larger range")]
     Exhausted(usize),
+    /// The user cannot be recorded.
+    #[error("cannot record the user of the VM's workers: {0}")]
+    Record(String),
 }
 
 /// The users of a card's workers.
@@ -46,23 +56,48 @@ impl Users {
         Self { first, taken: Some((first..=last).map(|_| AtomicBool::new(false)).collect()) }
     }
 
-    /// Returns a user that no other VM has. `None` if workers have the daemon's user.
-    pub(super) fn take(&self) -> Result<Option<User>, NoUser> {
+    /// Returns the user of the VM with this folder, or one that no other VM has. `None` if workers have the daemon's user.
+    pub(super) fn take(&self, folder: &Path) -> Result<Option<User>, NoUser> {
         let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-        self.take_with(held)
+        self.take_with(held, folder)
     }
 
-    fn take_with(&self, held: CapabilitySet) -> Result<Option<User>, NoUser> {
+    fn take_with(&self, held: CapabilitySet, folder: &Path) -> Result<Option<User>, NoUser> {
         let Some(taken) = &self.taken else { return Ok(None) };
         let missing: Vec<_> = NEEDED.iter().filter(|(one, _)| !held.contains(*one)).map(|(_, name)| *name).collect();
         if !missing.is_empty() {
             return Err(NoUser::Rights(missing.join(", ")));
         }
-        let index = taken.iter().position(|taken| !taken.swap(true, Ordering::Relaxed));
+        let number = |index: usize| self.first.saturating_add(u32::try_from(index).unwrap_or(u32::MAX));
+        let free = |index: usize| taken.get(index).is_some_and(|taken| !taken.swap(true, Ordering::Relaxed));
+        let own = recorded(folder);
+        let others = of_others(folder);
+        let own = (0..taken.len()).find(|index| own == Some(number(*index))).filter(|index| free(*index));
+        let index = own.or_else(|| (0..taken.len()).find(|index| !others.contains(&number(*index)) && free(*index)));
         let index = index.ok_or(NoUser::Exhausted(taken.len()))?;
-        let number = self.first.saturating_add(u32::try_from(index).unwrap_or(u32::MAX));
-        Ok(Some(User { number, index, taken: Arc::clone(taken), is_kept: AtomicBool::new(false) }))
+        let user = User { number: number(index), index, taken: Arc::clone(taken), is_kept: AtomicBool::new(false) };
+        std::fs::write(folder.join(RECORD), user.number.to_string())
+            .map_err(|error| NoUser::Record(error.to_string()))?;
+        Ok(Some(user))
     }
+}
+
+/// Returns the user that the VM of a folder has, or had in an earlier daemon.
+fn recorded(folder: &Path) -> Option<u32> {
+    std::fs::read_to_string(folder.join(RECORD)).ok()?.parse().ok()
+}
+
+/// Returns the users of the VMs with the other folders.
+fn of_others(folder: &Path) -> Vec<u32> {
+    let folders = folder.parent().and_then(|parent| std::fs::read_dir(parent).ok());
+    let folders = folders.into_iter().flatten().flatten().map(|entry| entry.path());
+    folders.filter(|path| path != folder).filter_map(|path| recorded(&path)).collect()
+}
+
+/// Removes the record of a VM that is removed.
+pub(super) fn forget(folder: &Path) {
+    // Without a user, there is none.
+    let _ = std::fs::remove_file(folder.join(RECORD));
 }
 
 impl User {
@@ -92,27 +127,51 @@ mod tests {
         NEEDED.iter().fold(CapabilitySet::empty(), |all, (one, _)| all | *one)
     }
 
+    /// Returns the folders of some VMs.
+    fn folders(names: &[&str]) -> (tempfile::TempDir, Vec<std::path::PathBuf>) {
+        let all = tempfile::tempdir().expect("a folder");
+        let folders: Vec<_> = names.iter().map(|name| all.path().join(name)).collect();
+        folders.iter().for_each(|folder| std::fs::create_dir(folder).expect("a folder"));
+        (all, folders)
+    }
+
     #[test]
     fn vms_have_different_users_until_they_are_removed() {
+        let (_all, vms) = folders(&["a", "b", "c"]);
         let users = Users::new(Some([500, 501]));
-        let take = || users.take_with(all()).map(|user| user.expect("a range"));
-        let (first, second) = (take().expect("free"), take().expect("free"));
+        let take = |vm: usize| users.take_with(all(), &vms[vm]).map(|user| user.expect("a range"));
+        let (first, second) = (take(0).expect("free"), take(1).expect("free"));
         assert_eq!([first.number(), second.number()], [500, 501]);
-        assert_eq!(take().map(|_| ()), Err(NoUser::Exhausted(2)));
+        assert_eq!(take(2).map(|_| ()), Err(NoUser::Exhausted(2)));
         drop(first);
-        assert_eq!(take().map(|user| user.number()), Ok(500));
+        forget(&vms[0]);
+        assert_eq!(take(2).map(|user| user.number()), Ok(500));
+        forget(&vms[2]);
         second.keep();
         drop(second);
-        let first = take().expect("free");
+        let first = take(0).expect("free");
         assert_eq!(first.number(), 500);
-        assert!(take().is_err(), "processes of the other user are left");
+        assert!(take(2).is_err(), "processes of the other user are left");
+    }
+
+    #[test]
+    fn vm_keeps_its_user_in_the_next_daemon() {
+        let (_all, vms) = folders(&["a", "b", "new"]);
+        let before = Users::new(Some([500, 502]));
+        let numbers = [0, 1].map(|vm| before.take_with(all(), &vms[vm]).expect("free").expect("a range").number());
+        assert_eq!(numbers, [500, 501]);
+        let next = Users::new(Some([500, 502]));
+        let take = |vm: usize| next.take_with(all(), &vms[vm]).map(|user| user.expect("a range"));
+        let taken = [2, 1, 0].map(|vm| take(vm).expect("free"));
+        assert_eq!(taken.map(|user| user.number()), [502, 501, 500]);
     }
 
     #[test]
     fn daemon_without_rights_names_them() {
+        let (_all, vms) = folders(&["a"]);
         let users = Users::new(Some([500, 501]));
-        let error = users.take_with(CapabilitySet::KILL).map(|_| ()).unwrap_err();
+        let error = users.take_with(CapabilitySet::KILL, &vms[0]).map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("lacks CAP_SETUID, CAP_SETGID; grant"), "{error}");
-        assert!(matches!(Users::new(None).take_with(CapabilitySet::empty()), Ok(None)));
+        assert!(matches!(Users::new(None).take_with(CapabilitySet::empty(), &vms[0]), Ok(None)));
     }
 }

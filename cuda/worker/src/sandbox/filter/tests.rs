@@ -1,8 +1,10 @@
+use super::super::addresses::{ADDRESS, Kept};
 use super::*;
 
 /// `AUDIT_ARCH_X86_64`.
 const ARCHITECTURE: u32 = 0xc000_003e;
-const OWNER: OwnerAddress = OwnerAddress { length: 20 };
+const OWNER: Kept = Kept { pointer: ADDRESS, length: 20 };
+const DAEMON: Kept = Kept { pointer: ADDRESS + 256, length: 30 };
 
 /// What the kernel does with a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,13 +48,13 @@ fn run(program: &BpfProgram, call: i64, arguments: &[u64]) -> Verdict {
 }
 
 /// The strictest answer of all programs.
-fn verdict(owner: Option<&OwnerAddress>, call: i64, arguments: &[u64]) -> Verdict {
-    let programs = programs(owner).expect("valid");
+fn verdict(kept: &[Kept], call: i64, arguments: &[u64]) -> Verdict {
+    let programs = programs(Addresses::of(kept)).expect("valid");
     programs.iter().map(|program| run(program, call, arguments)).min().expect("programs")
 }
 
 fn of(call: i64, arguments: &[u64]) -> Verdict {
-    verdict(Some(&OWNER), call, arguments)
+    verdict(&[OWNER, DAEMON], call, arguments)
 }
 
 #[test]
@@ -88,7 +90,7 @@ fn calls_of_the_driver_pass_and_others_trap() {
 }
 
 #[test]
-fn memory_of_the_owner_address_stays_as_it_is() {
+fn memory_of_the_addresses_stays_as_it_is() {
     let fixed = libc::MAP_FIXED as u64;
     for (call, arguments) in [
         (libc::SYS_mmap, [0, 1 << 20, 3, fixed, 0, 0]),
@@ -115,21 +117,30 @@ fn memory_of_the_owner_address_stays_as_it_is() {
 }
 
 #[test]
-fn sockets_reach_the_owner_only() {
+fn sockets_reach_owner_and_daemon_only() {
     let kind = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64;
     assert_eq!(of(libc::SYS_socket, &[1, kind, 0]), Verdict::Allow);
     for arguments in [[2, 1, 0], [1, libc::SOCK_DGRAM as u64, 0], [1, libc::SOCK_STREAM as u64, 0], [16, 3, 0]] {
         assert_eq!(of(libc::SYS_socket, &arguments), Verdict::Trap, "{arguments:?}");
     }
-    assert_eq!(of(libc::SYS_connect, &[5, ADDRESS, OWNER.length]), Verdict::Allow);
-    for arguments in [[5, ADDRESS + 1, 20], [5, ADDRESS, 19], [5, 1 << 40, 20], [5, ADDRESS | 1 << 32, 20]] {
+    for kept in [OWNER, DAEMON] {
+        assert_eq!(of(libc::SYS_connect, &[5, kept.pointer, kept.length]), Verdict::Allow);
+    }
+    for arguments in [
+        [5, ADDRESS + 1, 20],
+        [5, ADDRESS, 30],
+        [5, DAEMON.pointer, 20],
+        [5, ADDRESS, 19],
+        [5, 1 << 40, 20],
+        [5, ADDRESS | 1 << 32, 20],
+    ] {
         assert_eq!(of(libc::SYS_connect, &arguments), Verdict::Trap, "{arguments:?}");
     }
     assert_eq!(of(libc::SYS_sendto, &[4, 1, 1, 0, 0, 0]), Verdict::Allow);
     assert_eq!(of(libc::SYS_sendto, &[4, 1, 1, 0, 1 << 40, 20]), Verdict::Trap);
-    // Without an owner, there is nothing to connect to.
-    assert_eq!(verdict(None, libc::SYS_socket, &[1, kind, 0]), Verdict::Trap);
-    assert_eq!(verdict(None, libc::SYS_connect, &[5, ADDRESS, 20]), Verdict::Trap);
+    // Without an address, there is nothing to connect to.
+    assert_eq!(verdict(&[], libc::SYS_socket, &[1, kind, 0]), Verdict::Trap);
+    assert_eq!(verdict(&[], libc::SYS_connect, &[5, ADDRESS, 20]), Verdict::Trap);
 }
 
 #[test]

@@ -1,0 +1,122 @@
+//! Addresses for `connect`, in a page that nothing can change: the card's owner's, and the next daemon's.
+//!
+//! A filter of system calls sees pointers, and not the memory behind them. So the addresses that a worker may connect to
+//! are in a page of their own: the lowest that a process may map, of a sealed file. The filter allows `connect` with the
+//! pointers to them only, and no call that would map, unmap, move or unprotect memory below the page's end ([`LIMIT`]).
+//! No mapping reaches over the page from below, because the kernel refuses lower ones.
+//!
+//! UNSAFETY: maps the page and reads it.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::CStr;
+use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{PathBuf, absolute};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+
+/// Address of the page: the lowest that systems allow (`vm.mmap_min_addr`).
+pub(super) const ADDRESS: u64 = 0x1_0000;
+/// End of the page.
+pub(super) const LIMIT: u64 = ADDRESS + BYTES as u64;
+/// Size of the page.
+const BYTES: usize = 4096;
+/// Offset of the path in `sockaddr_un`.
+const PATH: usize = 2;
+/// Size of the path in `sockaddr_un`, with the zero at its end.
+const MAX_PATH: usize = 108;
+
+/// Maximum number of addresses.
+const MAX_ADDRESSES: usize = 2;
+/// Bytes from one address to the next.
+const STRIDE: usize = 256;
+
+/// An address in the page, as `connect` takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kept {
+    /// Address of the `sockaddr_un`.
+    pub(super) pointer: u64,
+    /// Its length.
+    pub(super) length: u64,
+}
+
+/// The page.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Addresses([Option<Kept>; MAX_ADDRESSES]);
+
+impl Addresses {
+    /// Maps the page with the addresses of the sockets at `paths`.
+    pub(super) fn keep(paths: &[PathBuf]) -> io::Result<Self> {
+        let mut kept = Self::default();
+        if paths.is_empty() {
+            return Ok(kept);
+        }
+        if paths.len() > MAX_ADDRESSES {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut page = vec![0; BYTES];
+        for ((path, slot), at) in paths.iter().zip(&mut kept.0).zip((0..).step_by(STRIDE)) {
+            let path = absolute(path)?;
+            let path = path.as_os_str().as_bytes();
+            if path.len() >= MAX_PATH || path.contains(&0) {
+                return Err(io::ErrorKind::InvalidFilename.into());
+            }
+            page[at..at + PATH].copy_from_slice(&(libc::AF_UNIX as u16).to_ne_bytes());
+            page[at + PATH..][..path.len()].copy_from_slice(path);
+            *slot = Some(Kept { pointer: ADDRESS + at as u64, length: (PATH + path.len() + 1) as u64 });
+        }
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let mut file = std::fs::File::from(rustix::fs::memfd_create("addresses", flags)?);
+        file.write_all(&page)?;
+        let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE);
+        // SAFETY: a new mapping; `MAP_FIXED_NOREPLACE` replaces none.
+        let found = unsafe { libc::mmap(ADDRESS as *mut libc::c_void, BYTES, protection, flags, file.as_raw_fd(), 0) };
+        if found == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // A kernel before 4.17 does not know the flag, and takes the address as a hint.
+        if found as u64 != ADDRESS {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        Ok(kept)
+    }
+
+    /// Returns addresses without a page.
+    #[cfg(test)]
+    pub(super) fn of(kept: &[Kept]) -> Self {
+        let mut all = Self::default();
+        all.0.iter_mut().zip(kept).for_each(|(slot, kept)| *slot = Some(*kept));
+        all
+    }
+
+    /// Returns the addresses.
+    pub(super) fn all(self) -> impl Iterator<Item = Kept> {
+        self.0.into_iter().flatten()
+    }
+
+    /// Returns the kept address that is equal to the one that a thread passes to `connect`.
+    ///
+    /// # Safety
+    /// `address` is readable for `length` bytes.
+    pub(super) unsafe fn find(self, address: u64, length: u64) -> Option<Kept> {
+        if address == 0 || !(PATH as u64 + 1..=(PATH + MAX_PATH) as u64).contains(&length) {
+            return None;
+        }
+        // SAFETY: the caller's promise.
+        let asked = unsafe { std::slice::from_raw_parts(address as *const u8, length as usize) };
+        let (family, path) = asked.split_at(PATH);
+        let end = path.iter().position(|byte| *byte == 0).unwrap_or(path.len());
+        let is_own = |kept: &Kept| {
+            // SAFETY: the page is mapped for good, and contains a zero after the path.
+            let own = unsafe { CStr::from_ptr((kept.pointer as usize + PATH) as *const libc::c_char) };
+            path.get(..end) == Some(own.to_bytes())
+        };
+        if family != (libc::AF_UNIX as u16).to_ne_bytes() {
+            return None;
+        }
+        self.all().find(is_own)
+    }
+}
