@@ -114,13 +114,18 @@ const VM: [Metric<Vm>; 13] = [
         reasons.into_iter().map(|(reason, sum)| (format!("reason=\"{}\"", escaped(reason)), sum)).collect()
     }),
     // Names and numbers of programs are the guest's choice, and would be series without a bound.
-    ("gpu_mediator_vm_cuda_programs", "gauge", "Programs of a guest that use CUDA, by `state`: `served`, `lost`", |vm| {
-        if vm.mode != VmMode::Cuda {
-            return Vec::new();
-        }
-        let count = |lost| vm.programs.iter().filter(|program| program.lost == lost).count() as u64;
-        vec![("state=\"served\"".to_owned(), count(false)), ("state=\"lost\"".to_owned(), count(true))]
-    }),
+    (
+        "gpu_mediator_vm_cuda_programs",
+        "gauge",
+        "Programs of a guest that use CUDA, by `state`: `served`, `lost`",
+        |vm| {
+            if vm.mode != VmMode::Cuda {
+                return Vec::new();
+            }
+            let count = |lost| vm.programs.iter().filter(|program| program.lost == lost).count() as u64;
+            vec![("state=\"served\"".to_owned(), count(false)), ("state=\"lost\"".to_owned(), count(true))]
+        },
+    ),
     (
         "gpu_mediator_vm_cuda_window_bytes",
         "gauge",
@@ -237,7 +242,8 @@ mod tests {
 
     #[test]
     fn programs_of_guests_are_counted_without_their_names() {
-        let program = |lost| GuestProgram { name: "py\"thon".to_owned(), pid: Some(7), window_bytes: 3, waits: 0, lost };
+        let program =
+            |lost| GuestProgram { name: "py\"thon".to_owned(), pid: Some(7), window_bytes: 3, waits: 0, lost };
         let programs = vec![program(false), program(false), program(true)];
         let vms = [vm("a", VmMode::Cuda, programs), vm("b", VmMode::Mediated, Vec::new())];
         let text = text(&[], &vms, &[], &[]);

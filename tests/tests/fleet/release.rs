@@ -92,8 +92,7 @@ fn packages_pass_lintian_and_rpmlint() -> Result<()> {
     Ok(())
 }
 
-/// The loader finds the guest's libraries once the package is installed, and the doctor says what a machine without the
-/// device lacks.
+/// The loader finds the guest's libraries once the package is installed, and the doctor names the missing device.
 #[test]
 fn guest_package_installs_libraries_that_programs_find() -> Result<()> {
     let scratch = Scratch::new("guest-package")?;

@@ -63,7 +63,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_readlinkat,
     libc::SYS_getdents64,
     libc::SYS_getcwd,
-    // Sockets that it has; the driver listens at one. The kinds of sockets that it can get refuse an address in a message.
+    // Sockets that it has; the driver listens at one. The kinds of sockets that it can get refuse an address in a
+    // message.
     libc::SYS_accept,
     libc::SYS_accept4,
     libc::SYS_sendmsg,

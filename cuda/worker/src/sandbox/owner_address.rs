@@ -1,9 +1,9 @@
 //! The owner's address for `connect`, in a page that nothing can change.
 //!
-//! A filter of system calls sees pointers, and not the memory behind them. So the only address that a worker may connect
-//! to is in a page of its own: the lowest that a process may map, of a sealed file. The filter allows `connect` with the
-//! pointer to this page only, and no call that would map, unmap, move or unprotect memory below the page's end
-//! ([`LIMIT`]). No mapping reaches over the page from below, because the kernel refuses lower ones.
+//! A filter of system calls sees pointers, and not their memory. So the only address that a worker may connect to is in
+//! a page of its own: the lowest that a process may map, of a sealed file. The filter allows `connect` with the pointer
+//! to this page only, and no call that would map, unmap, move or unprotect memory below the page's end ([`LIMIT`]).
+//! No mapping reaches over the page from below, because the kernel refuses lower ones.
 //!
 //! UNSAFETY: maps the page and reads it.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

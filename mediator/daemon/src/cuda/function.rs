@@ -90,7 +90,7 @@ pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) 
     }
 }
 
-/// Reports what the workers of a VM may do on the host.
+/// Reports the restrictions of a VM's workers.
 fn report(vm: &str, is_sandboxed: bool, ids: Option<(u32, u32)>) {
     if !is_sandboxed {
         tracing::warn!(vm, "workers have no sandbox (`cuda.sandbox`): a guest can do what the daemon's user can");

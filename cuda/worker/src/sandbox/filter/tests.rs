@@ -4,7 +4,7 @@ use super::*;
 const ARCHITECTURE: u32 = 0xc000_003e;
 const OWNER: OwnerAddress = OwnerAddress { length: 20 };
 
-/// What the kernel does with a call.
+/// The kernel's answer to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Verdict {
     Kill,
