@@ -8,7 +8,8 @@ use cuda_table::{families, symbols};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    // No soname: ldconfig would then leave the links with NVML's name out of the loader's cache. The loader finds the
+    // library by its file's name, and loads it once for all its names.
     // A program may close the library, whose threads run on.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let out = env::var("OUT_DIR").expect("cargo names a folder");

@@ -1,4 +1,4 @@
-//! What hinders CUDA in a guest.
+//! Obstacles to CUDA in a guest, with remedies.
 //!
 //! The checks follow the way of a program: the kernel's driver, the device, its window, the render node, the version of
 //! the host's side, and the library that the loader finds.
@@ -26,9 +26,9 @@ const LIBRARY: &str = "libcuda.so.1";
 pub struct Finding {
     /// Name of the check, which stays the same across versions.
     pub check: &'static str,
-    /// What is there.
+    /// The state.
     pub found: String,
-    /// What to do, if something is missing.
+    /// The remedy, if something is missing.
     pub remedy: Option<String>,
 }
 

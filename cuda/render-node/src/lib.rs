@@ -2,7 +2,7 @@
 //!
 //! - `uapi`: arguments and numbers of the driver's requests.
 //! - `node`: an open node with a context: blobs, mappings, submissions, fences.
-//! - `doctor`: what hinders CUDA in a guest, with remedies; the program `gpu-mediator-guest-doctor` prints it.
+//! - `doctor`: obstacles to CUDA in a guest, with remedies; the program `gpu-mediator-guest-doctor` prints it.
 //! - `transport`: the guest library's [`cuda_ring::Transport`] over a node.
 //!
 //! The driver is Linux's stock `virtio_gpu`; versions from 6.1 on are tested. The crate does not know the contents of

@@ -28,7 +28,7 @@ pub struct CudaSpec {
     /// it they have the daemon's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker_users: Option<[u32; 2]>,
-    /// Workers are restricted to what they need of the host.
+    /// Workers are restricted to the parts of the host that they need.
     pub sandbox: bool,
     /// MiB of a chunk, the unit of allocation and relocation.
     #[serde(deserialize_with = "crate::size::key")]

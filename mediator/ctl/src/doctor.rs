@@ -1,7 +1,7 @@
 //! `mediatorctl doctor`: checks a host, and reports missing parts with their remedies.
 //!
 //! Parts: access to the host ([`host`]: files below a folder, and programs there), and the checks: [`machine`] (KVM,
-//! IOMMU, the kernel), [`cards`] (drivers of the cards, NVIDIA's driver), [`workers`] (what CUDA in VMs needs), [`vmm`] (QEMU,
+//! IOMMU, the kernel), [`cards`] (drivers of the cards, NVIDIA's driver), [`workers`] (CUDA in VMs), [`vmm`] (QEMU,
 //! libvirt), [`service`] (configuration, daemon, sockets and their rights).
 //!
 //! Most checks need no daemon: the command is for a daemon that does not start. The checks depend on the cards in the

@@ -1,4 +1,4 @@
-//! Checks a guest for CUDA, and prints what is missing with its remedy. Exits with 1 if something is missing.
+//! Checks a guest for CUDA, and prints the first obstacle with its remedy. Exits with 1 if something is missing.
 
 use std::io::Write as _;
 use std::process::ExitCode;

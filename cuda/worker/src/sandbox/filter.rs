@@ -27,11 +27,9 @@ const ALLOWED: &[i64] = &[
     libc::SYS_dup,
     libc::SYS_dup2,
     libc::SYS_dup3,
-    libc::SYS_fcntl,
     libc::SYS_flock,
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
-    libc::SYS_ioctl,
     libc::SYS_poll,
     libc::SYS_ppoll,
     libc::SYS_select,
@@ -63,7 +61,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_readlinkat,
     libc::SYS_getdents64,
     libc::SYS_getcwd,
-    // Sockets that it has; the driver listens at one. The kinds of sockets that it can get refuse an address in a message.
+    // Sockets that it has; the driver listens at one. The kinds of sockets that it can get refuse an address in a
+    // message.
     libc::SYS_accept,
     libc::SYS_accept4,
     libc::SYS_sendmsg,
@@ -175,6 +174,13 @@ const REFUSED: &[i64] = &[
 
 /// Names for `prctl` that change or show the thread's name, its timers, and names of its memory.
 const PRCTL: [libc::c_int; 4] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_TIMERSLACK, libc::PR_SET_VMA];
+/// Commands of `fcntl` with which the kernel sends signals to a process of the caller's choice.
+const SIGNAL_COMMANDS: [i32; 3] = [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX];
+/// Numbers of these commands that the crate `libc` lacks.
+const F_SETSIG: i32 = 10;
+const F_SETOWN_EX: i32 = 15;
+/// Same, of `ioctl` on sockets (`FIOSETOWN`, `SIOCSPGRP`), and those that type at a terminal (`TIOCSTI`, `TIOCLINUX`).
+const SIGNAL_REQUESTS: [i32; 4] = [0x8901, 0x8902, 0x5412, 0x541c];
 /// Flags of `clone` that make a process of its own name spaces.
 const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWUTS
@@ -227,7 +233,11 @@ fn allowed(addresses: Addresses) -> Result<Rules, BackendError> {
     let own_spaces = (0, MaskedEq(NAMESPACES as u64), 0);
     rules.insert(libc::SYS_clone, vec![rule(&[(0, MaskedEq(thread), thread), own_spaces])?, process_clone()?]);
     rules.insert(libc::SYS_clone3, Vec::new());
-    // Signals to itself.
+    // Signals to itself, also those about descriptors.
+    let commands = SIGNAL_COMMANDS.map(|command| (1, Ne, command as u64));
+    rules.insert(libc::SYS_fcntl, vec![short_rule(&commands)?]);
+    let requests = SIGNAL_REQUESTS.map(|request| (1, Ne, request as u64));
+    rules.insert(libc::SYS_ioctl, vec![short_rule(&requests)?]);
     rules.insert(libc::SYS_tgkill, vec![short_rule(&[(0, Eq, own)])?]);
     rules.insert(libc::SYS_kill, vec![short_rule(&[(0, Eq, own)])?]);
     rules.insert(libc::SYS_rt_sigaction, vec![short_rule(&[(0, Ne, libc::SIGSYS as u64)])?]);

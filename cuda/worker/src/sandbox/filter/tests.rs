@@ -6,7 +6,7 @@ const ARCHITECTURE: u32 = 0xc000_003e;
 const OWNER: Kept = Kept { pointer: ADDRESS, length: 20 };
 const DAEMON: Kept = Kept { pointer: ADDRESS + 256, length: 30 };
 
-/// What the kernel does with a call.
+/// The kernel's answer to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Verdict {
     Kill,
@@ -166,6 +166,14 @@ fn signals_and_limits_concern_the_process_alone() {
         assert_eq!(of(call, &[0, 9, 9]), Verdict::Trap);
         assert_eq!(of(call, &[u64::MAX, 9, 9]), Verdict::Trap);
     }
+    for (call, command) in
+        [(libc::SYS_fcntl, 8), (libc::SYS_fcntl, 10), (libc::SYS_fcntl, 15), (libc::SYS_ioctl, 0x8901)]
+    {
+        assert_eq!(of(call, &[3, command, 1]), Verdict::Trap);
+        assert_eq!(of(call, &[3, command | 1 << 32, 1]), Verdict::Trap);
+    }
+    assert_eq!(of(libc::SYS_fcntl, &[3, libc::F_DUPFD_CLOEXEC as u64, 1024]), Verdict::Allow);
+    assert_eq!(of(libc::SYS_ioctl, &[3, 0xc020_462a, 1]), Verdict::Allow);
     assert_eq!([0, own].map(|pid| of(libc::SYS_prlimit64, &[pid, 7, 0, 1])), [Verdict::Allow; 2]);
     assert_eq!(of(libc::SYS_prlimit64, &[1, 7, 0, 1]), Verdict::Trap);
     assert_eq!(of(libc::SYS_sched_setaffinity, &[1, 8, 1]), Verdict::Fail(libc::EPERM as u32));
