@@ -27,7 +27,7 @@ pub enum StartError {
     Program(PathBuf, io::Error),
 }
 
-/// How a worker continues after the end of its daemon.
+/// Continuation of a worker after the end of its daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejoin {
     /// Socket of the next daemon's device.
@@ -47,7 +47,7 @@ pub struct WorkerOptions {
     pub library: Option<PathBuf>,
     /// User and group, if the caller may change them.
     pub user: Option<(u32, u32)>,
-    /// How the worker survives its daemon, if it does.
+    /// Continuation after the end of the daemon, if the worker survives it.
     pub rejoin: Option<Rejoin>,
 }
 

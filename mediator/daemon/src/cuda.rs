@@ -1,8 +1,8 @@
 //! Cards that use NVIDIA's driver. Each card has an owner, a separate process that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card), `handing_over` (an upgrade). The crate `owner_process` has the
-//! owner's process, and `cuda_status` its last status. [Decision
+//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card), `handing_over` (an upgrade). The
+//! crate `owner_process` has the owner's process, and `cuda_status` its last status. [Decision
 //! 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. A change of a card waits for other changes of this card and for its owner, and
@@ -53,7 +53,7 @@ pub(super) struct CudaCard {
     thread: Mutex<rank::Threads, Option<JoinHandle<()>>>,
     /// The owner of another daemon, before this one may use it.
     waiting: Mutex<rank::Threads, Option<(Supervisor, Receiver<Command>)>>,
-    /// What the owner of another daemon knew, as far as this daemon has not confirmed it.
+    /// State of another daemon's owner that this daemon has not confirmed.
     known: Mutex<rank::Threads, Option<SavedOwner>>,
     changing: Mutex<rank::CudaChanging, ()>,
     /// Number of waiting or running changes.
