@@ -296,12 +296,12 @@ impl Device for CudaDevice {
     }
 
     fn disconnected(&mut self) {
-        self.reset();
-        // The client may keep its mappings, so the next one gets other memory.
+        // The client may keep its mappings, so the next one gets other memory. It is set first, because the reset takes
+        // it into use.
         let window = Window::new(self.limits.window_bytes);
         let window = window.inspect_err(|error| tracing::error!(%error, "the next VMM of this VM has no window"));
         self.shared.state.lock().window = window.ok().map(Arc::new);
-        self.shared.wake.wake();
+        self.reset();
     }
 }
 
