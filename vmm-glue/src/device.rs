@@ -199,8 +199,8 @@ pub trait Device: Send {
     }
 
     /// Replaces the file that backs the areas of a region. The client of a killed process may have `file` mapped, so
-    /// the device must use it instead of its own: with zeros, as after a reset, or with its data if the device has taken
-    /// over a [journal](Self::take_journal). Called before [`Device::connected`].
+    /// the device must use it instead of its own: with zeros, as after a reset, or with its data if the device has
+    /// taken over a [journal](Self::take_journal). Called before [`Device::connected`].
     ///
     /// # Errors
     /// If the region has no such areas, or the file does not fit them.

@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Without [`Rejoin`], the end of the connection ends the worker. With it, the worker continues to serve its program,
-//! and connects to the socket of the next daemon. That one repeats each `Blob` and each unanswered `Remove`, then rings;
+//! and connects to the next daemon. That one repeats each `Blob` and each unanswered `Remove`, then rings;
 //! serial numbers make repeated messages harmless. A worker that no daemon takes within the time limit ends itself.
 //!
 //! Neither side trusts the guest: the worker checks each range against the

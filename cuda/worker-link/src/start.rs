@@ -26,7 +26,7 @@ pub enum StartError {
     Program(PathBuf, io::Error),
 }
 
-/// How a worker continues after the end of its daemon.
+/// Continuation of a worker after the end of its daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejoin {
     /// Socket of the next daemon's device.

@@ -2,9 +2,9 @@
 //!
 //! The running daemon starts the next program with one end of a socket as its standard input, and hands its state over
 //! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)): `sender` is the running
-//! daemon's side, and `receiver` the next daemon's; `cuda` has both for cards with an owner process. Until the next daemon reports that it has rebuilt its state, the
-//! first daemon resumes on any failure. `roster` is the state that cards and virtual machines do not serialize
-//! themselves; at `points`, tests kill one of the two daemons.
+//! daemon's side, and `receiver` the next daemon's; `cuda` has both for cards with an owner process. Until the next
+//! daemon reports that it has rebuilt its state, the first daemon resumes on any failure. `roster` is the state that
+//! cards and virtual machines do not serialize themselves; at `points`, tests kill one of the two daemons.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;

@@ -12,13 +12,15 @@ use saved_state::Invalid;
 use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{AccessError, Ack, Device, DmaRegion, IrqCounts, Link, MapError, MmapArea, RegionIndex, RegionInfo};
 
+use crate::adoption::Adoption;
 use crate::core::{Limits, WorkerId};
-use crate::executor::{Adoption, Executor};
+use crate::executor::Executor;
+use crate::function::{CudaFunction, ExecutorThread};
 use crate::journal::{Contents, Journal};
 use crate::pci::{CONFIG_BYTES, Config};
 use crate::registers::{BAR0_BYTES, Effect, NOTIFY, Registers, VECTORS};
 use crate::saved::SavedFunction;
-use crate::shared::{CudaFunction, Shared, State};
+use crate::shared::{Shared, State};
 use crate::window::Window;
 use crate::worker::Launcher;
 
@@ -52,6 +54,7 @@ pub struct CudaDevice {
     pci: Config,
     link: Link,
     shared: Arc<Shared>,
+    thread: Arc<ExecutorThread>,
     limits: Limits,
     /// The journal of a killed process, until its window is known.
     earlier: Option<(Contents, Arc<OwnedFd>)>,
@@ -113,9 +116,10 @@ impl CudaDevice {
         let window = Arc::new(Window::new(bytes)?);
         let state = State::new(Arc::clone(&window), Arc::new(Journal::new()?));
         let shared = Arc::new(Shared::new(state)?);
-        shared.put(Executor::new(name, limits, Arc::clone(&shared), link.clone(), window, launcher));
-        let function = CudaFunction(Arc::clone(&shared));
-        let mut device = Self { pci: Config::new(bytes), link: link.clone(), shared, limits, earlier: None };
+        let executor = Executor::new(name, limits, Arc::clone(&shared), link.clone(), window, launcher);
+        let function = CudaFunction(Arc::new(ExecutorThread::new(Arc::clone(&shared), executor)));
+        let thread = Arc::clone(&function.0);
+        let mut device = Self { pci: Config::new(bytes), link: link.clone(), shared, thread, limits, earlier: None };
         device.record_config();
         Ok((device, function))
     }
@@ -292,17 +296,17 @@ impl Device for CudaDevice {
     }
 
     fn disconnected(&mut self) {
-        self.reset();
-        // The client may keep its mappings, so the next one gets other memory.
+        // The client may keep its mappings, so the next one gets other memory. It is set first, because the reset takes
+        // it into use.
         let window = Window::new(self.limits.window_bytes);
         let window = window.inspect_err(|error| tracing::error!(%error, "the next VMM of this VM has no window"));
         self.shared.state.lock().window = window.ok().map(Arc::new);
-        self.shared.wake.wake();
+        self.reset();
     }
 }
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        self.shared.end();
+        self.thread.end();
     }
 }

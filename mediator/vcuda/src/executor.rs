@@ -38,8 +38,6 @@ const POLL_WAITS_NS: u64 = 5_000_000;
 
 mod saved;
 
-pub(crate) use saved::Adoption;
-
 /// The executor.
 pub(crate) struct Executor {
     name: String,

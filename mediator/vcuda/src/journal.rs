@@ -11,9 +11,9 @@
 //! | 1024 × 256 | a slot for each descriptor of the control queue: its command, while it has no answer |
 //! | 2 × 2 MiB | the structure; [`word::STRUCTURE`] selects the valid copy |
 //!
-//! A command that changes contexts, blobs or workers is in its slot, with its answer, before the structure that includes
-//! it becomes valid; it is answered afterwards. Other commands are only counted after their answer, in the same store
-//! as the answer: the next process finds in the guest's ring whether the last one was answered.
+//! A command that changes contexts, blobs or workers is in its slot, with its answer, before the structure that
+//! includes it becomes valid; it is answered afterwards. Other commands are counted together with their answer, after
+//! it: the next process finds in the guest's ring whether the last one was answered.
 
 use std::fs::File;
 use std::io;

@@ -13,8 +13,9 @@
 //! - `device`: the function as the server of the VMM calls it; `executor`: the thread for the commands; `shared`: the
 //!   state of both.
 //! - `worker`: processes and their links.
-//! - `saved`, `core::saved`, `registers::saved`: the state for another process; `suspended`: how a running function
-//!   is handed over; `journal`: how it outlives a killed process; `rejoin`: how workers find the next process.
+//! - `saved`, `core::saved`, `registers::saved`: the state for another process; `adoption`: that
+//!   of an earlier one; `function`: the thread, and its suspension; `journal`: the state after a kill; `rejoin`: the
+//!   socket at which workers find the next process.
 //! - `fuzz` (feature `fuzz`): random steps for tests.
 //!
 //! The crate does not read the programs' rings, and does not know CUDA. Everything from the guest is untrusted: it is
@@ -30,10 +31,12 @@
     )
 )]
 
+mod adoption;
 mod command;
 mod core;
 mod device;
 mod executor;
+mod function;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod journal;
@@ -43,13 +46,11 @@ mod registers;
 mod rejoin;
 mod saved;
 mod shared;
-mod suspended;
 mod window;
 mod worker;
 
 pub use crate::core::{Limits, ProgramStatus};
 pub use device::{BuildError, CudaDevice, MIN_WINDOW_BYTES, irqs};
+pub use function::{CudaFunction, SuspendedFunction};
 pub use saved::{ProcessId, SavedFunction};
-pub use shared::CudaFunction;
-pub use suspended::SuspendedFunction;
 pub use worker::{Launcher, Process, ProgramLauncher, Started};

@@ -45,7 +45,7 @@ impl Request {
         self.head
     }
 
-    /// Returns where its answer goes.
+    /// Returns the guest memory for its answer.
     pub(crate) fn writable(&self) -> Vec<(u64, u64)> {
         self.writable.iter().map(|&(at, len)| (at.0, len as u64)).collect()
     }
@@ -65,8 +65,8 @@ pub(crate) struct ControlQueue {
 }
 
 impl ControlQueue {
-    /// Creates the queue that the guest has set up, after the commands of `progress`. Returns `None` if its set-up names
-    /// no memory of the guest.
+    /// Creates the queue that the guest has set up, after the commands of `progress`. Returns `None` if its set-up
+    /// names no memory of the guest.
     pub(crate) fn new(setup: Setup, progress: Progress, memory: &MemoryTable) -> Option<Self> {
         let [most, _] = QUEUE_SIZES;
         let mut queue = Queue::new(most).ok()?;

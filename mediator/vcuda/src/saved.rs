@@ -76,11 +76,11 @@ pub(crate) struct SavedCommand {
     pub ticket: u64,
     pub header: [u8; 24],
     pub reply: Reply,
-    /// Where its answer goes.
+    /// Guest memory for its answer.
     pub writable: Vec<(u64, u64)>,
 }
 
-/// What a command's answer depends on.
+/// Condition of a command's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Reply {
     /// A word.

@@ -40,7 +40,7 @@ fn program_continues_with_its_worker_in_next_device() {
         guest.until(|guest| load(guest, 0x10_0000) == 42);
         let started = guest.events.try_iter().filter(|event| *event == Event::Started).count();
         assert_eq!(started, 1);
-        // The guest does not notice that nobody serves it: its commands wait in the queue.
+        // The guest does not notice that no device serves it: its commands wait in the queue.
         way(&mut guest, |guest| guest.post(2, &command(0x777, 0, &[])));
         // The next daemon rings after a kill, so the word may have its value already.
         let mut slots = Vec::new();

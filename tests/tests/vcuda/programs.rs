@@ -82,7 +82,7 @@ impl Site {
         Ok(Self { vm, daemon, scratch })
     }
 
-    /// Returns what the program prints on the host without a VM.
+    /// Returns the output of the program on the host without a VM.
     fn plain(&self, arguments: &[&str]) -> Result<String> {
         let folder = self.scratch.path();
         let output = Command::new(built("cuda-program")?)
@@ -117,7 +117,7 @@ fn driver_api_program_computes_in_a_guest() -> Result<()> {
     Ok(())
 }
 
-/// The program computes while the daemon is upgraded, killed twice and upgraded again, and its part of the card changes.
+/// The program computes while the daemon is upgraded, killed twice and upgraded again, and its share changes.
 #[test]
 fn program_computes_through_upgrades_and_kills_of_the_daemon() -> Result<()> {
     let mut site = Site::start("cuda-state")?;

@@ -74,7 +74,7 @@ impl CudaCard {
     ///
     /// # Errors
     /// See [`Change::ask`].
-    pub fn confirm_rules(&self) -> Result<(), DaemonError> {
+    pub(crate) fn confirm_rules(&self) -> Result<(), DaemonError> {
         let rules = rules(&self.spec, &Tuning::from_spec(&self.spec));
         let request = self.known.lock().as_ref().and_then(|known| known.tuning(rules));
         match request {

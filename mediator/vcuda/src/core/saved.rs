@@ -85,7 +85,7 @@ pub struct SavedWait {
 
 impl Core {
     /// Returns true if the saved form has changed since the last call.
-    pub fn take_changed(&mut self) -> bool {
+    pub(crate) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.is_changed)
     }
 
@@ -236,7 +236,7 @@ impl Core {
     }
 
     /// Restores the wait of a command. Returns false if its context or its blob does not exist.
-    pub fn restore_wait(&mut self, context: u32, ticket: Ticket, saved: SavedWait) -> bool {
+    pub(crate) fn restore_wait(&mut self, context: u32, ticket: Ticket, saved: SavedWait) -> bool {
         let SavedWait { blob, word, value } = saved;
         let Some(context) = self.contexts.get_mut(&context) else { return false };
         let range = context.blobs.get(&blob).and_then(|id| self.resources.get(id)?.range);
@@ -250,7 +250,7 @@ impl Core {
 
     /// Returns true if a command waits for a worker to remove a blob.
     #[must_use]
-    pub fn awaits_removal(&self, ticket: Ticket) -> bool {
+    pub(crate) fn awaits_removal(&self, ticket: Ticket) -> bool {
         self.workers.values().any(|worker| worker.removing.iter().any(|removal| removal.ticket == ticket))
     }
 

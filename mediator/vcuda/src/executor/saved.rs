@@ -1,20 +1,19 @@
-//! What the executor records for another process, and how it continues with it.
+//! Records of the executor for another process, and the continuation with them.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
-use saved_state::Invalid;
 use vmm_glue::memory::MemoryTable;
 use worker_link::{Link, ToWorker};
 
 use super::Executor;
+use crate::adoption::Adoption;
 use crate::command::{Answer, Header};
-use crate::core::{Core, Ticket, WorkerId};
-use crate::journal::{Contents, Journal, is_before};
+use crate::core::{Ticket, WorkerId};
+use crate::journal::{Contents, is_before};
 use crate::queue::{ControlQueue, QueueError, Request};
-use crate::saved::{MAX_OUTSTANDING, Reply, SavedCommand, SavedFunction, SavedProcess, SavedStructure};
-use crate::window::Window;
+use crate::saved::{Reply, SavedCommand, SavedFunction, SavedProcess, SavedStructure};
 use crate::worker::Worker;
 
 /// TIMEOUT: a worker without a daemon tries to connect all the time; only one that is stopped takes longer.
@@ -22,47 +21,9 @@ const REJOIN_NS: u64 = 10_000_000_000;
 /// Connections of workers that are accepted in a row.
 const MAX_ACCEPTED: usize = 16;
 
-/// State of an earlier process, checked.
-pub(crate) struct Adoption {
-    core: Core,
-    contents: Contents,
-    window: Arc<Window>,
-    journal: Arc<Journal>,
-    /// The journal is the earlier process's.
-    is_journal_written: bool,
-    links: BTreeMap<WorkerId, Link>,
-    generation: u64,
-}
-
-impl std::fmt::Debug for Adoption {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Adoption").field("contents", &self.contents).finish_non_exhaustive()
-    }
-}
-
 impl std::fmt::Debug for Executor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Executor").field("name", &self.name).field("core", &self.core).finish_non_exhaustive()
-    }
-}
-
-impl Adoption {
-    /// Checks the state that a process has left in its journal, or given with links.
-    ///
-    /// # Errors
-    /// If a value is impossible.
-    pub(crate) fn new(
-        contents: Contents,
-        limits: crate::core::Limits,
-        window: Arc<Window>,
-        (journal, is_journal_written): (Arc<Journal>, bool),
-        links: BTreeMap<WorkerId, Link>,
-        generation: u64,
-    ) -> Result<Self, Invalid> {
-        let core = Core::restored(limits, contents.structure.core.clone())?;
-        Invalid::unless(contents.outstanding.len() <= MAX_OUTSTANDING, || "too many commands have no answer".into())?;
-        contents.outstanding.iter().try_for_each(SavedCommand::check)?;
-        Ok(Self { core, contents, window, journal, is_journal_written, links, generation })
     }
 }
 
