@@ -9,8 +9,13 @@ use worker_link::{Restrictions, WorkerOptions};
 fn main() {
     let mut paths = std::env::args_os().skip(1).map(PathBuf::from);
     let (Some(socket), Some(program)) = (paths.next(), paths.next()) else { panic!("serve SOCKET WORKER") };
-    let options =
-        WorkerOptions { program, environment: Vec::new(), library: None, restrictions: Restrictions::default() };
+    let options = WorkerOptions {
+        program,
+        environment: Vec::new(),
+        library: None,
+        restrictions: Restrictions::default(),
+        rejoin: None,
+    };
     let link = Link::new(vcuda::irqs()).expect("a link");
     let limits = Limits { window_bytes: MIN_WINDOW_BYTES, workers: 16 };
     let launcher = Box::new(ProgramLauncher(options));
