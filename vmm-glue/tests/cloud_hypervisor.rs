@@ -1,5 +1,4 @@
-//! cloud-hypervisor's own client, the crate `vfio_user`, against the server: its requests in the order of the VMM. The
-//! client must also stay in step when the server refuses a request, because it ignores refusals.
+//! Runs cloud-hypervisor's own client, the crate `vfio_user`, against the server, with requests in the VMM's order.
 
 mod support;
 
