@@ -64,7 +64,7 @@ pub(crate) struct Bound {
     pub(crate) told: RunState,
     /// The channel's number must not be reused after its end.
     pub(crate) stranded: bool,
-    /// Time since which the channel has made no progress without a known reason.
+    /// Time since which the channel has made no progress, if the reason is unknown.
     pub(crate) still: Option<Episode>,
     pub(crate) ring: Ring,
 }
@@ -90,7 +90,7 @@ pub(crate) struct Vm {
     pub(crate) news: u32,
     /// The VM was notified for some engine since work last ended.
     pub(crate) told: bool,
-    /// Time for which the VM's channels may keep an engine busy without progress.
+    /// Maximum time for which the VM's channels may keep an engine busy without progress.
     pub(crate) hang_limit: Option<u64>,
     /// The physical channel that is polled first for completions.
     pub(crate) next_look: u8,
@@ -256,7 +256,7 @@ impl Channels {
         kicked
     }
 
-    /// Lets the card schedule the channel, or not. Returns `false` if the channel is not bound.
+    /// Creates the channels, all of which are free.
     pub fn enable(
         &mut self,
         card: &mut (impl Host + GuestMemory),

@@ -97,7 +97,7 @@ counters! {
 }
 
 impl Counters {
-    /// Returns the number of requests with one command number.
+    /// Returns the number of requests with the given command number.
     pub fn messages(&self, command: Command) -> u64 {
         self.slot(command).load(Relaxed)
     }
