@@ -1,5 +1,4 @@
-//! A model to check the code against: a small world, the specification of entries, and random operations. For tests and
-//! fuzzing.
+//! A model against which the code is checked: a small world, the specification of entries, and random operations.
 
 pub(crate) mod audit;
 pub(crate) mod check;
