@@ -148,7 +148,7 @@ pub(crate) fn set_contexts(
     host.vram_flush();
 }
 
-/// Returns the channel that an engine currently works for, as the engine reports it.
+/// Returns the channel that an engine currently works for, as the engine reports it. The channel need not be bound.
 pub(crate) fn working_for(host: &mut impl Host, unit: u32) -> Option<ChannelId> {
     let status = host.read32(pfifo::ENGINE_STATUS::at(unit));
     let channel = u8::try_from(pfifo::ENGINE_STATUS::CHANNEL.get(status)).ok()?;

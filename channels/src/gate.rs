@@ -21,7 +21,8 @@ impl Gate {
 }
 
 impl Channels {
-    /// Among the channels with a PGRAPH context, makes the card schedule only those of `vm`, or none.
+    /// Among the channels with a PGRAPH context, makes the card schedule only those of `vm`, or none. Running work
+    /// stays until it ends or is [asked to leave](Self::ask_to_leave).
     pub fn admit(&mut self, host: &mut impl Host, vm: Option<TenantId>) {
         self.gate = Gate::Only(vm);
         let own = vm.and_then(|vm| self.vms.get(&vm)).into_iter().flat_map(|vm| vm.channels.values().copied());
@@ -87,7 +88,8 @@ impl Channels {
     }
 
     /// Takes the PGRAPH context from a channel for which a copy engine works, until its VM is admitted again, because
-    /// another VM is about to be admitted.
+    /// another VM is about to be admitted. Cancels the request that the channel leave. PGRAPH already holds another
+    /// context.
     pub fn withdraw_graphics(&mut self, host: &mut impl Host, physical: ChannelId) {
         if self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Attached && uses_graphics(bound)) {
             card::stop(host, physical);

@@ -118,7 +118,8 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// Creates the channels, all free. `golden` is the image that PGRAPH's firmware has saved of an unused context.
+    /// Creates the channels, all of which are free. `golden` is the image that PGRAPH's firmware has saved of an unused
+    /// context.
     #[must_use]
     pub fn new(layout: Layout, golden: &[u8]) -> Self {
         let slots = (0..CHANNELS).map(|_| Slot::Free).collect();
@@ -256,7 +257,7 @@ impl Channels {
         kicked
     }
 
-    /// Creates the channels, all of which are free.
+    /// Lets the card schedule the channel, or not. Returns `false` if the channel is not bound.
     pub fn enable(
         &mut self,
         card: &mut (impl Host + GuestMemory),

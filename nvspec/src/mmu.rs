@@ -242,7 +242,8 @@ pub mod kind {
     }
 }
 
-/// Reasons for access faults, as numbers in the fault registers.
+/// Reasons for access faults, as numbers in the fault registers. Source: rnndb `fifo/gf100_pfifo.xml`, nouveau's fault
+/// reason table.
 pub mod fault {
     /// The directory entry names no table.
     pub const PDE: u32 = 0x0;

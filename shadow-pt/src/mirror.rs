@@ -155,7 +155,8 @@ impl Mirror {
         start.min(self.guest.len())..start.saturating_add(PAGE_ENTRIES as usize).min(self.guest.len())
     }
 
-    /// Reads a page of the guest's array into `buffer`, with zeros if the memory cannot be read.
+    /// Reads a page of the guest's array into `buffer`, with zeros if the memory cannot be read. Returns the entries of
+    /// the page that differ from the mirror; `None` if all are equal. The mirror does not change.
     pub(crate) fn read(
         &mut self,
         page: u32,

@@ -219,7 +219,8 @@ impl PageIndex {
         self.drop_empty(frame);
     }
 
-    /// Counts shadow entries that make the pages of `run` writable (`up`), or that no longer do.
+    /// Counts shadow entries that make the pages of `run` writable (`up`), or that no longer do. Adds the table pages
+    /// that have become writable for the GPU, or have stopped being writable, to `turned`.
     pub(crate) fn count(&mut self, run: FrameRun, up: bool, turned: &mut Vec<u32>) {
         let step = if run.large { LARGE_PAGES } else { 1 };
         let end = run.first.saturating_add(run.pages);

@@ -94,7 +94,8 @@ pub struct SyncReport {
     pub writes: u64,
     /// Number of pages of guest tables that may have changed and that wait for [`crate::AddressSpaces::prepare`].
     pub deferred: u64,
-    /// Number of tables for which no card memory is available now.
+    /// Number of tables for which no card memory is available now. Each call that may create tables retries this; until
+    /// then their pages are not mapped, and work that needs them must not start.
     pub waiting: u64,
     /// Newly denied entries, by reason.
     pub denied: Denials,

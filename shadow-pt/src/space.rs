@@ -395,7 +395,7 @@ impl Space {
         self.give_back(shared, key.bytes());
     }
 
-    /// Creates the missing tables, as far as the limit and the memory permit.
+    /// Creates the missing tables, as far as the limit and the memory permit. Returns `true` if any table was created.
     fn make_tables(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) -> bool {
         if self.missing.is_empty() {
             return false;

@@ -294,6 +294,8 @@ impl AddressSpaces {
 
     /// Bars the card from all of the guest's RAM, or permits access again. Tables that map RAM are unlinked meanwhile,
     /// so that the cost depends only on the directories; the other pages of these tables become unreachable as well.
+    /// While RAM is barred, [`Frames`] must grant no RAM. Returns the spaces for which [`Self::relink`] must be called,
+    /// piece by piece; afterwards, flush the card's TLBs for them.
     #[must_use]
     pub fn bar_ram(&mut self, barred: bool) -> Vec<SpaceId> {
         let Self { spaces, shared, .. } = self;

@@ -130,7 +130,7 @@ impl Mappings {
         }
     }
 
-    /// Removes all mappings.
+    /// Removes all mappings. If the kernel keeps a mapping, its memory is kept for the lifetime of the process.
     pub fn unmap_all(&self, kernel: &dyn Kernel) {
         let all = std::mem::take(&mut *self.mapped.lock());
         for (iova, Mapping { len, memory }) in all {

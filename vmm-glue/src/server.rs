@@ -33,9 +33,9 @@ use crate::suspended_client::{SavedClients, SuspendedClient};
 
 /// Maximum number of connections that have sent nothing; beyond it, the oldest is closed.
 const MAX_WAITING: usize = 4;
-/// Number of receive calls after which other events are checked, even if the client keeps sending.
+/// Size of the output that is collected before it is sent, in bytes.
 const FLUSH_AT: usize = 64 << 10;
-/// Number of receives after which other events are checked, even if the client keeps sending.
+/// Number of receive calls after which other events are checked, even if the client keeps sending.
 const MAX_ROUNDS: u32 = 64;
 /// TIMEOUT: pause before resending a descriptor that the system did not accept. Clients request descriptors when they
 /// start.
@@ -490,7 +490,8 @@ impl Active<'_> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
                 // The number of descriptors in flight to clients is limited for this process's user as a whole, and
-                // clients that do not read can use up this limit.
+                // clients that do not read can use up this limit. The socket has space, so this would retry at full
+                // speed.
                 Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
                     std::thread::sleep(FDS_PAUSE);
                     break;

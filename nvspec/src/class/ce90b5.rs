@@ -131,7 +131,7 @@ pub mod format {
 }
 
 /// The program's report to the driver about a bad method: a word in its first scratch register, the method's data in
-/// its second, and an interrupt.
+/// the second, and an interrupt. Source: nouveau's `gt215_ce_intr`.
 pub mod error {
     use crate::Field;
 

@@ -244,7 +244,7 @@ impl Sysfs {
         Self { root: root.into(), files: None }
     }
 
-    /// Returns true if a process uses a group through VFIO.
+    /// Returns true if a process uses a group through vfio-pci. The kernel lets only one process open a group.
     fn is_lent(&self, group: u32) -> bool {
         let file = self.files.as_ref().map(|files| files.join(group.to_string()));
         file.is_some_and(|file| {
