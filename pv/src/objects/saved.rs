@@ -96,7 +96,7 @@ impl Tables {
     }
 }
 
-/// Number of references to each table.
+/// Number of references to each table, by slot.
 struct Names(BTreeMap<u32, u64>);
 
 impl Names {
