@@ -2,16 +2,16 @@
 
 use anyhow::Result;
 
-/// Memory that a buffer is allocated in.
+/// Memory in which a buffer is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The card's memory.
     Vram,
-    /// The machine's RAM, which the card accesses with DMA and the CPU directly.
+    /// The machine's RAM, which the card accesses through DMA and the CPU accesses directly.
     Ram,
 }
 
-/// A buffer on a device; a copy of this value refers to the same buffer.
+/// A buffer on a device. A copy of this value refers to the same buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
     /// The device's index of the buffer.
@@ -29,7 +29,7 @@ pub struct Module {
     pub index: usize,
 }
 
-/// Number of blocks, and of threads of a block, in x, y and z.
+/// Number of blocks, and number of threads per block, in x, y and z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// Number of blocks.
@@ -99,7 +99,7 @@ impl Params {
 
 /// A device with a channel. Transfers and launches take effect in the order of the calls.
 pub trait Gpu {
-    /// Makes a buffer with undefined contents.
+    /// Creates a buffer with undefined contents.
     ///
     /// # Errors
     /// If no memory is left, or on a driver error.

@@ -164,7 +164,7 @@ fn shares(world: &World, busy: &[u32]) -> Vec<(TenantId, f64)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// With enough host memory, the balancer converges: each VM is within one chunk of its share, at its guarantee if
+    /// With enough host memory, the balancer converges: each VM is within one chunk of its share, has its guarantee if
     /// it uses that much, and within its quota.
     #[test]
     fn at_rest_no_one_is_off_by_more_than_a_chunk(
