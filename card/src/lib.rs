@@ -1,14 +1,15 @@
 //! The interface to a physical card that all layers above use, at the level of a PCI function.
 //!
 //! The trait is on the consumer's side: [`Card`] lists the functions that `channels`, `mediator` and the passthrough
-//! path call. A real card with VFIO can provide all of them except [`Card::access_counts`], which may return nothing.
-//! `simgpu` implements it in software; `vfio-card` with mapped BARs, `VFIO_IOMMU_MAP_DMA` and `VFIO_DEVICE_SET_IRQS`.
+//! path call. A real card with VFIO can provide all of them except [`Card::access_counts`], which may return `None`.
+//! `simgpu` implements the trait in software; `vfio-card` implements it with mapped BARs, `VFIO_IOMMU_MAP_DMA` and
+//! `VFIO_DEVICE_SET_IRQS`.
 //!
 //! Parts: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
 //! access, [`InterruptMode`] and [`AccessCounts`].
 //!
-//! Not in this crate: PCI configuration space (the host's PCI core owns the real configuration space; that of a vGPU is
-//! in `devmodel`), power states, and anything that needs a driver.
+//! Not in this crate: PCI configuration space (the host's PCI core owns the real configuration space, and `devmodel`
+//! contains that of a vGPU), power states, and anything that needs a driver.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -49,7 +50,7 @@ pub enum Aperture {
     Bar3,
 }
 
-/// Ways in which the card signals. Both are edges on the event descriptor.
+/// Ways in which the card signals. Both modes signal edges on the event descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptMode {
     /// One MSI message per edge; the card's own re-arm register permits the next message.
@@ -63,7 +64,7 @@ pub trait HostMemory: Send + Sync + Debug {
     /// Returns the whole mapping.
     fn as_volatile_slice(&self) -> VolatileSlice<'_, ()>;
 
-    /// Returns true if the card may access `len` bytes at `offset`; called before each access, because the first access
+    /// Returns true if the card may access `len` bytes at `offset`. Called before each access, because the first access
     /// to unused memory would be charged to this process instead of the memory's owner.
     fn may_touch(&self, _offset: usize, _len: usize) -> bool {
         true
@@ -76,8 +77,8 @@ impl HostMemory for MmapRegion {
     }
 }
 
-/// Host memory that the card may read and, if `writable`, write: a range of a mapping that stays alive as long as this
-/// value.
+/// Host memory that the card may read and, if `writable` is set, write: a range of a mapping that stays alive as long
+/// as this value.
 #[derive(Clone, Debug)]
 pub struct DmaMemory {
     region: Arc<dyn HostMemory>,
@@ -154,7 +155,7 @@ pub enum DmaError {
         /// First I/O virtual address of the existing mapping.
         existing: u64,
     },
-    /// The card cannot generate such an address.
+    /// The card cannot generate an address in this range.
     #[error("I/O address range {iova:#x}+{len:#x} is beyond the card's {bits} address bits")]
     OutOfReach {
         /// First I/O virtual address of the request.
@@ -191,7 +192,7 @@ pub enum DmaError {
         /// Size of the request in bytes.
         len: u64,
     },
-    /// The host's IOMMU cannot map such an address.
+    /// The host's IOMMU cannot map an address in this range.
     #[error(
         "I/O address range {iova:#x}+{len:#x} is not mapped by the host's IOMMU: it is reserved, for interrupts for \
          example, or has more address bits than the IOMMU"
@@ -276,7 +277,7 @@ pub trait Card: Send + Sync {
     /// See [`DmaError`].
     fn map_dma(&self, iova: u64, memory: DmaMemory) -> Result<(), DmaError>;
 
-    /// Withdraws a mapping. After the call the card can no longer access the memory: accesses in flight have ended.
+    /// Removes a mapping. After the call the card can no longer access the memory: accesses in flight have ended.
     ///
     /// # Errors
     /// See [`DmaError`].
@@ -285,11 +286,11 @@ pub trait Card: Send + Sync {
     /// Signals interrupts on `event` from now on; `None` turns them off.
     fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>);
 
-    /// Lets a masked INTx line signal again. Signals at once if the line is still asserted.
+    /// Lets a masked INTx line signal again. Signals immediately if the line is still asserted.
     fn unmask_intx(&self);
 
-    /// Performs a function-level reset: registers get their power-on values, work is abandoned, and interrupts are off.
-    /// Memory mapped for DMA stays mapped. VRAM contents are undefined afterwards.
+    /// Performs a function-level reset: registers return to their power-on values, work is abandoned, and interrupts
+    /// are turned off. Memory mapped for DMA stays mapped. VRAM contents are undefined afterwards.
     fn reset(&self);
 
     /// Returns the reason that the card must not be used any longer, if the host has reported one: the host needs the
@@ -304,16 +305,16 @@ pub trait Card: Send + Sync {
         Vec::new()
     }
 
-    /// Returns true if a context image of any author has no more power than methods of a channel, provided that it
-    /// names no registers. This is unknown for real cards.
+    /// Returns true if a context image by any author has no more power than the methods of a channel, provided that it
+    /// does not name registers. This is unknown for real cards.
     fn takes_any_image(&self) -> bool {
         false
     }
 
-    /// Returns the number of accesses of engines and kernels to each part of memory since the last call with `reset`,
+    /// Returns the number of accesses by engines and kernels to each part of memory since the last call with `reset`,
     /// if the card counts them. A real card does not count them; an offline profile is used instead.
     ///
-    /// Counts belong to addresses: read the counts before memory is moved or given to another tenant.
+    /// Counts belong to addresses: read the counts before memory is moved or assigned to another tenant.
     fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
         let _ = reset;
         None

@@ -46,7 +46,7 @@ pub(crate) fn bind(host: &mut impl Host, layout: &Layout, channel: ChannelId, bl
     make_known(host, layout, channel);
 }
 
-/// Makes a channel known to the card in the stopped state. The channel's structures must be in VRAM.
+/// Registers a channel with the card, in the stopped state. The channel's structures must be in VRAM.
 pub(crate) fn make_known(host: &mut impl Host, layout: &Layout, channel: ChannelId) {
     let instance = layout.instance(channel);
     host.write32(
@@ -58,7 +58,7 @@ pub(crate) fn make_known(host: &mut impl Host, layout: &Layout, channel: Channel
     );
 }
 
-/// Makes a channel unknown to the card. The card must no longer use its memory.
+/// Removes a channel from the card's table. The card must no longer use its memory.
 pub(crate) fn unbind(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::CHANNEL::at(channel.0.into()), 0);
 }
@@ -88,7 +88,7 @@ pub(crate) fn ask_kick(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.encode(channel.0.into()));
 }
 
-/// Returns the last channel that the card was asked to take off, and whether that request is still pending.
+/// Returns the last channel that the card was asked to take off, and true if that request is still pending.
 pub(crate) fn kicked(host: &mut impl Host) -> (ChannelId, bool) {
     let state = host.read32(pfifo::PREEMPT::OFFSET);
     let channel = u8::try_from(pfifo::PREEMPT::CHANNEL.get(state)).unwrap_or(u8::MAX);
@@ -124,8 +124,8 @@ pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId
     host.write32(pfifo::RUNLIST::OFFSET, pfifo::RUNLIST::ENGINES.mask() | pfifo::RUNLIST::LENGTH.encode(length));
 }
 
-/// Writes the guest's changes of its context pointers into the channel's block, as far as they state which contexts
-/// exist. A context at a new address counts as a new context.
+/// Writes the guest's changes of its context pointers into the channel's block, but only to state which contexts exist.
+/// A context at a new address counts as a new context.
 pub(crate) fn set_contexts(
     host: &mut impl Host,
     layout: &Layout,
@@ -148,7 +148,7 @@ pub(crate) fn set_contexts(
     host.vram_flush();
 }
 
-/// Returns the channel that an engine works for now, as the engine reports it. The channel need not be bound.
+/// Returns the channel that an engine currently works for, as the engine reports it. The channel need not be bound.
 pub(crate) fn working_for(host: &mut impl Host, unit: u32) -> Option<ChannelId> {
     let status = host.read32(pfifo::ENGINE_STATUS::at(unit));
     let channel = u8::try_from(pfifo::ENGINE_STATUS::CHANNEL.get(status)).ok()?;
@@ -181,6 +181,6 @@ pub(crate) fn userd_wide(host: &mut impl Host, channel: ChannelId, low: u64, hig
 }
 
 fn page_number(address: VramAddr) -> u32 {
-    // Card addresses have 40 bits; the registers hold a page number of 28 bits.
+    // Card addresses have 40 bits; the registers hold a 28-bit page number.
     u32::try_from(address.0 >> 12).unwrap_or(0)
 }

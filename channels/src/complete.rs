@@ -1,4 +1,4 @@
-//! Completion: finds the submissions that have ended, and the VMs to notify.
+//! Completion: finds the submissions that have ended, and the VMs that must be notified.
 //!
 //! A submission has ended when the card has fetched its record (according to the card's own GP_GET, which no guest can
 //! write) and the record's semaphore holds the submission's sequence. Both are needed, because the card's GP_GET is
@@ -85,13 +85,14 @@ impl Channels {
     }
 
     /// Returns true if the last call of [`Self::completed`] left channels out, or found a record that reports the end
-    /// of a submission while an engine works for its channel: call it again soon, without an interrupt.
+    /// of a submission while an engine still works for its channel. In this case, call it again soon, without waiting
+    /// for an interrupt.
     #[must_use]
     pub fn is_deferred(&self) -> bool {
         self.deferred
     }
 
-    /// Returns the VMs with work in flight that has moved since the last call, or that a PBDMA or an engine holds now:
+    /// Returns the VMs whose work in flight has progressed since the last call, or is held by a PBDMA or an engine now:
     /// such a VM may have raised a non-stall interrupt of the engine in the middle of a submission. Work that begins
     /// later cannot have raised it, so call this before [`Self::completed`] causes new work to start.
     pub fn at_work(&mut self, host: &mut impl Host, engine: u32) -> BTreeSet<TenantId> {
@@ -114,8 +115,8 @@ impl Channels {
         working
     }
 
-    /// Returns the VMs whose work has ended without a notification: an interrupt of the engine may belong to them as
-    /// well. Call this after [`Self::completed`].
+    /// Returns the VMs whose work has ended without a notification, because an interrupt of the engine may belong to
+    /// them as well. Call this after [`Self::completed`].
     pub fn news(&mut self, engine: u32) -> BTreeSet<TenantId> {
         let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
         let mut told = BTreeSet::new();
@@ -209,7 +210,7 @@ pub(crate) fn is_worked_for(host: &mut impl Host, physical: ChannelId) -> bool {
     (0..engine::COUNT).any(|unit| card::working_for(host, unit) == Some(physical))
 }
 
-/// Returns true if a channel with work in flight has moved since the last poll.
+/// Returns true if a channel with work in flight has progressed since the last poll.
 fn moved(host: &mut impl Host, physical: ChannelId, ring: &mut Ring) -> bool {
     ring.observe(host.userd_read(physical, userd::GP_GET));
     let (before, get_before) = ring.seen;

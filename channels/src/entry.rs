@@ -13,7 +13,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Takes over address, length, level and sync; clears all other bits, so that the entry has no privilege, no
+    /// Keeps address, length, level and sync, and clears all other bits, so that the entry has no privilege, no
     /// condition and no hold on the engine. Returns `None` for unsupported entries: a range that reaches the host's
     /// addresses, or a control entry that is not a NOP (CRCs would be wrong on the host's ring).
     pub(crate) fn check(raw: u64) -> Option<Self> {

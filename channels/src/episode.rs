@@ -1,4 +1,4 @@
-//! Measures time without progress, of each engine's work and of channels.
+//! Measures how long each engine's work and each channel makes no progress.
 
 mod saved;
 
@@ -31,7 +31,7 @@ pub(crate) struct Episode {
     reported: bool,
 }
 
-/// Records for each engine since when its current work has made no progress.
+/// Records, for each engine, the time since which its current work has made no progress.
 #[derive(Debug)]
 pub struct Watchdog {
     limit_ns: u64,
@@ -51,7 +51,7 @@ impl Watchdog {
         self.limit_ns
     }
 
-    /// Records that engine `unit` works for `signature` at `now_ns`, or for no channel. Returns the time without
+    /// Records that engine `unit` works for `signature`, or for no channel, at `now_ns`. Returns the time without
     /// progress when it exceeds `limit_ns`, once per standstill.
     pub(crate) fn sample(
         &mut self,

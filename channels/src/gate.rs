@@ -21,8 +21,8 @@ impl Gate {
 }
 
 impl Channels {
-    /// Of the channels with a PGRAPH context, makes the card schedule only those of `vm`, or none. Running work stays
-    /// until it ends or is [asked to leave](Self::ask_to_leave).
+    /// Among the channels with a PGRAPH context, makes the card schedule only those of `vm`, or none. Running work
+    /// stays until it ends or is [asked to leave](Self::ask_to_leave).
     pub fn admit(&mut self, host: &mut impl Host, vm: Option<TenantId>) {
         self.gate = Gate::Only(vm);
         let own = vm.and_then(|vm| self.vms.get(&vm)).into_iter().flat_map(|vm| vm.channels.values().copied());
@@ -67,7 +67,7 @@ impl Channels {
     }
 
     /// Makes a channel run without its PGRAPH context from now on, or with it while its VM is admitted. The caller's
-    /// records show no work in flight, but the card is checked as well. Returns false while the channel is on an
+    /// records must show no work in flight; the card is checked as well. Returns false while the channel is on an
     /// engine: the caller must retry. Returns true if the channel has no PGRAPH context or is not bound.
     pub fn set_only_copies(&mut self, host: &mut impl Host, physical: ChannelId, only: bool) -> bool {
         let Some(bound) = self.bound(physical).filter(|bound| bound.contexts.first().is_some_and(Option::is_some))
@@ -77,7 +77,7 @@ impl Channels {
         if (bound.graphics == Graphics::Unused) == only {
             return true;
         }
-        // For a channel that it works for, the card may hold a different pointer than the block.
+        // While the card works for a channel, it may hold a different pointer than the block.
         card::stop(host, physical);
         let left = card::kick(host, physical).is_ok();
         if left {
@@ -87,9 +87,9 @@ impl Channels {
         left
     }
 
-    /// Takes the PGRAPH context from a channel that a copy engine works for, until its VM is admitted again, because
-    /// another VM is about to be admitted. Cancels the request that the channel leave. PGRAPH holds another context
-    /// already.
+    /// Takes the PGRAPH context from a channel for which a copy engine works, until its VM is admitted again, because
+    /// another VM is about to be admitted. Cancels the request that the channel leave. PGRAPH already holds another
+    /// context.
     pub fn withdraw_graphics(&mut self, host: &mut impl Host, physical: ChannelId) {
         if self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Attached && uses_graphics(bound)) {
             card::stop(host, physical);

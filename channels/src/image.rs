@@ -1,9 +1,9 @@
 //! Context images: the state of a channel that an engine's firmware saves while another channel uses the engine.
 //!
-//! PGRAPH's firmware writes registers that an image names, anywhere in BAR0, whenever it loads the context. So the host
-//! owns the images, and a guest's pointer only states that a context exists. The card's pointer names the channel's
-//! image in the mediator's memory, which is mapped after the channel's work area. The mapping is privileged, and a
-//! channel's work makes no privileged accesses.
+//! PGRAPH's firmware writes registers that an image names, anywhere in BAR0, whenever it loads the context. Therefore
+//! the host owns the images, and a guest's pointer only states that a context exists. The card's pointer names the
+//! channel's image in the mediator's memory, which is mapped after the channel's work area. The mapping is privileged,
+//! and a channel's work makes no privileged accesses.
 
 use crate::block::{BLOCK, CONTEXTS};
 use crate::work::{PAGE_STRIDE, Span, WORK_BYTES};

@@ -5,11 +5,11 @@
 //! runlist and the GPFIFO rings that the card fetches are in card memory that no guest writes.
 //!
 //! A guest's doorbell alone gives no work to the card. [`Channels::pull`] checks the guest's ring entries up to the
-//! doorbell, and copies them into the host's ring, followed by a completion record. This is a part of a push buffer
-//! that releases a semaphore with a number and the card's time, and raises the non-stall interrupt, when all earlier
-//! work has ended. [`Channels::start`] lets the card fetch the entries during the VM's slice. [`Channels::completed`]
-//! returns the submissions that have ended. The guest sees its progress in its own indices and addresses, and does not
-//! see the host's ring.
+//! doorbell, and copies them into the host's ring, followed by a completion record. The record is a part of a push
+//! buffer: when all earlier work has ended, it releases a semaphore with a number and the card's time, and raises the
+//! non-stall interrupt. [`Channels::start`] lets the card fetch the entries during the VM's slice.
+//! [`Channels::completed`] returns the submissions that have ended. The guest sees its progress in its own indices and
+//! addresses, and does not see the host's ring.
 //!
 //! The GPU reads a channel's work area (ring, records), so the area is mapped in the address space that the channel
 //! uses: at [`work_va`], with the pages of [`Layout::work_pages`]. In this mapping only the semaphores are writable. A
@@ -42,7 +42,7 @@
 //!
 //! Policy is decided elsewhere: when to pull, when to poll for completions, and the reaction to a hang.
 //!
-//! The crate never waits: a channel that does not leave its engines immediately is [`Stuck`], and its owner asks again
+//! The crate never waits: a channel that does not leave its engines immediately is [`Stuck`], and its owner tries again
 //! ([`Channels::kick`]). The crate uses no locks and no threads; time is an argument.
 
 #![forbid(unsafe_code)]

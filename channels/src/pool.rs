@@ -64,7 +64,7 @@ pub(crate) struct Bound {
     pub(crate) told: RunState,
     /// The channel's number must not be reused after its end.
     pub(crate) stranded: bool,
-    /// Time since which the channel has made no progress without a known reason.
+    /// Time since which the channel has made no progress, if the reason is unknown.
     pub(crate) still: Option<Episode>,
     pub(crate) ring: Ring,
 }
@@ -90,7 +90,7 @@ pub(crate) struct Vm {
     pub(crate) news: u32,
     /// The VM was notified for some engine since work last ended.
     pub(crate) told: bool,
-    /// Time for which the VM's channels may keep an engine busy without progress.
+    /// Maximum time for which the VM's channels may keep an engine busy without progress.
     pub(crate) hang_limit: Option<u64>,
     /// The physical channel that is polled first for completions.
     pub(crate) next_look: u8,
@@ -118,7 +118,8 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// Creates the channels, all free. `golden` is the image that PGRAPH's firmware has saved of an unused context.
+    /// Creates the channels, all of which are free. `golden` is the image that PGRAPH's firmware has saved of an unused
+    /// context.
     #[must_use]
     pub fn new(layout: Layout, golden: &[u8]) -> Self {
         let slots = (0..CHANNELS).map(|_| Slot::Free).collect();

@@ -11,8 +11,8 @@ use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
 use std::collections::VecDeque;
 
 /// Number of polls for one channel while other channels wait.
-// TIMEOUT: a polling guest polls every 20 us; a channel without work in progress leaves within this millisecond, and a
-// hung channel blocks the others for at most this long at a time.
+// TIMEOUT: a polling guest polls every 20 us; this many polls take about a millisecond, in which a channel without work
+// in progress leaves, and a hung channel blocks the others for at most this long at a time.
 const MAX_POLLS_PER_CHANNEL: u32 = 64;
 
 /// Channels that must leave their engines, without duplicates.
@@ -42,7 +42,7 @@ impl Preemptions {
         }
     }
 
-    /// Polls the card, and requests the next waiting channel.
+    /// Polls the card, and starts the request for the next waiting channel.
     fn advance(&mut self, host: &mut impl Host) {
         // The card's answers cannot prolong this loop.
         for _ in 0..=2 * CHANNELS {

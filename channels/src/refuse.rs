@@ -16,8 +16,8 @@ pub(crate) struct Refused {
 }
 
 impl Channels {
-    /// Records that a guest's bind was refused, until it binds or unbinds that channel again. Does nothing if the VM or
-    /// channel number does not exist, or the channel is bound.
+    /// Records that a guest's bind was refused, until the guest binds or unbinds that channel again. Does nothing if
+    /// the VM or channel number does not exist, or the channel is bound.
     pub fn refuse(&mut self, vm: TenantId, channel: VirtualChannelId, instance: Place, userd: Option<GuestVramAddr>) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
         if u32::from(channel.0) < CHANNELS && !record.channels.contains_key(&channel.0) {

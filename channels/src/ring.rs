@@ -1,4 +1,5 @@
-//! A channel's positions in the guest's and the host's ring, and its submissions in flight. Performs bookkeeping only.
+//! A channel's positions in the guest's and the host's ring, and its submissions in flight. This module only does
+//! bookkeeping.
 //!
 //! Positions count entries of the host's ring since bind and never wrap; an index is a position modulo the ring's size.
 //! Positions in the guest's ring are indices, as in the guest.
@@ -81,7 +82,7 @@ pub(crate) struct Ring {
     last_end: u64,
     /// Reason that the guest's ring cannot be read further.
     pub(crate) fault: Option<RingFault>,
-    /// Position and GET at the last comparison; no GET yet since the card was at rest.
+    /// Position and GET at the last comparison; GET is `None` if there was no comparison since the card was at rest.
     pub(crate) seen: (u64, Option<u32>),
 }
 

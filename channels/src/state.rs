@@ -29,8 +29,8 @@ pub(crate) enum Graphics {
     /// The card's block contains the pointer: the channel runs while its VM is admitted.
     #[default]
     Attached,
-    /// The block lacks the pointer, because the channel's work is for copy engines only: the channel runs whichever VM
-    /// is admitted.
+    /// The block lacks the pointer, because the channel's work is for copy engines only: the channel runs regardless of
+    /// the admitted VM.
     Unused,
     /// The block lacks the pointer while another VM is admitted, since a copy engine still works for the channel. The
     /// channel is stopped, and gets the pointer back when its VM is admitted.

@@ -163,7 +163,7 @@ pub struct Pulled {
 /// A guest's ring cannot be read further. The channel pulls no further entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PullError {
-    /// Reason of the error.
+    /// Cause of the error.
     pub fault: RingFault,
     /// Entries that were pulled before the error.
     pub pulled: Pulled,

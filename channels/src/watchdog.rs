@@ -17,9 +17,9 @@ impl Channels {
         }
     }
 
-    /// Polls each engine, and returns each channel once that kept an engine busy for too long without progress. It does
-    /// not matter if the channel waits for a semaphore: the host interface runs ahead of the engine, which may still be
-    /// working. Call this several times within a limit.
+    /// Polls each engine, and returns each channel once that kept an engine busy for too long without progress. A
+    /// channel that waits for a semaphore counts as well, because the host interface runs ahead of the engine, which
+    /// may still be working. Call this several times within a limit.
     pub fn look(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Hang> {
         (0..engine::COUNT).filter_map(|unit| self.look_at(host, unit, now_ns)).collect()
     }

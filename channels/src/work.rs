@@ -51,8 +51,8 @@ const _: () = assert!(
 );
 
 /// Index of a bound channel's range of virtual addresses, after the guest's addresses, for its work area and images.
-/// Unique among its VM's channels. The index equals the physical channel's number where that index is free, and moves
-/// with the channel to another card.
+/// Unique among its VM's channels. The index equals the physical channel's number if that index is free, and stays with
+/// the channel when it moves to another card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(pub(crate) u8);
 

@@ -110,7 +110,7 @@ pub trait Backend {
     /// Handles the guest's binding of an aperture's instance block; `None` unbinds it.
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>);
 
-    /// Handles a move by the guest of PRAMIN, BAR0's window on VRAM, to `base`; `None` if that is outside VRAM. Needed
+    /// Handles a move of PRAMIN, BAR0's window on VRAM, to `base`; `None` if the guest moved it outside VRAM. Needed
     /// only to map memory in the window; trapped accesses are [read](Self::vram_read) and [written](Self::vram_write)
     /// by address.
     fn place_window(&mut self, _base: Option<GuestVramAddr>) {}
@@ -152,7 +152,7 @@ pub trait Backend {
     /// `nvspec::fifo::engine::COUNT`.
     fn reset_engine(&mut self, engine: u32);
 
-    /// Resets the host unit for the guest: stops all its channels.
+    /// Resets the host unit for the guest, which stops all of the guest's channels.
     fn reset_fifo(&mut self);
 
     /// Returns the card's clock, in nanoseconds.

@@ -23,7 +23,7 @@ pub struct VGpuConfig {
     pub vram_bytes: u64,
     /// Maximum number of channels that the guest may bind at a time; the guest always sees 128 channels.
     pub channels: u32,
-    /// The VBIOS image that PROM contains.
+    /// The contents of PROM: the VBIOS image.
     pub vbios: Arc<[u8]>,
     /// A vendor-specific capability, in the format of [`crate::pci::PciConfig::add_vendor_capability`]; empty for no
     /// capability.

@@ -57,7 +57,7 @@ impl Interrupts {
         }
     }
 
-    /// Handles a change of MSI's enable bit: earlier messages do not count.
+    /// Handles a change of MSI's enable bit: a message can be sent again.
     pub fn mode_changed(&mut self) {
         // GUESS: no public source says whether enabling MSI re-arms it. A driver that enables MSI while the line is
         // asserted must get a message.
@@ -83,7 +83,7 @@ impl Interrupts {
         self.intx
     }
 
-    /// Restores the power-on state; lowers INTx. The counters stay.
+    /// Restores the power-on state; lowers INTx. The counters are kept.
     pub fn reset(&mut self, backend: &mut dyn Backend) {
         if self.intx {
             backend.interrupt(InterruptLine::Intx(false));

@@ -11,10 +11,10 @@
 //! - [`vgpu`]: dispatch of accesses and events; [`blocks`]: registers with behaviour, [`storage`]: registers without
 //!   behaviour; [`interrupt`]: MSI with re-arm, INTx; [`access`]: byte lanes.
 //!
-//! Not modelled are display, video decoding, thermal sensors and clocks except storage, performance counters, the code
-//! of any falcon, zero-bandwidth clears and compression tags (stored, never used), the peephole, 64 KiB large pages,
-//! and memory-mapped access faults (a refused access is counted for the operator and does not raise an interrupt in the
-//! guest).
+//! The crate does not model: display; video decoding; thermal sensors and clocks, whose registers are plain storage;
+//! performance counters; the code of any falcon; zero-bandwidth clears and compression tags (stored, never used); the
+//! peephole; 64 KiB large pages; memory-mapped access faults (a refused access is counted for the operator and does not
+//! raise an interrupt in the guest).
 //!
 //! Sources: see [`nvspec`], and the accesses of Linux's nouveau (6.1, 6.12).
 

@@ -1,4 +1,4 @@
-//! Tests of the vGPU as a driver and a mediator use it, with a mock of the mediator.
+//! Tests that use the vGPU like a driver and a mediator, with a mock of the mediator.
 
 mod driver;
 mod fifo;

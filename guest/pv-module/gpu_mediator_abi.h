@@ -15,17 +15,17 @@
 #define GMPV_VERSION_MINOR 0x0
 /* Id of a vendor-specific capability. */
 #define GMPV_CAPABILITY_ID 0x9
-/* Marks the capability as ours: "GMPV". */
+/* Marks the capability as the mediator's: "GMPV". */
 #define GMPV_SIGNATURE 0x56504d47
-/* Most entries of the queue. */
+/* Maximum number of entries of the queue. */
 #define GMPV_MAX_QUEUE 0x100
-/* Most bytes of a batch, its header included. */
+/* Maximum size of a batch in bytes, including its header. */
 #define GMPV_MAX_BATCH_BYTES 0x10000
-/* Most operations of a batch. */
+/* Maximum number of operations in a batch. */
 #define GMPV_MAX_BATCH_OPS 0x400
-/* Operations are multiples of this, in bytes. */
+/* Sizes of operations are multiples of this number of bytes. */
 #define GMPV_UNIT 0x8
-/* Most bytes that one operation fills or copies. */
+/* Maximum number of bytes that one operation fills or copies. */
 #define GMPV_MAX_MEMORY_BYTES 0x1000000ULL
 
 /* Features of a device, one bit each. */
@@ -36,81 +36,81 @@
 #define GMPV_FEATURE_CHANNELS 0x2
 /* Filling and copying VRAM. */
 #define GMPV_FEATURE_MEMORY 0x4
-/* Importance of ranges of VRAM. */
+/* Priority of ranges of VRAM. */
 #define GMPV_FEATURE_PRIORITY 0x8
-/* Segments of device memory that several channels map. */
+/* Segments of device memory that several channels can map. */
 #define GMPV_FEATURE_SHARE 0x10
-/* Segments that channels of other virtual machines map. */
+/* Segments that channels of other virtual machines can map. */
 #define GMPV_FEATURE_SHARE_ABROAD 0x20
-/* Questions about the memory of the virtual machine and its limits. */
+/* Queries about the virtual machine's memory and limits. */
 #define GMPV_FEATURE_QUERY 0x40
-/* An interrupt when a batch has ended. */
+/* Interrupt at the end of a batch. */
 #define GMPV_FEATURE_INTERRUPT 0x80
 
 /* The device's registers: 32 bits each, at byte offsets from offset of struct gmpv_capability. */
 
 /* Read: GMPV_SIGNATURE. */
 #define GMPV_REGISTER_SIGNATURE 0x0
-/* Read: features that are offered. */
+/* Read: offered features. */
 #define GMPV_REGISTER_FEATURES 0x4
 /* One of GMPV_STATUS_*. */
 #define GMPV_REGISTER_STATUS 0x8
-/* Entries of the queue: a power of two up to GMPV_MAX_QUEUE. */
+/* Number of entries of the queue: a power of two up to GMPV_MAX_QUEUE. */
 #define GMPV_REGISTER_QUEUE_SIZE 0xc
-/* Guest-physical address of the descriptor table, low and high half; a multiple of 16. */
+/* Guest physical address of the descriptor table, low and high half; a multiple of 16. */
 #define GMPV_REGISTER_QUEUE_DESCRIPTORS 0x10
-/* Guest-physical address of the available ring, low and high half; a multiple of 2. */
+/* Guest physical address of the available ring, low and high half; a multiple of 2. */
 #define GMPV_REGISTER_QUEUE_AVAILABLE 0x18
-/* Guest-physical address of the used ring, low and high half; a multiple of 4. */
+/* Guest physical address of the used ring, low and high half; a multiple of 4. */
 #define GMPV_REGISTER_QUEUE_USED 0x20
-/* Write, of any value: the available ring has new batches. */
+/* Write, of any value: the available ring contains new batches. */
 #define GMPV_REGISTER_DOORBELL 0x28
-/* Read: batches that have ended since the queue was set up, modulo 2^32. */
+/* Read: number of batches that have ended since the queue was set up, modulo 2^32. */
 #define GMPV_REGISTER_ENDED 0x2c
-/* Read: 1 while the device asks for an interrupt. */
+/* Read: 1 while the device requests an interrupt. */
 #define GMPV_REGISTER_INTERRUPT 0x30
 /*
- * 1: the device asks for an interrupt when batches have ended, unless the available ring's flags say
- * not to.
+ * 1: the device requests an interrupt when batches have ended, unless the available ring's flags
+ * forbid it.
  */
 #define GMPV_REGISTER_INTERRUPT_ENABLE 0x34
-/* Bytes of the registers. */
+/* Size of the registers in bytes. */
 #define GMPV_REGISTER_BYTES 0x40
 
 /* Values of GMPV_REGISTER_STATUS. */
 
 /* Nothing is set up. */
 #define GMPV_STATUS_RESET 0x0
-/* Written by the driver: features and queue are set up. */
+/* Written by the driver when features and queue are set up. */
 #define GMPV_STATUS_READY 0x1
-/* The queue cannot be used as it was set up, or can no longer be used. */
+/* The queue is set up incorrectly, or has become unusable. */
 #define GMPV_STATUS_FAILED 0x80
 
 /* Outcome of an operation. */
 
-/* It is done. */
+/* The operation is done. */
 #define GMPV_RESULT_DONE 0x0
 /* An operation before it failed. */
 #define GMPV_RESULT_NOT_BEGUN 0x1
 /* The batch cannot be read: sizes that do not fit, or a code that version 1 does not have. */
 #define GMPV_RESULT_MALFORMED 0x2
-/* Of a feature that was not offered, or not accepted. */
+/* The operation belongs to a feature that was not offered or not accepted. */
 #define GMPV_RESULT_UNSUPPORTED 0x3
 /* The table, segment or channel does not exist. */
 #define GMPV_RESULT_NO_OBJECT 0x4
-/* One of that name exists already. */
+/* An object with this handle already exists. */
 #define GMPV_RESULT_EXISTS 0x5
 /* The object is of another type. */
 #define GMPV_RESULT_WRONG_TYPE 0x6
 /* An index, count, address or size that the object does not have. */
 #define GMPV_RESULT_RANGE 0x7
-/* A reserved bit or field is not 0, or a value means nothing. */
+/* A reserved bit or field is not 0, or a value has no meaning. */
 #define GMPV_RESULT_INVALID 0x8
-/* A limit of the virtual machine, or of the card. */
+/* The operation exceeds a limit of the virtual machine or of the card. */
 #define GMPV_RESULT_LIMIT 0x9
-/* The owner of the segment, or the operator, has not allowed it. */
+/* The owner of the segment, or the operator, does not permit the operation. */
 #define GMPV_RESULT_DENIED 0xa
-/* The card did not do it. */
+/* The card failed to execute the operation. */
 #define GMPV_RESULT_FAILED 0xb
 
 /* Types of page tables. */
@@ -124,9 +124,9 @@
 
 /* Codes of operations, and the bodies after their headers. */
 
-/* Makes a table. */
+/* Creates a table. */
 #define GMPV_OP_TABLE_CREATE 0x1
-/* The guest no longer uses the table: its handle is free. */
+/* Frees the table's handle. */
 #define GMPV_OP_TABLE_DESTROY 0x2
 /* Sets an entry of the directory `handle`. */
 #define GMPV_OP_DIRECTORY_SET 0x3
@@ -137,104 +137,106 @@
 /* Empties entries of the table `handle`. */
 #define GMPV_OP_ENTRIES_ZERO 0x6
 /*
- * Binds the address space of an instance block (of a channel, or of an aperture) to the directory
- * `handle`, whatever the block says; with handle 0, to the block's own again.
+ * Binds the address space of an instance block (of a channel or an aperture) to the directory
+ * `handle`, regardless of the directory in the block; with handle 0, to the block's own directory
+ * again.
  */
 #define GMPV_OP_DIRECTORY_BIND 0x7
-/* As a flush of the TLB: memory that was unmapped before cannot be reached when it is done. */
+/* Flushes the TLB: afterwards, memory that was unmapped before cannot be reached. */
 #define GMPV_OP_FLUSH 0x8
 /*
- * Sets the channel `handle` aside: GMPV_RESULT_LIMIT when the virtual machine has as many as it may.
+ * Reserves the channel `handle`; fails with GMPV_RESULT_LIMIT if the virtual machine has its maximum
+ * number of channels.
  */
 #define GMPV_OP_CHANNEL_CREATE 0x10
 /* Binds the channel `handle` to its instance block. */
 #define GMPV_OP_CHANNEL_BIND 0x11
-/* Lets the channel `handle` run when it is in the runlist. */
+/* Lets the channel `handle` run while it is in the runlist. */
 #define GMPV_OP_CHANNEL_ENABLE 0x12
 /* Keeps the channel `handle` from running. */
 #define GMPV_OP_CHANNEL_DISABLE 0x13
 /* Unbinds the channel `handle`. */
 #define GMPV_OP_CHANNEL_DESTROY 0x14
-/* Says which channels may run. */
+/* Sets the channels that may run. */
 #define GMPV_OP_RUNLIST 0x15
 /* Fills guest VRAM with a word. */
 #define GMPV_OP_MEMORY_FILL 0x20
-/* Copies guest VRAM; the two ranges do not overlap. */
+/* Copies guest VRAM; the two ranges must not overlap. */
 #define GMPV_OP_MEMORY_COPY 0x21
 /*
- * Sets how important it is that a range of guest VRAM is on the card; chunks of the lowest priority
- * leave first.
+ * Sets the priority with which a range of guest VRAM stays on the card; chunks of the lowest priority
+ * are evicted first.
  */
 #define GMPV_OP_BUFFER_PRIORITY 0x22
-/* Finds or makes a segment by its key; the answer's value is its id. */
+/* Finds or creates a segment by its key; the answer's value is its handle. */
 #define GMPV_OP_SHARE_GET 0x30
 /* Maps the segment `handle` for a channel; the answer's value is its GPU virtual address there. */
 #define GMPV_OP_SHARE_ATTACH 0x31
 /* Unmaps the segment `handle` for a channel; work that still uses it faults. */
 #define GMPV_OP_SHARE_DETACH 0x32
-/* Asks about the segment `handle`, or changes it. */
+/* Queries or changes the segment `handle`. */
 #define GMPV_OP_SHARE_CONTROL 0x33
-/* Asks one of GMPV_QUERY_*, which is the handle; the answer's value is the number. */
+/* Executes the query `handle`, one of GMPV_QUERY_*; the answer's value is the result. */
 #define GMPV_OP_QUERY 0x40
 
 /* Shared segments. */
 
-/* Make the segment if none has that key. */
+/* Creates the segment if no segment has that key. */
 #define GMPV_SHARE_CREATE 0x1
-/* With GMPV_SHARE_CREATE: only if none has that key. */
+/* With GMPV_SHARE_CREATE: fails if a segment has that key. */
 #define GMPV_SHARE_EXCLUSIVE 0x2
 /*
- * Find or make a segment of the group that the operator has put the virtual machine into, not of
- * itself alone.
+ * Uses the segments of the group to which the operator has assigned the virtual machine, instead of
+ * the virtual machine's own segments.
  */
 #define GMPV_SHARE_ABROAD 0x4
-/* Attach for reading only. */
+/* Attaches the segment read-only. */
 #define GMPV_SHARE_READ_ONLY 0x8
 
-/* Rights of other virtual machines than the one that has made the segment. */
+/* Rights of virtual machines other than the segment's creator. */
 
-/* They may attach it for reading. */
+/* Other machines may attach the segment for reading. */
 #define GMPV_SHARE_MODE_READ 0x1
-/* They may attach it for writing. */
+/* Other machines may attach the segment for writing. */
 #define GMPV_SHARE_MODE_WRITE 0x2
 
 /* Commands of GMPV_OP_SHARE_CONTROL. */
 
-/* The answer's value: the segment's size in bytes. */
+/* Returns the segment's size in bytes as the answer's value. */
 #define GMPV_SHARE_CONTROL_SIZE 0x1
-/* The answer's value: address spaces that it is attached to, of all virtual machines. */
+/* Returns the number of address spaces of all virtual machines to which the segment is attached. */
 #define GMPV_SHARE_CONTROL_ATTACHED 0x2
-/* The answer's value: its GMPV_SHARE_MODE_*. */
+/* Returns the segment's GMPV_SHARE_MODE_*. */
 #define GMPV_SHARE_CONTROL_MODE 0x3
-/* Sets its mode. */
+/* Sets the segment's mode. */
 #define GMPV_SHARE_CONTROL_SET_MODE 0x4
-/* Removes the key; the segment goes when nothing has it attached. */
+/* Removes the key; the segment is freed when it is no longer attached. */
 #define GMPV_SHARE_CONTROL_REMOVE 0x5
 
-/* Questions of GMPV_OP_QUERY. */
+/* Queries of GMPV_OP_QUERY. */
 
-/* VRAM that the vGPU shows. */
+/* Size of the vGPU's VRAM. */
 #define GMPV_QUERY_VRAM 0x1
-/* Bytes of it that may be on the card; all ones without a limit. */
+/* Maximum amount of this VRAM that may be on the card; all ones without a limit. */
 #define GMPV_QUERY_QUOTA 0x2
-/* Bytes of it that are guaranteed. */
+/* Guaranteed amount of this VRAM on the card. */
 #define GMPV_QUERY_GUARANTEE 0x3
-/* Bytes of it that are on the card now. */
+/* Amount of this VRAM that is on the card now. */
 #define GMPV_QUERY_PLACED 0x4
-/* Bytes of it that are in host memory now. */
+/* Amount of this VRAM that is in host memory now. */
 #define GMPV_QUERY_HOST 0x5
-/* Bytes of it that would be on the card if all took their entitlements. */
+/* Amount of this VRAM that would be on the card if all virtual machines used their entitlements. */
 #define GMPV_QUERY_ENTITLEMENT 0x6
-/* Bytes that are free on the card. */
+/* Amount of free memory on the card. */
 #define GMPV_QUERY_FREE 0x7
 /*
- * Shortage of the card's memory: 0 none, 1 some virtual machine's memory is in host memory, 2 this
- * one's is.
+ * Shortage of the card's memory: 0 for none, 1 if memory of other virtual machines is in host memory,
+ * 2 if memory of this one is.
  */
 #define GMPV_QUERY_PRESSURE 0x8
-/* The part of the card's time that it is entitled to, in millionths. */
+/* Share of the card's time to which the virtual machine is entitled, in millionths. */
 #define GMPV_QUERY_TIME_SHARE 0x9
-/* Bytes of page tables that it may still make. */
+/* Total size of the page tables that the virtual machine may still create. */
 #define GMPV_QUERY_TABLE_BYTES_LEFT 0xa
 
 /* The PCI capability. */
@@ -243,9 +245,9 @@ struct gmpv_capability {
 	__u8 id;
 	/* Offset of the next capability. */
 	__u8 next;
-	/* Bytes of this one. */
+	/* Size of this capability in bytes. */
 	__u8 length;
-	/* BAR that the registers are in. */
+	/* BAR that contains the registers. */
 	__u8 bar;
 	/* GMPV_SIGNATURE. */
 	__le32 signature;
@@ -253,7 +255,7 @@ struct gmpv_capability {
 	__u8 version_major;
 	/* GMPV_VERSION_MINOR. */
 	__u8 version_minor;
-	/* 0. */
+	/* Always 0. */
 	__le16 reserved;
 	/* Byte offset of the registers in the BAR. */
 	__le32 offset;
@@ -262,176 +264,173 @@ struct gmpv_capability {
 };
 _Static_assert(sizeof(struct gmpv_capability) == 20, "struct gmpv_capability");
 
-/* Begins a batch. */
+/* Header of a batch. */
 struct gmpv_batch_header {
-	/* Operations that follow; at least 1, at most GMPV_MAX_BATCH_OPS. */
+	/* Number of operations that follow: 1 to GMPV_MAX_BATCH_OPS. */
 	__le32 ops;
-	/* Bytes of the operations; bytes after them are ignored. */
+	/* Size of the operations in bytes; bytes after them are ignored. */
 	__le32 bytes;
 };
 _Static_assert(sizeof(struct gmpv_batch_header) == 8, "struct gmpv_batch_header");
 
-/* Begins an operation. */
+/* Header of an operation. */
 struct gmpv_op_header {
 	/* Code of the operation: GMPV_OP_*. */
 	__le16 code;
-	/* Size of the operation, this header included, in units of GMPV_UNIT bytes. */
+	/* Size of the operation in units of GMPV_UNIT bytes, including this header. */
 	__le16 units;
-	/* Handle of the object; 0 where the operation is not done to anything. */
+	/* Handle of the object; 0 if the operation does not act on an object. */
 	__le32 handle;
 };
 _Static_assert(sizeof(struct gmpv_op_header) == 8, "struct gmpv_op_header");
 
-/* Begins the answer to a batch. */
+/* Header of the answer to a batch. */
 struct gmpv_answer_header {
 	/*
-	 * GMPV_RESULT_DONE when all operations are done; GMPV_RESULT_MALFORMED when none was begun, for the
-	 * batch cannot be read; else the status of the operation that was not done.
+	 * GMPV_RESULT_DONE if all operations are done; GMPV_RESULT_MALFORMED if the batch cannot be read, so
+	 * that no operation was started; otherwise the status of the operation that failed.
 	 */
 	__le32 status;
-	/* Operations that are done: all before the one that failed. */
+	/* Number of operations that are done: all operations before the one that failed. */
 	__le32 done;
 };
 _Static_assert(sizeof(struct gmpv_answer_header) == 8, "struct gmpv_answer_header");
 
-/* The answer to an operation. */
+/* Answer to an operation. */
 struct gmpv_answer {
 	/* One of GMPV_RESULT_*. */
 	__le32 status;
-	/* 0. */
+	/* Always 0. */
 	__le32 reserved;
-	/* Answer to a question, if one was asked. */
+	/* Result of a query, if the operation is a query. */
 	__le64 value;
 };
 _Static_assert(sizeof(struct gmpv_answer) == 16, "struct gmpv_answer");
 
-/* Of GMPV_OP_TABLE_CREATE. */
+/* Body of GMPV_OP_TABLE_CREATE. */
 struct gmpv_table_create {
 	/* One of GMPV_KIND_*. */
 	__le32 kind;
-	/* 0. */
+	/* Always 0. */
 	__le32 reserved;
 };
 _Static_assert(sizeof(struct gmpv_table_create) == 8, "struct gmpv_table_create");
 
-/* Of GMPV_OP_DIRECTORY_SET. */
+/* Body of GMPV_OP_DIRECTORY_SET. */
 struct gmpv_directory_set {
-	/* Of the entry. */
+	/* Index of the entry. */
 	__le32 index;
 	/* Handle of the small-page table, or 0 for none. */
 	__le32 small;
 	/* Handle of the large-page table, or 0 for none. */
 	__le32 large;
-	/* 0. */
+	/* Always 0. */
 	__le32 reserved;
 };
 _Static_assert(sizeof(struct gmpv_directory_set) == 16, "struct gmpv_directory_set");
 
-/* Of GMPV_OP_ENTRIES_RUN. */
+/* Body of GMPV_OP_ENTRIES_RUN. */
 struct gmpv_entries_run {
 	/* Index of the first entry. */
 	__le32 first;
-	/* Entries. */
+	/* Number of entries. */
 	__le32 count;
-	/* The first entry, as the hardware has it, with the guest's addresses. */
+	/* The first entry, in the hardware's format, with the guest's addresses. */
 	__le64 entry;
-	/* Difference of each entry from the one before. */
+	/* Difference between consecutive entries. */
 	__le64 step;
 };
 _Static_assert(sizeof(struct gmpv_entries_run) == 24, "struct gmpv_entries_run");
 
-/* Of GMPV_OP_ENTRIES_LIST (the entries follow) and GMPV_OP_ENTRIES_ZERO. */
+/* Body of GMPV_OP_ENTRIES_LIST (followed by the entries) and of GMPV_OP_ENTRIES_ZERO. */
 struct gmpv_entries {
 	/* Index of the first entry. */
 	__le32 first;
-	/* Entries. */
+	/* Number of entries. */
 	__le32 count;
 };
 _Static_assert(sizeof(struct gmpv_entries) == 8, "struct gmpv_entries");
 
-/* Of GMPV_OP_DIRECTORY_BIND and GMPV_OP_CHANNEL_BIND. */
+/* Body of GMPV_OP_DIRECTORY_BIND and GMPV_OP_CHANNEL_BIND. */
 struct gmpv_instance {
 	/* Guest VRAM address of an instance block; a multiple of 4 KiB. */
 	__le64 instance;
 };
 _Static_assert(sizeof(struct gmpv_instance) == 8, "struct gmpv_instance");
 
-/*
- * Of GMPV_OP_RUNLIST; the channels' numbers follow, 32 bits each, and 32 bits of 0 after an odd
- * count.
- */
+/* Body of GMPV_OP_RUNLIST. */
 struct gmpv_runlist {
-	/* Channels. */
+	/* Number of channels. */
 	__le32 count;
-	/* 0. */
+	/* Always 0. */
 	__le32 reserved;
 };
 _Static_assert(sizeof(struct gmpv_runlist) == 8, "struct gmpv_runlist");
 
-/* Of GMPV_OP_MEMORY_FILL. */
+/* Body of GMPV_OP_MEMORY_FILL. */
 struct gmpv_memory_fill {
 	/* Guest VRAM address; a multiple of 4. */
 	__le64 address;
-	/* A multiple of 4, at most GMPV_MAX_MEMORY_BYTES. */
+	/* Size in bytes; a multiple of 4, at most GMPV_MAX_MEMORY_BYTES. */
 	__le64 bytes;
-	/* The word. */
+	/* The word to write. */
 	__le32 value;
-	/* 0. */
+	/* Always 0. */
 	__le32 reserved;
 };
 _Static_assert(sizeof(struct gmpv_memory_fill) == 24, "struct gmpv_memory_fill");
 
-/* Of GMPV_OP_MEMORY_COPY. */
+/* Body of GMPV_OP_MEMORY_COPY. */
 struct gmpv_memory_copy {
 	/* Guest VRAM address; a multiple of 4. */
 	__le64 to;
 	/* Guest VRAM address; a multiple of 4. */
 	__le64 from;
-	/* A multiple of 4, at most GMPV_MAX_MEMORY_BYTES. */
+	/* Size in bytes; a multiple of 4, at most GMPV_MAX_MEMORY_BYTES. */
 	__le64 bytes;
 };
 _Static_assert(sizeof(struct gmpv_memory_copy) == 24, "struct gmpv_memory_copy");
 
-/* Of GMPV_OP_BUFFER_PRIORITY. */
+/* Body of GMPV_OP_BUFFER_PRIORITY. */
 struct gmpv_buffer_priority {
 	/* Guest VRAM address. */
 	__le64 address;
 	/* Number of bytes. */
 	__le64 bytes;
-	/* 0 is the priority of all memory at first; higher stays longer. */
+	/* Priority: initially 0 for all memory. */
 	__le32 priority;
-	/* 0. */
+	/* Always 0. */
 	__le32 reserved;
 };
 _Static_assert(sizeof(struct gmpv_buffer_priority) == 24, "struct gmpv_buffer_priority");
 
-/* Of GMPV_OP_SHARE_GET. */
+/* Body of GMPV_OP_SHARE_GET. */
 struct gmpv_share_get {
-	/* The name that the users agree on; 0 for a segment that no other machine finds by a key. */
+	/* Key on which the users agree; 0 for a segment that other machines cannot find by a key. */
 	__le64 key;
-	/* Size; rounded up to 4 KiB. */
+	/* Size in bytes, rounded up to 4 KiB. */
 	__le64 bytes;
-	/* Of GMPV_SHARE_*. */
+	/* Flags from GMPV_SHARE_*. */
 	__le32 flags;
-	/* Rights: GMPV_SHARE_MODE_*. */
+	/* Rights from GMPV_SHARE_MODE_*. */
 	__le32 mode;
 };
 _Static_assert(sizeof(struct gmpv_share_get) == 24, "struct gmpv_share_get");
 
-/* Of GMPV_OP_SHARE_ATTACH and GMPV_OP_SHARE_DETACH. */
+/* Body of GMPV_OP_SHARE_ATTACH and GMPV_OP_SHARE_DETACH. */
 struct gmpv_share_attach {
-	/* The channel in whose address space it is mapped. */
+	/* Channel whose address space the segment is mapped in. */
 	__le32 channel;
-	/* Of GMPV_SHARE_*; 0 to detach. */
+	/* Flags from GMPV_SHARE_*; 0 to detach. */
 	__le32 flags;
 };
 _Static_assert(sizeof(struct gmpv_share_attach) == 8, "struct gmpv_share_attach");
 
-/* Of GMPV_OP_SHARE_CONTROL. */
+/* Body of GMPV_OP_SHARE_CONTROL. */
 struct gmpv_share_control {
 	/* One of GMPV_SHARE_CONTROL_*. */
 	__le32 command;
-	/* New value; 0 for questions. */
+	/* New value; 0 for queries. */
 	__le32 argument;
 };
 _Static_assert(sizeof(struct gmpv_share_control) == 8, "struct gmpv_share_control");

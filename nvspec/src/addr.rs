@@ -51,7 +51,7 @@ pub const SMALL_PAGE: u64 = 4 << 10;
 /// Size of a large page in bytes (with the 128 KiB large-page size, the default).
 pub const LARGE_PAGE: u64 = 128 << 10;
 
-/// Memory of an address in an instance block, directory register or runlist register. Source: rnndb
+/// Memory to which an address in an instance block, directory register or runlist register refers. Source: rnndb
 /// `memory/gf100_mem.xml`; the encoding differs from the one in a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -89,7 +89,7 @@ pub mod gp_opcode {
     pub const PB_CRC: u64 = 3;
 }
 
-/// Distribution of a method header's data to methods: header bits 31:29.
+/// Way in which a method header's data is distributed to methods: header bits 31:29.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderOp {
     /// The form of older chips, increasing (opcode 0, sub-opcode in bits 17:16).
@@ -245,7 +245,7 @@ pub mod host_method {
     pub const CRC_CHECK: u32 = 0x7c;
     /// Ends the timeslice early.
     pub const YIELD: u32 = 0x80;
-    /// First method that goes to the engine that the subchannel is bound to.
+    /// First method that goes to the engine to which the subchannel is bound.
     pub const ENGINE_FIRST: u32 = 0x100;
 
     /// Fields of [`SEMAPHORE_D`].

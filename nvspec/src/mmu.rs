@@ -242,8 +242,8 @@ pub mod kind {
     }
 }
 
-/// Reasons of access faults, with their numbers in the fault registers.
-/// Source: rnndb `fifo/gf100_pfifo.xml`, nouveau's fault reason table.
+/// Reasons for access faults, as numbers in the fault registers. Source: rnndb `fifo/gf100_pfifo.xml`, nouveau's fault
+/// reason table.
 pub mod fault {
     /// The directory entry names no table.
     pub const PDE: u32 = 0x0;

@@ -4,9 +4,9 @@
 //! A batch can contain two kinds of mistakes, which are reported differently:
 //! - *Structure*: inconsistent sizes and counts, codes that version 1 does not define. [`Batch::parse`] checks the
 //!   whole batch before any operation: on an error the batch is [`Malformed`], and no operation starts.
-//! - *Values*: a reserved field that is not 0, a number without a meaning, a feature that was not accepted. The mistake
-//!   becomes the answer of that operation when its turn comes ([`Batch::ops`]): earlier operations are done, and later
-//!   operations do not start.
+//! - *Values*: a reserved field that is not 0, a number without a meaning, or a feature that was not accepted. The
+//!   mistake becomes the answer of that operation ([`Batch::ops`]): earlier operations are done, and later operations
+//!   do not start.
 
 use crate::abi::{Answer, AnswerHeader, BatchHeader, MAX_BATCH_BYTES, MAX_BATCH_OPS, Status, feature, op, share};
 use crate::operation::{Fault, Op};
@@ -22,8 +22,8 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Reads `data`: the contents of the device-readable part of a chain, copied out of shared memory once. Bytes after
-    /// the batch are ignored.
+    /// Reads `data`, the contents of the device-readable part of a chain. The caller must have copied them out of
+    /// shared memory once.
     ///
     /// # Errors
     /// The structural error and its position.
@@ -122,7 +122,7 @@ impl Begun {
     }
 }
 
-/// Returns the feature that operations with this code need; `None` for a code that version 1 does not have.
+/// Returns the feature that operations with this code need; `None` for a code that version 1 does not define.
 #[must_use]
 pub const fn feature_of(code: u16) -> Option<u32> {
     match code {

@@ -1,4 +1,5 @@
-//! The guest driver's side: the capability, batches built operation by operation, and their answers.
+//! The guest driver's side of the interface: finds the capability, builds batches operation by operation, and reads
+//! their answers.
 
 use crate::abi::{
     Answer, AnswerHeader, BatchHeader, BufferPriority, CAPABILITY_ID, Capability, DirectorySet, Entries, EntriesRun,
@@ -46,7 +47,7 @@ impl Ops {
         Self::default()
     }
 
-    /// Adds any operation.
+    /// Adds an arbitrary operation.
     #[must_use]
     pub fn raw(mut self, code: u16, handle: u32, body: &[u8]) -> Self {
         let units = body.len().div_ceil(UNIT as usize).saturating_add(size_of::<OpHeader>().div_ceil(UNIT as usize));
@@ -62,7 +63,7 @@ impl Ops {
         self.raw(code, handle, body.as_bytes())
     }
 
-    /// Creates a table of a kind from [`crate::abi::kind`].
+    /// Creates a table of one of the kinds in [`crate::abi::kind`].
     #[must_use]
     pub fn create(self, table: u32, kind: u32) -> Self {
         self.with(op::TABLE_CREATE, table, &TableCreate { kind, reserved: 0 })

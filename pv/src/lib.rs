@@ -4,8 +4,8 @@
 //! - [`abi`]: the binary form that guest and mediator share;
 //! - [`Batch`]: decodes bytes into checked and typed operations ([`Op`]), and collects their [`Answers`];
 //! - [`Tables`]: the typed page tables that the mediator keeps for one virtual machine;
-//! - [`guest`]: batches and answers from the view of a guest's driver;
-//! - [`header()`]: [`abi`] for guest drivers in C.
+//! - [`guest`]: batches and answers as a guest's driver sees them;
+//! - [`header()`]: generates [`abi`] as a C header for guest drivers.
 //!
 //! The crate uses no I/O, no threads and no clock.
 

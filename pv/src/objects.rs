@@ -2,8 +2,8 @@
 //!
 //! Invariants for any guest request:
 //! - A directory entry names a small-page table and a large-page table in the matching field, or is empty. Only
-//!   [`Tables::set`] writes such entries. A directory never takes the place of a table, so a chain of references has at
-//!   most two links.
+//!   [`Tables::set`] writes such entries. A directory is never used as a table, so a chain of references has at most
+//!   two links.
 //! - A table exists exactly as long as its handle, an entry of a directory, or the address space of an instance block
 //!   names it. A new table is empty. A removed table cannot be read, and counts as written.
 //! - The total size of all existing tables does not exceed the limit. This size does not depend on the contents of the
@@ -68,8 +68,8 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Creates empty tables. `base` is the end of guest VRAM; table space begins at the next multiple of
-    /// [`SLOT_BYTES`]. `limit` is the maximum total size of all tables in bytes.
+    /// Creates a set of tables, initially empty. `base` is the end of guest VRAM; table space begins at the next
+    /// multiple of [`SLOT_BYTES`]. `limit` is the maximum total size of all tables in bytes.
     #[must_use]
     pub fn new(base: GuestVramAddr, limit: u64) -> Self {
         let base = GuestVramAddr(base.0.checked_next_multiple_of(SLOT_BYTES).unwrap_or(u64::MAX));
@@ -127,7 +127,7 @@ impl Tables {
         }
         let object = self.slots.get(directory).ok_or(Status::NoObject)?;
         let before = object.contents.entry(index).ok_or(Status::Range)?;
-        // Adds new references before it removes old ones, so that a table that the old and the new entry name stays
+        // Add new references before removing old ones, so that a table that both the old and the new entry name stays
         // alive.
         for slot in [small, large].into_iter().flatten() {
             self.slots.retain(slot);
@@ -137,7 +137,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Writes `count` entries of a table that grow by `step`, modulo 2^64.
+    /// Writes `count` entries of a table; each is greater than the previous one by `step`, modulo 2^64.
     ///
     /// # Errors
     /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`]; nothing is written.

@@ -1,7 +1,7 @@
 //! Operations with typed arguments.
 //!
-//! This module makes the checks that depend on the operation alone. The executor makes those that depend on the virtual
-//! machine: on its handles and channels, and the end of its VRAM.
+//! This module makes the checks that depend only on the operation. The executor makes the checks that depend on the
+//! virtual machine: on its handles and channels, and on the end of its VRAM.
 
 use crate::abi::{
     BufferPriority, DirectorySet, Entries, EntriesRun, Instance, MAX_MEMORY_BYTES, MemoryCopy, MemoryFill, Runlist,
@@ -18,7 +18,7 @@ use zerocopy::little_endian::{U32, U64};
 pub struct TableId(pub NonZeroU32);
 
 impl TableId {
-    /// Converts a handle; `None` for 0, which names no table.
+    /// Converts a handle; `None` for 0, which does not name a table.
     #[must_use]
     pub const fn new(handle: u32) -> Option<Self> {
         match NonZeroU32::new(handle) {
@@ -110,7 +110,7 @@ impl Question {
 pub enum Control {
     /// The segment's size in bytes.
     Size,
-    /// Number of address spaces that the segment is attached to.
+    /// Number of address spaces to which the segment is attached.
     Attached,
     /// The segment's mode.
     Mode,
@@ -120,8 +120,8 @@ pub enum Control {
     Remove,
 }
 
-/// An operation: see the code's description in [`op`]. Channel numbers are those of the guest. Does not check that the
-/// channel exists or that an address is in guest VRAM.
+/// An operation: see the code's description in [`op`]. Channel numbers are the guest's. Does not check that the channel
+/// exists or that an address is in guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "as the structures of the same names, which follow the operations' headers")]
 pub enum Op<'a> {

@@ -1,4 +1,4 @@
-//! An operation in its binary form, and structural problems.
+//! An operation in its binary form, and the structural problems of batches.
 
 use crate::abi::{MAX_BATCH_OPS, OpHeader, UNIT};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
@@ -27,7 +27,7 @@ impl<'a> RawOp<'a> {
         T::read_from_bytes(self.body).map_err(|_| self.size())
     }
 
-    /// Returns the body: a `T` followed by the number of elements that `count` returns for it, rounded up to whole
+    /// Returns the body: a `T` followed by elements, whose number `count` returns for the `T`, rounded up to whole
     /// units.
     pub(crate) fn list<T: FromBytes, E: FromBytes + Immutable + KnownLayout>(
         &self,

@@ -14,7 +14,7 @@ pub enum WriteError {
         /// Owner of the part.
         of: u32,
     },
-    /// The parts exceed the number that a file can contain.
+    /// The number of parts exceeds the number that a file can contain.
     #[error("a file of saved state has at most {SECTIONS_MAX} sections")]
     Sections,
     /// The reader does not support the part, or supports only versions that cannot be written.
@@ -30,7 +30,7 @@ pub enum WriteError {
         /// The newest version that the reader accepts; it also accepts the previous one.
         reads: Option<u32>,
     },
-    /// The previous version cannot express the part.
+    /// The part cannot be expressed in the previous version.
     #[error("the state of `{name}` of {of} cannot be written in version {version}: {why}")]
     Before {
         /// The part.

@@ -29,8 +29,8 @@
 //!
 //! # Versions
 //! A program reads and writes each part in its own and in the previous version: [`Part::Before`] is the part in the
-//! previous version. So the newer of two consecutive programs does all of the conversion, in both directions; the older
-//! program need not know later versions. The older program announces the versions that it reads ([`Known`]).
+//! previous version. Therefore the newer of two consecutive programs does all of the conversion, in both directions;
+//! the older program need not know later versions. The older program announces the versions that it reads ([`Known`]).
 //!
 //! # Trust
 //! A file is untrusted input: the checksums detect damage, not malice. This crate never allocates more than the file's
@@ -38,7 +38,7 @@
 //!
 //! The memory of one VM can follow its state in a [`stream`].
 //!
-//! Not in this crate: the contents of parts, card memory, which is passed by reference, guest RAM, and encryption.
+//! Not in this crate: the contents of parts, card memory (which is passed by reference), guest RAM, and encryption.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

@@ -28,7 +28,7 @@ pub trait Part: Serialize + DeserializeOwned {
     fn to_before(&self) -> Result<Self::Before, Invalid>;
 }
 
-/// The nonexistent version before the first version that is read.
+/// Stands for the version before the first version that is read; it has no values.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Unversioned {}
 

@@ -62,7 +62,7 @@ impl<'a> SavedState<'a> {
         P::from_before(before).map_err(|why| ReadError::Invalid { name, of, why })
     }
 
-    /// Does the same as [`Self::take`], and also converts the part with the part's crate.
+    /// Like [`Self::take`], but also converts the part with the part's crate.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -121,7 +121,7 @@ impl Section<'_> {
     }
 }
 
-/// A file, and the position up to which it was read.
+/// The bytes of a file, and the position up to which they were read.
 struct Bytes<'a> {
     file: &'a [u8],
     at: usize,

@@ -46,7 +46,7 @@ const END: u64 = u64::MAX;
 
 type Sum = [u8; SUM];
 
-/// Reasons for which a stream is refused.
+/// Reasons for refusing a stream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The magic bytes do not match.
@@ -129,7 +129,7 @@ pub enum Item<'a> {
     Piece(u64, &'a [u8]),
 }
 
-/// Reader of a stream, which is fed in parts of any length.
+/// Reader of a stream; it accepts the stream in parts of any length.
 #[derive(Debug, Default)]
 pub struct StreamReader {
     /// Bytes of an incomplete unit, which must still be processed.
@@ -184,7 +184,7 @@ impl StreamReader {
         self.before.saturating_add(self.rest.len() as u64)
     }
 
-    /// Returns the number of bytes that the next unit needs, as far as known.
+    /// Returns the number of bytes that the next unit needs, as far as it is known.
     fn wanted(&self) -> Result<usize, StreamError> {
         let long = |start: usize, length: usize| start.saturating_add(length).saturating_add(SUM);
         match self.at {

@@ -13,9 +13,9 @@ const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 /// Target of an aperture offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Place of the byte in the guest's own terms: not checked against the guest's memory.
+    /// Place of the byte in the guest's own terms, not checked against the guest's memory.
     pub place: Place,
-    /// Number of bytes from the place to the end of the 4 KiB page.
+    /// Number of bytes from this place to the end of the 4 KiB page.
     pub bytes: u64,
     /// True if writes are allowed.
     pub writable: bool,
@@ -28,7 +28,7 @@ pub enum WalkFault {
     Unbound,
     /// The offset is beyond the instance block's limit.
     Limit,
-    /// The directory entry names no table, or its table cannot be read.
+    /// The directory entry does not name a table, or its table cannot be read.
     Pde,
     /// The offset is beyond a shortened table.
     PdeSize,
@@ -44,7 +44,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// Returns the mapping of byte `offset` of the aperture, which is in the page of this slot.
+    /// Returns the mapping of byte `offset` of the aperture. The byte must be in the page of this slot.
     fn mapping(&self, offset: u64) -> Option<Mapping> {
         let within = offset & SMALL_PAGE.wrapping_sub(1);
         let place = self.place.checked_add(within)?;
@@ -68,7 +68,7 @@ struct Space {
 #[derive(Debug)]
 pub struct ApertureTlb {
     instance: Option<Place>,
-    /// Directory that replaces the one in the instance block.
+    /// Directory that is used instead of the directory in the instance block.
     named: Option<Place>,
     space: Option<Space>,
     slots: Box<[Option<Slot>]>,
@@ -113,7 +113,7 @@ impl ApertureTlb {
     /// Translates byte `offset` of the aperture.
     ///
     /// # Errors
-    /// The fault that the hardware would raise. Failures are not cached.
+    /// Returns the fault that the hardware would raise. Failures are not cached.
     pub fn translate(&mut self, offset: u64, guest: &mut impl GuestMemory) -> Result<Mapping, WalkFault> {
         if let Some(mapping) = self.cached(offset) {
             return Ok(mapping);
@@ -135,7 +135,7 @@ impl ApertureTlb {
         self.slots.get(index(offset)).copied().flatten().filter(|slot| slot.page == page)?.mapping(offset)
     }
 
-    /// Visits the `pages` pages from byte `start` of the aperture on, in order, with the place of each page according
+    /// Visits the `pages` pages of the aperture from byte `start` on, in order, with the place of each page according
     /// to the guest's current tables; `None` if an access faults. `start` is a multiple of 2 MiB. Reads the tables in
     /// parts of up to 4 KiB, two parts for each 2 MiB, and does not use the cache.
     pub fn survey(

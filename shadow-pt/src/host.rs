@@ -14,7 +14,7 @@ pub const HOST_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) * PDE_SPAN);
 pub const HOST_PAGES: u32 = SPT_ENTRIES >> SIZE_CODE;
 /// The size code of the shortest table.
 const SIZE_CODE: u8 = 3;
-/// Start of the pages of shared memory in each address space: the span of the last directory entry but one.
+/// Start of the pages of shared memory in each address space: the span of the second last directory entry.
 pub const SHARED_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 2) * PDE_SPAN);
 /// Maximum number of these pages.
 pub const SHARED_PAGES: u32 = SPT_ENTRIES;
@@ -22,7 +22,7 @@ pub const SHARED_PAGES: u32 = SPT_ENTRIES;
 /// The mediator's first directory entry; all later entries also belong to the mediator.
 pub(crate) const FIRST_ENTRY: u32 = PD_ENTRIES - 2;
 
-/// A mediator page in an address space.
+/// One of the mediator's pages in an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostPage {
     /// Page at this index from [`HOST_BASE`]; below [`HOST_PAGES`].
@@ -42,7 +42,7 @@ impl HostPage {
     }
 }
 
-/// One of the two spans.
+/// One of the two spans of the mediator's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Area {
     Own,
@@ -86,7 +86,7 @@ pub(crate) struct HostTable {
 }
 
 impl HostTable {
-    /// Allocates an empty table. Returns `None` if memory is missing.
+    /// Allocates an empty table. Returns `None` if no memory is available.
     pub(crate) fn new(area: Area, memory: &mut impl ShadowMemory) -> Option<Self> {
         Some(Self { card: memory.alloc(area.table_bytes())?, area })
     }

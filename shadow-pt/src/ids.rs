@@ -4,8 +4,8 @@ use nvspec::addr::{Gpa, GuestVramAddr};
 
 /// Maximum number of address spaces of a VM at a time: one for each channel of the chip, and two apertures.
 pub const MAX_SPACES: usize = 130;
-/// Number of bits of a [`SpaceId`] that hold the index; the other bits distinguish a space from earlier spaces with its
-/// index.
+/// Number of bits of a [`SpaceId`] that hold the index; the other bits distinguish a space from earlier spaces with the
+/// same index.
 const INDEX_BITS: u32 = 8;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const _: () = assert!(MAX_SPACES <= 1 << INDEX_BITS);
@@ -20,7 +20,7 @@ pub enum GuestRange {
 }
 
 impl GuestRange {
-    /// Returns true for RAM, followed by the first byte and the length in bytes.
+    /// Returns true for RAM, with the first byte and the length in bytes.
     pub(crate) const fn parts(self) -> (bool, u64, u64) {
         match self {
             Self::Vram(start, len) => (false, start.0, len),
@@ -29,7 +29,7 @@ impl GuestRange {
     }
 }
 
-/// Identifies an address space of a VM. After the space is closed, it identifies no space.
+/// Identifies an address space of a VM. After the space is closed, it does not identify any space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(u32);
 
@@ -45,7 +45,7 @@ impl SpaceId {
         count.wrapping_shl(INDEX_BITS)
     }
 
-    /// Returns the generation, which distinguishes the space from earlier spaces with its index.
+    /// Returns the generation, which distinguishes the space from earlier spaces with the same index.
     pub(crate) const fn generation(self) -> u32 {
         self.0 & !INDEX_MASK
     }

@@ -24,8 +24,8 @@
 //! runs. Changes are announced by a flush, by a trapped write, and by the user ([`AddressSpaces::announced`]); the
 //! crate does not search for unseen and unannounced changes.
 //!
-//! A flush must take effect at once only where permissions can be lost: on pending pages with live shadow entries. In
-//! [`Mode::LazyAdd`], the other changes wait for [`AddressSpaces::prepare`] unless work is running. A new entry in a
+//! A flush must take effect immediately only where permissions can be lost: on pending pages with live shadow entries.
+//! In [`Mode::LazyAdd`], the other changes wait for [`AddressSpaces::prepare`] unless work is running. A new entry in a
 //! large-page table hides the entries of the small-page table for the same addresses; this is not a loss, because the
 //! guest still maps the hidden pages.
 //!
@@ -37,10 +37,10 @@
 //! Not supported are comptags (every compressed kind is replaced by its uncompressed counterpart) and 64 KiB large
 //! pages.
 //!
-//! Limits that hold for any guest: a directory has 8192 entries; a space scans a table once, regardless of the number
-//! of entries that name it; tables beyond [`Limits::table_bytes`] are not created; a VM has at most [`MAX_SPACES`]
-//! spaces. A directory that is its own table, or tables in guest RAM, are tables like any other: only the meaning of
-//! their bytes as entries counts.
+//! Limits that hold for any guest: a directory has 8192 entries; a space scans each table once, regardless of the
+//! number of entries that name it; tables beyond [`Limits::table_bytes`] are not created; a VM has at most
+//! [`MAX_SPACES`] spaces. A directory that is its own table, or tables in guest RAM, are tables like any other: only
+//! the meaning of their bytes as entries counts.
 //!
 //! The crate uses no locks, no threads and no clock.
 
@@ -116,7 +116,7 @@ pub enum Frame {
     Host(Iova),
 }
 
-/// Grants frames: the VM's memory, and its current place for the card.
+/// Grants frames: the VM's memory, and its current location for the card.
 pub trait Frames {
     /// Returns the frame of the `len` bytes of guest VRAM at `address`: if all of them belong to the VM and are
     /// contiguous in one memory. `len` is 4 KiB or 128 KiB. A large page that is not contiguous, or not aligned for the
@@ -129,10 +129,10 @@ pub trait Frames {
     fn ram(&mut self, address: Gpa, len: u64, write: bool) -> Option<Iova>;
 }
 
-/// The card's memory for shadow tables. No guest may be able to reach this memory. The implementer must record a
+/// The card's memory for shadow tables. Guests must not be able to reach this memory. The implementer must record a
 /// failure of the card; the shadow continues as if the write had happened.
 pub trait ShadowMemory {
-    /// Allocates `bytes`, zeroed and aligned to 4 KiB. Returns `None` if memory is missing.
+    /// Allocates `bytes`, zeroed and aligned to 4 KiB. Returns `None` if no memory is available.
     fn alloc(&mut self, bytes: u64) -> Option<VramAddr>;
 
     /// Frees the memory that [`Self::alloc`] returned for `bytes`.

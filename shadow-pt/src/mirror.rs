@@ -1,4 +1,4 @@
-//! Arrays of entries on the card, with copies in the process of the guest's and the card's entries.
+//! Arrays of entries on the card. For each, the process has copies of the guest's and the card's entries.
 
 use crate::bits::{Set512, WORDS, below, bit};
 use crate::translate::{Pieces, Shadow};
@@ -8,7 +8,7 @@ use nvspec::mmu::{ENTRY_BYTES, Pte};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Maximum distance of changed entries that are written together with the entries between them.
+/// Maximum distance between changed entries that are written in one run, together with the entries between them.
 const GAP: usize = 8;
 /// Size of a page of entries in bytes, the unit of reading.
 pub(crate) const PAGE_BYTES: usize = 1 << SMALL_PAGE.trailing_zeros();
@@ -20,7 +20,7 @@ const GROUP: u32 = 8;
 /// An entry in its memory form.
 pub(crate) type RawEntry = [u8; size_of::<Pte>()];
 
-/// Changed entries, and whether any of them lost a permission.
+/// Changed entries, and true if any of them lost a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) range: Range<usize>,
@@ -155,8 +155,8 @@ impl Mirror {
         start.min(self.guest.len())..start.saturating_add(PAGE_ENTRIES as usize).min(self.guest.len())
     }
 
-    /// Reads a page of the guest's array into `buffer`, with 0 where memory is missing. Returns the entries of the page
-    /// that differ from the mirror; `None` if all are equal. The mirror does not change.
+    /// Reads a page of the guest's array into `buffer`, with zeros if the memory cannot be read. Returns the entries of
+    /// the page that differ from the mirror; `None` if all are equal. The mirror does not change.
     pub(crate) fn read(
         &mut self,
         page: u32,
@@ -207,7 +207,7 @@ impl Mirror {
         }
     }
 
-    /// Replaces a valid entry by an entry for another place.
+    /// Replaces a valid entry with an entry for another place.
     pub(crate) fn relocate(&mut self, index: usize, shadow: u64) {
         if let Some(known) = self.shadow.get_mut(index) {
             *known = shadow;

@@ -1,5 +1,5 @@
-//! A model to check the code against: a small world, the specification of entries, and random operations. For tests and
-//! fuzzing.
+//! A model against which the code is checked: a small world, the specification of entries, and random operations. For
+//! tests and fuzzing.
 
 pub(crate) mod audit;
 pub(crate) mod check;

@@ -6,11 +6,11 @@ use crate::{Frame, Frames, GuestRange};
 use nvspec::addr::{GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::{Pte, PteAperture};
 
-/// A block of guest VRAM of the size of a large page. Small entries often name its pages consecutively.
+/// A block of guest VRAM with the size of a large page. Small entries often name its pages consecutively.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     start: u64,
-    /// Place of the block, if it is contiguous.
+    /// Location of the block, if it is contiguous.
     place: Option<Frame>,
 }
 

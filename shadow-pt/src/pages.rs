@@ -17,7 +17,7 @@ const FRAME_BITS: u32 = 28;
 pub(crate) enum User {
     /// A page of a space's directory: the space's index and the page's number in the directory.
     Directory(u32, u32),
-    /// A page of a table: the table's number in the VM, the page's number in the table.
+    /// A page of a table: the table's number in the VM, and the page's number in the table.
     Table(u32, u32),
 }
 
@@ -100,7 +100,8 @@ fn split(frame: u32) -> (usize, u32) {
 /// All of a VM's table pages in guest VRAM.
 #[derive(Debug, Default)]
 pub(crate) struct PageIndex {
-    /// Indexed by block number. Takes at most 4 MiB, if a guest places a table at the end of the entries' range.
+    /// Indexed by block number. Takes up to 4 MiB, if a guest places a table at the highest address that an entry can
+    /// name.
     blocks: Vec<Option<Box<Block>>>,
     users: HashMap<u32, Vec<User>>,
 }
@@ -218,7 +219,7 @@ impl PageIndex {
         self.drop_empty(frame);
     }
 
-    /// Counts shadow entries that make the pages of `run` writable (`up`), or no longer do so. Adds the table pages
+    /// Counts shadow entries that make the pages of `run` writable (`up`), or that no longer do. Adds the table pages
     /// that have become writable for the GPU, or have stopped being writable, to `turned`.
     pub(crate) fn count(&mut self, run: FrameRun, up: bool, turned: &mut Vec<u32>) {
         let step = if run.large { LARGE_PAGES } else { 1 };

@@ -90,22 +90,22 @@ pub struct SyncReport {
     pub translated: u64,
     /// Number of shadow entries that were written, including unchanged entries between changed ones.
     pub entries_written: u64,
-    /// Number of writes that this took.
+    /// Number of write operations for these entries.
     pub writes: u64,
     /// Number of pages of guest tables that may have changed and that wait for [`crate::AddressSpaces::prepare`].
     pub deferred: u64,
-    /// Number of tables for which card memory is missing now. Each call that may create tables retries this; until then
-    /// their pages are not mapped, and work that needs them must not start.
+    /// Number of tables for which no card memory is available now. Each call that may create tables retries this; until
+    /// then their pages are not mapped, and work that needs them must not start.
     pub waiting: u64,
     /// Newly denied entries, by reason.
     pub denied: Denials,
-    /// True if an entry lost a permission or names a different frame than before: the card's TLBs must be flushed
+    /// True if an entry lost a permission or names a different frame than before. The card's TLBs must be flushed
     /// before the guest continues; otherwise the withdrawn memory stays accessible.
     pub lost_permission: bool,
 }
 
 impl SyncReport {
-    /// Returns true if any entry was written: the card's TLBs must be flushed before the new state is used.
+    /// Returns true if any entry was written. The card's TLBs must be flushed before the new state is used.
     #[must_use]
     pub const fn changed(&self) -> bool {
         self.entries_written != 0

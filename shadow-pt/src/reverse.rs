@@ -14,7 +14,7 @@ const MAX_BLOCK: u64 = (1 << (nvspec::addr::BUS_BITS - BLOCK_SHIFT)) - 1;
 /// Flag of blocks of RAM.
 const SYSTEM: u32 = 1 << 31;
 
-/// A page of a table: the table's number in the VM, times 64, and the page's number in the table.
+/// A page of a table: the table's number in the VM, multiplied by 64, plus the page's number in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Piece(u32);
 
@@ -47,8 +47,8 @@ fn blocks(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
     first..=block(range.end.saturating_sub(1)).max(first)
 }
 
-/// For each block, the table pages with entries that name memory in the block, granted or not. Takes host memory for at
-/// most one record for each entry of all tables.
+/// For each block, the table pages with entries that name memory in the block, granted or not. Uses host memory for at
+/// most one record per entry of all tables.
 #[derive(Debug, Default)]
 pub(crate) struct ReverseMap {
     /// Number of entries by block and piece.
@@ -90,7 +90,8 @@ impl ReverseMap {
         }
     }
 
-    /// Starts or ends the log of the RAM blocks that entries name. The log begins with the blocks that they name now.
+    /// Starts or ends the log of the RAM blocks that entries name. The log starts with the blocks that entries name at
+    /// this time.
     pub(crate) fn log(&mut self, on: bool) {
         self.flush();
         let named: Vec<u32> = self.named(0..u64::MAX).collect();

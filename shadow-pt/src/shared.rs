@@ -26,7 +26,7 @@ pub(crate) struct Shared {
     pub(crate) table_bytes: u64,
     /// Number of writes of the guest's CPU to pages that hold tables.
     pub(crate) writes: u64,
-    /// Number of events after which a refused table may fit.
+    /// Number of events after which a table that was refused may fit.
     pub(crate) rooms: u64,
     /// Number of large entries that may still be split.
     pub(crate) splits_left: u64,

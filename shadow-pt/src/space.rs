@@ -15,7 +15,7 @@ use nvspec::addr::VramAddr;
 use nvspec::mmu::{PD_BYTES, PD_ENTRIES, Pde, TableTarget};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of directory entries that name a table, and the state of the table.
+/// Number of directory entries that name a table, and the table's state.
 #[derive(Clone, Copy, Debug)]
 struct Reference {
     count: u32,
@@ -35,16 +35,16 @@ enum Made {
 /// One guest address space and its shadow.
 #[derive(Debug)]
 pub(crate) struct Space {
-    /// Distinguishes the space from earlier spaces with its index.
+    /// Distinguishes the space from earlier spaces with the same index.
     pub(crate) generation: u32,
     index: u32,
     pub(crate) directory: Mirror,
     references: BTreeMap<TableKey, Reference>,
-    /// Tables that are named but do not exist.
+    /// Tables that directory entries name but that do not exist.
     missing: BTreeSet<TableKey>,
     /// [`Shared::rooms`] at the last attempt.
     rooms: u64,
-    /// Tables with work to do, without duplicates after a pass.
+    /// Tables that have pending work, without duplicates after a pass.
     pub(crate) queue: Vec<u32>,
     /// The crate's own tables for split large pages.
     pub(crate) splits: Splits,
@@ -106,7 +106,7 @@ impl Space {
         self.splits.cards().chain(self.unlinked.iter().copied())
     }
 
-    /// Returns the number of the table with a key, if it exists.
+    /// Returns the number of the table with the given key, if it exists.
     pub(crate) fn table(&self, key: &TableKey) -> Option<u32> {
         made(&self.references, key)
     }
@@ -171,7 +171,7 @@ impl Space {
         report
     }
 
-    /// Writes the changes in the mirrors of `work` to the card, and links the directory's pages `relink` again.
+    /// Writes the changes in the mirrors of `work` to the card, and links the pages `relink` of the directory again.
     ///
     /// The order is: small entries that replace large ones, and the links to them; changes that remove a permission,
     /// new tables, changes that add one; other small entries of the replacement tables. So a large page that becomes
@@ -212,7 +212,7 @@ impl Space {
         self.splits.write(&writes, false, memory, report);
         self.unsplit(shared, memory, report);
         if shared.ram_barred && self.bar_tables(shared) {
-            // The tables' mappings of RAM are off the card by now.
+            // By now, the mappings of RAM have been removed from the tables on the card.
             self.relink(self.directory.all(), shared, memory, report);
         }
     }
@@ -244,7 +244,7 @@ impl Space {
     }
 
     /// Updates the replacement tables for large pages in the process's memory from the mirrors, and creates missing
-    /// tables. Returns the entries to write, and whether the directory must name other tables.
+    /// tables. Returns the entries to write, and true if the directory must name other tables.
     fn split(
         &mut self,
         shared: &mut Shared,
@@ -297,7 +297,7 @@ impl Space {
         self.relink(self.directory.all(), shared, memory, report);
     }
 
-    /// Returns `bytes` of tables to the limit.
+    /// Subtracts `bytes` of tables from the amount that counts against the limit.
     fn give_back(&mut self, shared: &mut Shared, bytes: u64) {
         self.table_bytes = self.table_bytes.saturating_sub(bytes);
         shared.table_bytes = shared.table_bytes.saturating_sub(bytes);
@@ -395,7 +395,7 @@ impl Space {
         self.give_back(shared, key.bytes());
     }
 
-    /// Creates the missing tables, as far as limit and memory permit. Returns `true` if any table was created.
+    /// Creates the missing tables, as far as the limit and the memory permit. Returns `true` if any table was created.
     fn make_tables(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) -> bool {
         if self.missing.is_empty() {
             return false;
@@ -594,7 +594,7 @@ impl Space {
     }
 }
 
-/// Returns the number of the table with a key, if it exists.
+/// Returns the number of the table with the given key, if it exists.
 fn made(references: &BTreeMap<TableKey, Reference>, key: &TableKey) -> Option<u32> {
     match references.get(key)?.table {
         Made::Yes(number) => Some(number),
@@ -602,7 +602,7 @@ fn made(references: &BTreeMap<TableKey, Reference>, key: &TableKey) -> Option<u3
     }
 }
 
-/// Returns true if a table that `old` names is not reached through `new`, or is replaced by another table.
+/// Returns true if `new` does not lead to a table that `old` names, or leads to another table instead.
 fn loses_pde(old: u64, new: u64) -> bool {
     let (old, new) = (Pde::from(old), Pde::from(new));
     let large = (old.large_target(), old.large_frame()) != (new.large_target(), new.large_frame());

@@ -131,7 +131,7 @@ impl AddressSpaces {
         self.space(id).map(|space| space.directory.card)
     }
 
-    /// Returns the location of the guest's directory.
+    /// Returns the location of the guest's directory for the space.
     #[must_use]
     pub fn guest_directory(&self, id: SpaceId) -> Option<Place> {
         self.space(id).map(|space| space.directory.place)
@@ -197,7 +197,7 @@ impl AddressSpaces {
     }
 
     /// Handles a guest's flush of the TLB of this space. `busy` means that work of a channel of this space is on the
-    /// card, so no update may wait. Afterwards everything that the guest removed before the flush is off the card's
+    /// card, so no update may wait. Afterwards, all entries that the guest removed before the flush are off the card's
     /// tables (except in [`Mode::Lazy`]). If the report says so, the caller must flush the card's TLBs for
     /// [`Self::directory`] and then call [`Self::flushed`].
     pub fn flush(&mut self, id: SpaceId, busy: bool, world: &mut impl World) -> SyncReport {
@@ -260,7 +260,7 @@ impl AddressSpaces {
     }
 
     /// Records that the card's TLBs hold no entries of this space from before the last call. Frees unlinked tables, and
-    /// no longer counts pages as writable that only old entries made writable.
+    /// stops counting pages as writable if only old entries made them writable.
     pub fn flushed(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
         let Some((space, _)) = self.space_mut(id) else { return };
         let released = space.flushed(memory);
@@ -274,9 +274,9 @@ impl AddressSpaces {
     }
 
     /// Drops the entries that map into the range from a few pages of tables; `None` if no pages are left. The spaces
-    /// must not change otherwise between these calls. After each call, flush the card's TLBs for the returned spaces,
-    /// and call [`Self::flushed`] for each. [`Self::granted`] or [`Self::retranslate`] restores dropped entries if they
-    /// are granted by then.
+    /// must not change in any other way between these calls. After each call, flush the card's TLBs for the returned
+    /// spaces, and call [`Self::flushed`] for each. [`Self::granted`] or [`Self::retranslate`] restores dropped entries
+    /// if they are granted by then.
     pub fn invalidate(
         &mut self,
         withdrawal: &mut Withdrawal,
@@ -293,9 +293,9 @@ impl AddressSpaces {
     }
 
     /// Bars the card from all of the guest's RAM, or permits access again. Tables that map RAM are unlinked meanwhile,
-    /// so the cost depends only on the directories; other pages of these tables are also unreachable. While RAM is
-    /// barred, [`Frames`] must grant no RAM. Returns the spaces to call [`Self::relink`] for, piece by piece; then
-    /// flush the card's TLBs for them.
+    /// so that the cost depends only on the directories; the other pages of these tables become unreachable as well.
+    /// While RAM is barred, [`Frames`] must grant no RAM. Returns the spaces for which [`Self::relink`] must be called,
+    /// piece by piece; afterwards, flush the card's TLBs for them.
     #[must_use]
     pub fn bar_ram(&mut self, barred: bool) -> Vec<SpaceId> {
         let Self { spaces, shared, .. } = self;
@@ -408,7 +408,7 @@ impl AddressSpaces {
     /// used.
     ///
     /// # Errors
-    /// [`NoMemory`], also for a page beyond the span, an address that does not fit an entry, and a closed space.
+    /// [`NoMemory`]; also for a page beyond the span, an address that does not fit an entry, or a closed space.
     pub fn map_host(
         &mut self,
         id: SpaceId,

@@ -18,7 +18,7 @@ use std::ops::Range;
 /// Number of entries in a page, the step size for writing a whole table.
 const ENTRIES_PER_PAGE: usize = (SMALL_PAGE / ENTRY_BYTES) as usize;
 
-/// The tables that a directory entry with a large-page table names.
+/// The tables that are named by a directory entry with a large-page table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pair {
     pub(crate) large: TableKey,
@@ -83,7 +83,7 @@ struct Writes {
 }
 
 /// Entries to write to a space's tables. The replacements of large entries are written before the large entries are
-/// removed; all other entries are written after the large entries that hide them have been removed.
+/// removed. All other entries are written after the removal of the large entries that hide them.
 #[derive(Debug, Default)]
 pub(crate) struct SplitWrites {
     before: Vec<Writes>,
@@ -102,7 +102,7 @@ pub(crate) struct Splits {
     orphans: Vec<Pair>,
 }
 
-/// Result of creating tables.
+/// Result of a call that creates tables.
 #[derive(Debug, Default)]
 pub(crate) struct Made {
     /// Pairs that now have a replacement table.
@@ -111,7 +111,7 @@ pub(crate) struct Made {
     pub(crate) changes: bool,
     /// True if a table newly exceeds the limit.
     pub(crate) denied: bool,
-    /// Number of tables for which card memory is missing now.
+    /// Number of tables for which no card memory is available now.
     pub(crate) waiting: u64,
 }
 
@@ -185,7 +185,7 @@ impl Splits {
         }
     }
 
-    /// Creates the needed tables, empty, as far as `room` (in bytes) permits.
+    /// Creates the needed tables, initially empty, as far as `room` (in bytes) permits.
     pub(crate) fn make<'a>(
         &mut self,
         mut room: u64,

@@ -10,7 +10,7 @@ use crate::{Denial, Frames, GuestRange, Place, SyncReport};
 use nvspec::addr::{Gpa, GuestVramAddr, SMALL_PAGE, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, Pde, Pte, TableTarget};
 
-/// Identifies a guest table. Directory entries that name the same bytes in the same sense share a shadow.
+/// Identifies a guest table. Directory entries that name the same bytes with the same meaning share a shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TableKey {
     pub(crate) place: Place,
@@ -43,7 +43,7 @@ fn place(target: TableTarget, address: u64) -> Option<Place> {
     }
 }
 
-/// Accounts that changes of entries affect.
+/// Accounts that must follow changes of entries.
 pub(crate) struct Books<'a> {
     pub(crate) reverse: &'a mut ReverseMap,
     /// Pages of VRAM that have become writable for the GPU.
@@ -122,7 +122,7 @@ impl Table {
         }
     }
 
-    /// Removes the table's entries from the accounts and the index. The entries on the card stay.
+    /// Removes the table's entries from the accounts and the index. The entries on the card are kept.
     pub(crate) fn retire(&mut self, own: u32, pages: &mut PageIndex, books: &mut Books<'_>) {
         for page in bits::members(self.mirror.all()) {
             if let Some(frame) = self.mirror.frame(page) {
@@ -139,7 +139,7 @@ impl Table {
         }
     }
 
-    /// Sets an entry to `raw` for the guest and `shadow` for the card.
+    /// Sets an entry to `raw` in the guest's copy and to `shadow` in the card's copy.
     fn set(
         &mut self,
         index: usize,

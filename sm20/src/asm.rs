@@ -1,7 +1,7 @@
 //! The assembler. The language is described in the repository's `docs/reference/sm20-assembly.md`.
 //!
-//! Two passes: the first splits the source into statements and gives labels and constants their values; the second
-//! reads operands and encodes.
+//! The assembler makes two passes: the first splits the source into statements and assigns values to labels and
+//! constants; the second reads operands and encodes.
 
 mod cursor;
 mod directive;
@@ -23,7 +23,7 @@ use symbols::Symbols;
 pub struct Program {
     /// Kernels in source order.
     pub kernels: Vec<Kernel>,
-    /// The code, in words of 32 bits; a 64-bit instruction's low word comes first.
+    /// The code, in 32-bit words; the low word of a 64-bit instruction comes first.
     pub words: Vec<u32>,
 }
 
@@ -70,14 +70,15 @@ pub struct Kernel {
     pub entry_offset: u32,
     /// Size of the code, up to the next kernel.
     pub size: u32,
-    /// Registers of a thread: from `.registers`, otherwise one more than the highest register that the kernel's code
-    /// names.
+    /// Number of registers of a thread: from `.registers`, otherwise one more than the highest register that the
+    /// kernel's code names.
     pub registers: u32,
-    /// Static shared memory of a block, from `.shared`.
+    /// Size of a block's static shared memory, from `.shared`.
     pub shared_bytes: u32,
-    /// Local memory of a thread, from `.local`.
+    /// Size of a thread's local memory, from `.local`.
     pub local_bytes: u32,
-    /// Barriers of a block: from `.barriers`, otherwise one more than the highest barrier that the code names.
+    /// Number of barriers of a block: from `.barriers`, otherwise one more than the highest barrier that the code
+    /// names.
     pub barriers: u32,
     /// Size of the parameters, from `.params`.
     pub params: u32,
@@ -95,7 +96,7 @@ pub struct AsmError {
     pub message: String,
 }
 
-/// Number of errors after which the rest is not assembled.
+/// Number of errors after which assembly stops.
 const MAX_ERRORS: usize = 100;
 
 /// Maximum size of a program in bytes: the range of a relative branch.

@@ -1,8 +1,8 @@
-//! Machine words and instructions: one table for both directions.
+//! Conversion between machine words and instructions, with one table for both directions.
 //!
 //! The lowest four bits of a 64-bit word are its type, and the highest six bits (five, in most types) are its opcode.
-//! Common to all instructions except control instructions: bit 4 joins, bits 10 to 13 are the guard, bits 14 to 19 the
-//! destination, 20 to 25 the first operand, 26 to 47 the second, 49 to 54 the third.
+//! All instructions except control instructions have these bits in common: bit 4 joins, bits 10 to 13 are the guard,
+//! bits 14 to 19 the destination, 20 to 25 the first operand, 26 to 47 the second, and 49 to 54 the third.
 
 mod address;
 mod bits;
@@ -174,7 +174,7 @@ pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
         Form::Long => &LONG_TABLES,
         Form::Short => &SHORT_TABLES,
     };
-    // If several encodings refuse, the error of the first one, which is the common one, is reported.
+    // If several encodings are impossible, report the error of the first encoding, which is the common one.
     let mut first = None;
     for row in tables.iter().flat_map(|table| table.iter()) {
         let Some(result) = (row.encode)(op) else { continue };
@@ -186,7 +186,7 @@ pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
     Err(first.map_or(EncodeError::NoShortForm { name }, error))
 }
 
-/// Returns the bits with a meaning in an encoding.
+/// Returns the bits that have a meaning in an encoding.
 fn covered(row: &Row) -> u64 {
     let (fields, _) = (row.fields)();
     let guard = if row.guarding == Guarding::Absent { 0 } else { GUARD.mask() };
@@ -225,7 +225,7 @@ fn unsupported(word: u64, form: Form) -> Option<Instruction> {
         Form::Short => short::UNSUPPORTED,
     };
     let (name, ..) = table.iter().find(|(_, value, mask)| word & mask == *value)?;
-    // The word of such an instruction keeps its guard and join flag: it is refused anyway.
+    // The word of such an instruction contains its guard and join flag, and the instruction is refused anyway.
     let guard = PredicateOperand { predicate: Predicate::TRUE, negate: false };
     Some(Instruction { guard, join: false, form, op: Op::Unsupported { name, word } })
 }

@@ -19,12 +19,12 @@ pub(crate) use code::Code;
 
 /// One instruction, in the form that an interpreter executes.
 ///
-/// Each lane takes part if the guard holds, and for control instructions if the condition-code test (in the operation)
-/// also holds.
+/// A lane takes part if the guard holds. For control instructions, the condition-code test (in the operation) must hold
+/// as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Instruction {
     /// Lanes whose guard does not hold skip the operation. Always [`PredicateOperand::TRUE`] for operations that the
-    /// hardware never guards (SSY, PBK, CAL and the like).
+    /// hardware never guards, such as SSY, PBK and CAL.
     pub guard: PredicateOperand,
     /// `.S`: after the operation the warp joins at the innermost SSY entry of its divergence stack, as if a branch went
     /// there. The join depends only on the guard.

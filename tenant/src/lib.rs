@@ -1,13 +1,13 @@
 //! The number of a tenant: the owner of memory, time, quotas and telemetry of a card.
 //!
 //! A VM is one kind of tenant; a process with a CUDA context is another. Memory (`vram`), channels (`channels`), time
-//! (`sched`) and the owner of a card identify a tenant with the same type, so that numbers cannot be confused.
+//! (`sched`) and the owner of a card all identify a tenant with the same type, so that numbers cannot be confused.
 //!
 //! The crate does not assign numbers, and does not know the kind of a tenant; the owner of the card does.
 
 use std::fmt;
 
-/// Identifies a tenant of a card. A number is not reused while anything of its tenant exists.
+/// Identifies a tenant of a card. A number is not reused while any state of its tenant exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize, schemars::JsonSchema))]
 pub struct TenantId(pub u32);
@@ -15,7 +15,7 @@ pub struct TenantId(pub u32);
 impl TenantId {
     /// The mediator itself, for the channels through which it moves memory. Never assigned to a tenant.
     pub const MEDIATOR: Self = Self(u32::MAX);
-    /// The mediator itself, for the channel through which it clears residue of tenants in PGRAPH. Never assigned to a
+    /// The mediator itself, for the channel through which it clears tenants' residue from PGRAPH. Never assigned to a
     /// tenant.
     pub const CLEARER: Self = Self(u32::MAX - 1);
 

@@ -13,12 +13,12 @@ use crate::kernel::{IommuInfo, Kernel};
 /// Size in bytes of the smallest page that is mapped.
 pub const PAGE: u64 = 4096;
 
-/// Mappings of one card. The memory of a mapping is kept until the kernel has withdrawn it.
+/// Mappings of one card. The memory of a mapping is kept until the kernel has removed the mapping.
 pub struct Mappings {
     /// I/O addresses that the IOMMU can map and the card can generate.
     usable: Vec<Range<u64>>,
-    /// The lock is never held while the kernel pins pages, which takes time in proportion to their number, so that
-    /// other threads can map meanwhile.
+    /// Never locked while the kernel pins pages, so that other threads can map meanwhile: pinning takes time in
+    /// proportion to the number of pages.
     mapped: Mutex<BTreeMap<u64, Mapping>>,
 }
 
@@ -30,7 +30,7 @@ struct Mapping {
 }
 
 impl Mappings {
-    /// Creates an empty set of mappings for an IOMMU with the abilities `info`.
+    /// Creates an empty set of mappings for an IOMMU with the capabilities `info`.
     pub fn new(info: &IommuInfo) -> Self {
         let reach = 1 << BUS_BITS;
         let clipped = |range: &Range<u64>| range.start.min(reach)..range.end.min(reach);
@@ -97,16 +97,16 @@ impl Mappings {
         }
     }
 
-    /// Withdraws a mapping.
+    /// Removes a mapping.
     ///
     /// # Errors
-    /// If no mapping has exactly this range, or the kernel does not withdraw the mapping; in the latter case the memory
+    /// If no mapping has exactly this range, or the kernel does not remove the mapping; in the latter case the memory
     /// is kept.
     pub fn unmap(&self, kernel: &dyn Kernel, iova: u64, len: u64) -> Result<(), DmaError> {
         let memory = {
             let mut mapped = self.mapped.lock();
             let there = mapped.get_mut(&iova).filter(|mapping| mapping.len == len);
-            // A mapping in progress does not exist yet, and a mapping that is being withdrawn no longer exists.
+            // A mapping in progress does not exist yet, and a mapping that is being removed no longer exists.
             there.and_then(|mapping| mapping.memory.take()).ok_or(DmaError::NotMapped { iova, len })?
         };
         let refused = match kernel.unmap(iova, len) {
@@ -130,7 +130,7 @@ impl Mappings {
         }
     }
 
-    /// Withdraws all mappings. If the kernel keeps a mapping, its memory stays for the lifetime of the process.
+    /// Removes all mappings. If the kernel keeps a mapping, its memory is kept for the lifetime of the process.
     pub fn unmap_all(&self, kernel: &dyn Kernel) {
         let all = std::mem::take(&mut *self.mapped.lock());
         for (iova, Mapping { len, memory }) in all {
@@ -142,7 +142,7 @@ impl Mappings {
     }
 }
 
-/// Translates a refusal of the kernel, given the number of existing mappings.
+/// Translates the kernel's error, given the number of existing mappings.
 fn refusal(error: std::io::Error, iova: u64, len: u64, mappings: usize) -> DmaError {
     match error.raw_os_error() {
         Some(libc::EEXIST) => DmaError::Overlap { iova, len, existing: iova },

@@ -28,7 +28,7 @@ pub enum OpenError {
         /// IOMMU group of the function.
         group: u32,
     },
-    /// The kernel does not consider the group usable.
+    /// The kernel does not consider the group viable.
     #[error("the kernel does not lend IOMMU group {group}: a device in it has another driver than vfio-pci")]
     NotViable {
         /// The group.
@@ -40,14 +40,14 @@ pub enum OpenError {
     /// The IOMMU does not prevent a device from forging interrupts.
     #[error("the host's IOMMU does not remap interrupts, so that a card could forge those of other devices")]
     NoInterruptRemapping,
-    /// A call failed.
+    /// A system call failed.
     #[error("{call} failed for {address}: {source}")]
     Call {
         /// The function.
         address: Address,
         /// The call.
         call: &'static str,
-        /// The kernel's refusal.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

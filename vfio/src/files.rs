@@ -1,4 +1,4 @@
-//! The folder of VFIO's files, and the interface that a function is opened through.
+//! The folder of VFIO's files, and the interface through which a function is opened.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use crate::kernel::{FileOpenError, Kernel, OpenKernel};
 use crate::node::NodeFiles;
 use crate::real::{Files, open};
 
-/// VFIO below a folder of device files.
+/// VFIO in a folder of device files.
 #[derive(Clone, Debug)]
 pub struct DeviceFiles(pub PathBuf);
 

@@ -2,7 +2,7 @@
 //!
 //! The calls must follow one order: the group joins the container, the container gets its IOMMU, the group opens the
 //! device; or, for a function that was opened through its own node, it is bound to an iommufd and attached to an
-//! address space. Tests replace the kernel with one that is stricter than the real kernel.
+//! address space. Tests replace the kernel with a fake that is stricter than the real kernel.
 
 use std::io;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use card::DmaMemory;
 use vfio_host::Address;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Abilities of the IOMMU.
+/// Capabilities of the IOMMU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IommuInfo {
     /// Page sizes, one bit each.
@@ -44,7 +44,7 @@ pub struct Region {
     pub sparse: bool,
 }
 
-/// A function that a reset of the bus would reset as well.
+/// A function that is also reset by a reset of the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dependent {
     /// IOMMU group of the function.
@@ -84,7 +84,7 @@ pub trait Window: Send + Sync {
 }
 
 /// VFIO, for one function: a container, the function's group, and the function; or the function's node and an iommufd.
-/// The files are closed on drop; the kernel then withdraws all mappings, and stops the function's access to memory.
+/// The files are closed on drop; the kernel then removes all mappings, and stops the function's access to memory.
 pub trait Kernel: Send + Sync {
     /// Returns true if the function was opened through its own node. Neither a container nor a group exists in this
     /// case.
@@ -94,7 +94,7 @@ pub trait Kernel: Send + Sync {
     /// Binds the function to its iommufd. Only for a function that was opened through its own node.
     ///
     /// # Errors
-    /// The kernel's refusal; the same for all other methods.
+    /// The kernel's error, as for all other methods.
     fn bind_iommufd(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -112,11 +112,11 @@ pub trait Kernel: Send + Sync {
     fn set_container(&self) -> io::Result<()>;
     /// Sets the IOMMU type of the container.
     fn set_iommu(&self, kind: u32) -> io::Result<()>;
-    /// Returns the IOMMU's abilities.
+    /// Returns the IOMMU's capabilities.
     fn iommu_info(&self) -> io::Result<IommuInfo>;
     /// Maps memory at an I/O address. The caller must keep the memory until it is unmapped or this value is dropped.
     fn map(&self, iova: u64, memory: &DmaMemory) -> io::Result<()>;
-    /// Withdraws all mappings in a range. Returns the number of bytes that were mapped.
+    /// Removes all mappings in a range. Returns the number of bytes that were mapped.
     fn unmap(&self, iova: u64, len: u64) -> io::Result<u64>;
     /// Opens the function from the group.
     fn open_device(&self, address: Address) -> io::Result<()>;
@@ -155,6 +155,6 @@ pub trait OpenKernel {
 pub struct FileOpenError {
     /// Path of the file.
     pub path: std::path::PathBuf,
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub source: io::Error,
 }

@@ -5,8 +5,8 @@
 //! BAR), `lost` (the host needs the card back), `kernel` (the interface to VFIO's calls) with its parts `real` (through
 //! container and group), `node` (through the function's own node) and `window`.
 //!
-//! Not in this crate: the functions of a host and their binding to `vfio-pci` (`vfio-host`), bring-up, firmware, the
-//! card's VBIOS scripts, and groups of several cards.
+//! Not in this crate: listing the functions of a host and binding them to `vfio-pci` (`vfio-host`), bring-up, firmware,
+//! the card's VBIOS scripts, and groups of several cards.
 
 use card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use nvspec::regs::{pmc, ptop};
@@ -54,7 +54,7 @@ pub struct VfioCard {
     method: Method,
     /// Units that were enabled when the card was opened, as bits of the enable register.
     units: u32,
-    /// The configured interrupt. Locked while an interrupt is configured, and while the card is reset.
+    /// The configured interrupt. Locked while an interrupt is being configured, and while the card is reset.
     interrupt: Mutex<Option<InterruptMode>>,
     lost: Lost,
     // The BARs' mappings keep the function open in the kernel, so they are dropped before this field, and memory only
@@ -75,7 +75,7 @@ impl std::fmt::Debug for VfioCard {
 }
 
 impl VfioCard {
-    /// Returns the kind of reset that [`Card::reset`] performs, in words.
+    /// Returns a description of the kind of reset that [`Card::reset`] performs.
     #[must_use]
     pub fn reset_method(&self) -> &'static str {
         self.method.name()

@@ -1,4 +1,4 @@
-//! Messages of the host about a card in use: that the host needs the card back, or that the card has failed.
+//! Signals from the host about a card in use: the host needs the card back, or the card has failed.
 
 use crate::kernel::{Irq, Kernel};
 use std::io;

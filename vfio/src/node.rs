@@ -41,7 +41,7 @@ const ATTACH_BYTES: usize = offset_of!(vfio_device_attach_iommufd_pt, pt_id) + s
 /// A group number that no function has.
 const NO_GROUP: u32 = u32::MAX;
 
-/// The files of one function, dropped in this order. Closing the last file withdraws the mappings.
+/// The files of one function, dropped in this order. Closing the last file removes the mappings.
 pub(crate) struct NodeFiles {
     device: File,
     iommufd: File,
@@ -69,7 +69,7 @@ impl NodeFiles {
     }
 }
 
-/// Fails, because the call exists only for groups.
+/// Returns an error, because the call exists only for groups.
 fn of_groups<T>() -> io::Result<T> {
     Err(io::ErrorKind::Unsupported.into())
 }
@@ -179,7 +179,8 @@ impl Kernel for NodeFiles {
     }
 
     fn dependents(&self) -> io::Result<Vec<Dependent>> {
-        // The kernel does not report groups, but reports if all functions are bound to this iommufd or have no owner.
+        // The kernel does not report groups here. It reports whether all functions are bound to this iommufd or have no
+        // owner.
         let (flags, listed) = reset_together(&self.device)?;
         let group = if flags & VFIO_PCI_HOT_RESET_FLAG_DEV_ID_OWNED != 0 { self.group } else { NO_GROUP };
         Ok(listed.into_iter().map(|(_, address)| Dependent { group, address }).collect())

@@ -101,7 +101,7 @@ impl VfioCard {
         let (bar1, bar3) = (bar(VFIO_PCI_BAR1_REGION_INDEX, APERTURE)?, bar(VFIO_PCI_BAR3_REGION_INDEX, APERTURE)?);
         let config = Bar::new(Arc::clone(&kernel), region(VFIO_PCI_CONFIG_REGION_INDEX)?);
         pci::wake(&config).map_err(fail("waking it"))?;
-        // From here on the function can access memory, but no memory is mapped.
+        // From here on the function may access memory, but no memory is mapped yet.
         pci::set_enabled(&config, true).map_err(fail("turning it on"))?;
         let (vendor, device, subsystem_vendor, subsystem, revision, class) =
             pci::identity(&config).map_err(fail("reading its identity"))?;

@@ -1,8 +1,8 @@
 //! The kernel's VFIO: its files below `/dev/vfio`, and its calls.
 #![expect(unsafe_code, reason = "makes VFIO's ioctls")]
-// UNSAFETY: the `ioctl` system call. A call that fills a structure gets the structure's length, and the kernel writes
-// at most this number of bytes, or writes to an address inside the structure. All other calls take a number or only
-// read. The caller that maps memory for the card keeps it alive ([`Kernel::map`]).
+// UNSAFETY: makes the `ioctl` system call. A call that fills a structure gets the structure's length, and the kernel
+// writes at most this number of bytes, or writes to an address inside the structure. All other calls take a number or
+// only read. Callers that map memory for the card keep it alive ([`Kernel::map`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -128,7 +128,7 @@ pub(crate) fn exchange(file: &File, call: Call, packet: &mut Packet) -> io::Resu
     exchange_numbered(file, u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32), packet)
 }
 
-/// Makes any call whose argument is a structure that begins with its length.
+/// Makes an arbitrary call whose argument is a structure that begins with its length.
 pub(crate) fn exchange_numbered(file: &File, request: u32, packet: &mut Packet) -> io::Result<u32> {
     let (len, request) = (packet.0.len() as u32, u64::from(request));
     packet.set(0, &len.to_ne_bytes());
@@ -145,7 +145,7 @@ pub(crate) fn open(path: &Path) -> Result<File, FileOpenError> {
     opened.map_err(|source| FileOpenError { path: path.to_owned(), source })
 }
 
-/// The files of one function, dropped in this order. Closing the last file withdraws the mappings.
+/// The files of one function, dropped in this order. Closing the last file removes the mappings.
 pub(crate) struct Files {
     device: OnceLock<File>,
     group: File,
@@ -239,7 +239,7 @@ impl Kernel for Files {
         // SAFETY: the kernel reads a string that ends with a zero byte.
         let number = unsafe { libc::ioctl(self.group.as_raw_fd(), request as libc::Ioctl, name.as_ptr()) };
         checked(number)?;
-        // SAFETY: the kernel has just made this descriptor for the caller.
+        // SAFETY: the kernel has just created this descriptor for the caller.
         let device = File::from(unsafe { OwnedFd::from_raw_fd(number) });
         self.device.set(device).map_err(|_| io::ErrorKind::AlreadyExists.into())
     }

@@ -15,7 +15,7 @@ pub enum Reset {
     /// The function's own reset if it has one, otherwise a reset of its units.
     #[default]
     Auto,
-    /// A reset of the bus, with all functions on it.
+    /// A reset of the bus, which resets all functions on it.
     Bus,
     /// A reset of only the function's units.
     Units,
@@ -33,7 +33,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// Returns the name of the kind for people.
+    /// Returns a human-readable name of the kind.
     pub fn name(self) -> &'static str {
         match self {
             Self::Function => "function",
@@ -43,11 +43,11 @@ impl Method {
     }
 }
 
-/// The kernel's names of resets that do not affect the function's neighbours or its slot.
+/// The kernel's names of the resets that affect neither the function's neighbours nor its slot.
 const OWN: [&str; 3] = ["device_specific", "flr", "af_flr"];
 
-/// Chooses a kind for a function of `group`. With `offered` the kernel can reset only this function; `ways` are the
-/// kernel's kinds, of which it uses the first.
+/// Chooses a kind for a function of `group`. `offered` is true if the kernel can reset only this function; `ways` are
+/// the kernel's kinds, of which it uses the first.
 ///
 /// # Errors
 /// If a reset of the bus was requested, but is impossible.

@@ -1,8 +1,8 @@
 //! A region of a function that is mapped into this process.
 #![expect(unsafe_code, reason = "maps a device and touches it")]
-// UNSAFETY: a mapping of device memory. Every access is checked against the mapping's length and its own alignment. The
-// mapping lives as long as the value. Accesses are volatile and of the requested size, because the other side is a
-// register or a doorbell.
+// UNSAFETY: maps device memory. Every access is checked against the mapping's length and its own alignment. The mapping
+// exists as long as the value. Accesses are volatile and of the requested size, because the other side is a register or
+// a doorbell.
 
 use std::fs::File;
 use std::io;
@@ -27,7 +27,7 @@ impl Mapped {
     /// Maps `len` bytes of a device's file, from `offset` on.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn new(file: &File, offset: u64, len: u64) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
         // SAFETY: the kernel chooses an unused address.

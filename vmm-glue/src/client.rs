@@ -1,7 +1,7 @@
 //! A small vfio-user client for tests, benches and hostile guests.
 //!
 //! The client blocks, and does not trust its server: it checks the lengths of replies. [`Client::request`] and the
-//! calls built on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] do not have to.
+//! calls built on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] need not.
 
 use std::collections::VecDeque;
 use std::io;
@@ -42,7 +42,7 @@ const MAX_MESSAGE: usize = 2 << 20;
 /// Reason that a call failed.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// The socket failed, or no reply arrived within the time of [`Client::set_timeout`].
+    /// The socket failed, or no reply arrived within the time set with [`Client::set_timeout`].
     #[error("the socket failed")]
     Io(#[from] io::Error),
     /// The server closed the connection.
@@ -104,7 +104,7 @@ impl Client {
         Ok(Self::from_stream(UnixStream::connect(path)?))
     }
 
-    /// Takes an existing connection, without sending anything.
+    /// Wraps an existing connection, without sending anything.
     pub fn from_stream(stream: UnixStream) -> Self {
         Self { stream, next_id: 0, requests: VecDeque::new(), capabilities: String::new() }
     }
@@ -141,7 +141,7 @@ impl Client {
         &self.stream
     }
 
-    /// Sets the time limit of a reply; `None`, the default, means no limit.
+    /// Sets the time limit for a reply; `None`, the default, means no limit.
     pub fn set_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         Ok(self.stream.set_read_timeout(timeout)?)
     }
@@ -305,7 +305,7 @@ impl Client {
         self.send(Command::REGION_WRITE_MULTI, FLAG_NO_REPLY, &multi_body(writes), &[]).map(drop)
     }
 
-    /// Lends memory, with a file and an offset, or without a file.
+    /// Lends memory, either backed by a file from an offset on, or without a file.
     pub fn dma_map(&mut self, gpa: u64, size: u64, writable: bool, file: Option<(BorrowedFd<'_>, u64)>) -> Result<()> {
         let flags = DMA_MAP_READ | if writable { DMA_MAP_WRITE } else { 0 };
         let offset = file.map_or(0, |(_, offset)| offset);
@@ -350,13 +350,13 @@ impl Client {
         self.irq_request(IrqSet { argsz: 20, flags, index, start: 0, count: 0 }, &[], &[])
     }
 
-    /// Unmasks INTx, as at the end of an interrupt.
+    /// Unmasks INTx, as a VMM does at the end of an interrupt.
     pub fn unmask_intx(&mut self) -> Result<()> {
         let flags = IRQ_DATA_NONE | IRQ_ACTION_UNMASK;
         self.irq_request(IrqSet { argsz: 20, flags, index: 0, start: 0, count: 1 }, &[], &[])
     }
 
-    /// Sends any `DEVICE_SET_IRQS`.
+    /// Sends an arbitrary `DEVICE_SET_IRQS`.
     pub fn irq_request(&mut self, request: IrqSet, booleans: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         self.request(Command::DEVICE_SET_IRQS, &[request.as_bytes(), booleans].concat(), fds).map(drop)
     }

@@ -33,11 +33,11 @@ use crate::protocol::{Command, HEADER_SIZE, Header, RegionAccess};
 use receive::Receive;
 use session::Session;
 
-/// Maximum size of a message that is skipped instead of treated as a broken stream, in bytes.
+/// Maximum size in bytes of a message that is skipped; a longer message counts as a broken stream.
 pub const MAX_SKIP: u32 = 16 << 20;
 /// Maximum number of file descriptors in one message.
 pub const MAX_FDS: usize = 16;
-/// Output beyond which no requests to the client are added, in bytes.
+/// Size of the output in bytes beyond which no requests to the client are added.
 const FLUSH_AT: usize = 64 << 10;
 
 /// Reason that the server ends a connection.
@@ -131,7 +131,7 @@ impl Connection {
         self.revival = Some(revival);
     }
 
-    /// Commits changes, and marks messages as handled: called when the answers are about to be sent.
+    /// Commits changes, and marks messages as handled. Called just before the answers are sent.
     fn commit_journal(&mut self, device: &mut dyn Device) {
         let Some(journal) = &mut self.journal else { return };
         if std::mem::take(&mut self.session.configured) && self.session.is_negotiated() {
@@ -207,7 +207,7 @@ impl Connection {
         self.receive.mark(true);
     }
 
-    /// Executes complete messages, until `limit` bytes of output or more wait.
+    /// Executes complete messages, until at least `limit` bytes of output are waiting.
     pub fn process(&mut self, device: &mut dyn Device, limit: usize) -> Result<Progress, Fatal> {
         let mut progress = Progress::Paused;
         while self.out.len() < limit {
@@ -221,7 +221,7 @@ impl Connection {
         Ok(progress)
     }
 
-    /// Completes the write that the device has deferred until its answer was sent, if any. Call it each time
+    /// Completes the write that the device has deferred until its answer was sent, if any. Call this each time after
     /// [`Self::output`] was sent. All other methods that call the device complete it first.
     pub fn complete_deferred(&mut self, device: &mut dyn Device) {
         self.session.complete_deferred(device);
@@ -267,7 +267,7 @@ impl Connection {
         self.session.is_negotiated()
     }
 
-    /// Handles requests of the link: sends requests to the client, checks for private or withdrawn memory.
+    /// Handles requests of the link: sends requests to the client, and checks for private or withdrawn memory.
     pub fn work(&mut self, device: &mut dyn Device) -> Result<(), Fatal> {
         self.session.complete_deferred(device);
         self.session.work(device, &mut self.out, FLUSH_AT)?;
@@ -300,7 +300,7 @@ impl Connection {
                 "the daemon before this one was killed: its VMM goes on, and {device}"
             );
         }
-        // Record this process's count of deaths, and drop unused entries.
+        // Commit the number of killed processes, and drop unused entries.
         if let Some(journal) = &mut self.journal {
             journal.change();
             self.commit();

@@ -19,7 +19,7 @@ macro_rules! counters {
             $($(#[$doc])* pub $field: AtomicU64,)*
         }
 
-        /// The counts at one moment.
+        /// A snapshot of the counts.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
         pub struct Snapshot {
             /// Requests by command name, without commands that never occurred.
@@ -54,7 +54,8 @@ counters! {
     posted,
     /// Region writes inside batches.
     batched_writes,
-    /// Region reads. Parts of batches and of odd sizes count separately if the client sent them separately.
+    /// Region reads. Parts of a batch or of an access with an odd size count separately if the client sent them
+    /// separately.
     region_reads,
     /// Region writes, including those in batches.
     region_writes,
@@ -90,13 +91,13 @@ counters! {
     withdrawn,
     /// Checks for private memory.
     share_checks,
-    /// Daemons that were killed under the current or last client: its device was reset each time, and its connection
-    /// continued.
+    /// Number of daemons that were killed while they served the current or last client. Each time, its device was reset
+    /// and its connection continued.
     daemon_deaths_survived,
 }
 
 impl Counters {
-    /// Returns the number of requests with one command number.
+    /// Returns the number of requests with the given command number.
     pub fn messages(&self, command: Command) -> u64 {
         self.slot(command).load(Relaxed)
     }
@@ -127,8 +128,8 @@ pub(crate) fn add_len(count: &AtomicU64, n: usize) {
     count.fetch_add(u64::try_from(n).unwrap_or(u64::MAX), Relaxed);
 }
 
-/// Returns true if error number `count` of a client belongs in the log: this applies to the first errors, and
-/// decreasingly often to later ones.
+/// Returns true if a client's error number `count` belongs in the log: the first errors always, and later errors less
+/// and less often.
 pub fn worth_logging(count: u64) -> bool {
     count <= 16 || count.is_power_of_two()
 }

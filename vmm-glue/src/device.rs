@@ -91,8 +91,8 @@ impl RegionInfo {
     }
 }
 
-/// Reason that a device refuses an access. The client sees an `errno`. Hardware's answer to an odd access (all ones, a
-/// dropped write) is not an error: the device returns it as data.
+/// Reason that a device refuses an access. The client sees an `errno`. The hardware's answer to an unsupported access
+/// (all ones, a dropped write) is not an error: the device returns it as data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AccessError {
     /// The access is not allowed (`EACCES`).
@@ -117,7 +117,7 @@ pub struct MapError(pub String);
 pub enum Ack {
     /// The write is done.
     Done,
-    /// The client can have its answer now. [`Device::complete`] does the rest of the write.
+    /// The client can be answered now. [`Device::complete`] does the rest of the write.
     Deferred(Deferred),
 }
 
@@ -192,7 +192,7 @@ pub trait Device: Send {
     /// [`Device::disconnected`].
     ///
     /// # Errors
-    /// If the device refuses it; the file's data then stays valid, and the client accesses it through messages.
+    /// If the device refuses the pages; the file's data then stays valid, and the client accesses it through messages.
     fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
         let _ = pages;
         Err(MapError(format!("nothing of region {region:?} at {:#x} is lent", area.offset)))

@@ -60,7 +60,7 @@ struct Job {
 
 #[derive(Debug)]
 struct JobState {
-    /// The bytes that were read or are to be written.
+    /// Bytes that were read or will be written.
     data: Vec<u8>,
     /// Number of unanswered messages, sent or not.
     open: usize,

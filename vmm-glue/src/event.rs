@@ -1,13 +1,13 @@
-//! A client's event descriptor, used so that the client cannot block any thread here.
+//! A client's event descriptor, used in such a way that the client cannot block any thread here.
 //!
 //! The client shares the open file: it can fill the counter and clear `O_NONBLOCK` at any moment, so a write can block
-//! in spite of earlier checks. Therefore the kernel itself adds the 1, as the completion event (`IOCB_FLAG_RESFD`) of
-//! an empty asynchronous read: this never waits, a full counter stays full, and the kernel refuses descriptors of any
+//! despite earlier checks. Therefore the kernel itself adds the 1, as the completion event (`IOCB_FLAG_RESFD`) of an
+//! empty asynchronous read: this never waits, a full counter stays full, and the kernel refuses descriptors of any
 //! other kind at each signal. Reads pass `RWF_NOWAIT`, which applies to one read, for any flags of the file.
 //!
 //! Sources: `io_submit(2)`, `eventfd(2)`, `preadv2(2)`, `linux/aio_abi.h`.
 #![expect(unsafe_code, reason = "the kernel's asynchronous I/O has no safe wrapper")]
-// UNSAFETY: three system calls whose arguments are this module's own structures on the stack of the caller.
+// UNSAFETY: makes three system calls whose arguments are this module's own structures on the caller's stack.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -81,7 +81,8 @@ impl Context {
         };
         for _ in 0..MAX_ATTEMPTS {
             let mut list = [&raw mut request];
-            // SAFETY: one pointer to one request, both alive here; the request reads 0 bytes, so it uses no buffer.
+            // SAFETY: the list contains one pointer to one request, and both live here; the request reads 0 bytes, so
+            // it uses no buffer.
             let sent = unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1 as libc::c_long, list.as_mut_ptr()) };
             let errno = (sent != 1).then(|| io::Error::last_os_error().raw_os_error().unwrap_or(0));
             self.reap();
@@ -98,7 +99,7 @@ impl Context {
     fn reap(&self) {
         let mut completions = [Completion::default(); REAPED];
         let mut no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the kernel writes at most `REAPED` completions, which fit, and reads the time.
+        // SAFETY: the kernel writes at most `REAPED` completions, which fit, and only reads the timeout.
         unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,

@@ -1,5 +1,5 @@
-//! Drives a [`Connection`] with a list of steps that any bytes decode to: the body of the fuzz target, and of a test
-//! over its seeds.
+//! Drives a [`Connection`] with steps decoded from arbitrary bytes: the body of the fuzz target, and of a test over its
+//! seeds.
 //!
 //! Checks: every framed request gets one reply unless it asks for no reply; the device sees only aligned pieces inside
 //! its regions; a deferred write is completed before the device's next call; memory is mapped and unmapped in pairs; a

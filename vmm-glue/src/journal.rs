@@ -3,8 +3,8 @@
 //! A journal is a memory file whose descriptor the service manager keeps (`file`), together with the descriptors of the
 //! connection and of everything that the client has lent: memory files and event descriptors. The manager gets them
 //! before the journal names them, and drops them after the journal no longer names them. State that changes with every
-//! message, such as how far the connection was received and answered, is a few words in mapped memory, and the bytes
-//! themselves are received into the file. State that changes seldom (negotiation, memory, interrupts, PCI
+//! message, such as how much of the stream was received and answered, is stored in a few words in mapped memory, and
+//! the bytes themselves are received into the file. State that rarely changes (negotiation, memory, interrupts, PCI
 //! configuration) is committed as a whole: written next to the previous commit, with a checksum over all of it, before
 //! the client has its answer.
 //!
@@ -65,7 +65,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Creates a journal for messages of `message` bytes and `extra` more bytes, with its buffer.
+    /// Creates a journal and its buffer, for messages of `message` bytes and `extra` more bytes.
     pub fn new(keeper: Arc<dyn Keeper>, message: usize, extra: usize) -> io::Result<(Self, Room)> {
         let (file, room) = file::create(message, extra)?;
         Ok((Self::with(keeper, file, Slots::default()), room))

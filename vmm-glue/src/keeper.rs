@@ -1,4 +1,4 @@
-//! Keeper of a client's descriptors outside of this process, and its slots for them.
+//! Keeper of a client's descriptors outside this process, and its slots for them.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -59,8 +59,8 @@ pub(crate) struct Slots([Option<Slot>; SLOTS as usize]);
 
 #[derive(Debug)]
 struct Slot {
-    /// Numbers in this process: none if only the keeper has the descriptor; after a restart several, of which one is
-    /// open.
+    /// Numbers in this process: none if only the keeper has the descriptor. After a restart there may be several, of
+    /// which one is open.
     fds: Vec<RawFd>,
     /// The file, if it has an identity.
     file: Option<FileId>,

@@ -12,7 +12,7 @@
 //! - [`link`]: the parts that a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
 //! - `options`: options of a server; `wake`: an event that ends the wait of a server's thread.
 //! - `suspended_client`: a server's suspended client, with which the server continues in this process or in another.
-//! - `descriptors`, `keeper`: descriptors for another process, and their keeper outside of this one.
+//! - `descriptors`, `keeper`: descriptors for another process, and their keeper outside this process.
 //! - [`journal`]: state of a client for the next process, in case this process is killed.
 //! - `event`: a client's event descriptor, which cannot block any thread.
 //! - [`pieces`], [`spin`]: splitting of accesses, polling before sleeping; servers of other kinds use them too.

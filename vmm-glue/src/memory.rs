@@ -35,12 +35,12 @@ pub const PAGE_SIZE: u64 = 4096;
 /// Limits on the memory that a client may lend.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryLimits {
-    /// Maximum number of regions at one time.
+    /// Maximum number of regions at a time.
     pub regions: usize,
-    /// Maximum number of different files of regions at a time: each keeps a descriptor of this process open, and all
-    /// its devices and its operator share one limit.
+    /// Maximum number of different files of regions at a time. Each keeps a descriptor of this process open, and one
+    /// limit applies to all its devices and its operator.
     pub files: usize,
-    /// Maximum number of bytes mapped at one time: all devices share the address space of the process.
+    /// Maximum number of bytes mapped at a time: all devices share the address space of the process.
     pub mapped_bytes: u64,
     /// Accepts files of any file system. Otherwise only memory files are accepted (memfd, `/dev/shm`, hugetlbfs): a
     /// file on a network or FUSE file system can block every thread that touches it for as long as its owner wants.
@@ -307,7 +307,7 @@ impl GuestMemory {
         })
     }
 
-    /// Checks a region, calls its mapping function, and adds it.
+    /// Checks a region, maps it with its mapping function, and adds it.
     fn place(
         &self,
         bounds: RegionBounds,
@@ -376,7 +376,7 @@ impl MemoryTable {
     }
 }
 
-/// Addresses and rights of a region to be added, unchecked.
+/// Unchecked addresses and access rights of a region to be added.
 #[derive(Clone, Copy)]
 struct RegionBounds {
     gpa: u64,
@@ -386,7 +386,7 @@ struct RegionBounds {
     writable: bool,
 }
 
-/// A region that a client offers to lend, unchecked.
+/// An unchecked region that a client offers to lend.
 #[derive(Debug)]
 pub(crate) struct AddRegion {
     pub gpa: u64,

@@ -76,7 +76,7 @@ impl MigrationError {
 /// A device that can be migrated. The server calls these functions only in the order of the states; a reset of the
 /// device, and the end of its client, end any operation in progress.
 pub trait Migration {
-    /// Changes from running to stopped: after this returns the device does not change any state.
+    /// Changes from running to stopped: after this returns, the device does not change any state.
     ///
     /// # Errors
     /// If the device cannot stop; it keeps running.
@@ -103,7 +103,7 @@ pub trait Migration {
     /// Drops the state of the stopped device, to load another.
     ///
     /// # Errors
-    /// If loading is impossible; the device has then failed.
+    /// If no other state can be loaded; the device has then failed.
     fn begin_loading(&mut self) -> Result<(), MigrationError>;
 
     /// Takes the next bytes of the new state, which are untrusted.

@@ -14,8 +14,8 @@ pub struct ServerOptions {
     /// Time to poll for the next message before sleeping; zero disables polling. Polling halves the latency of reads,
     /// costs nothing while the client is idle, and is suspended while it does not help.
     pub spin: Duration,
-    /// Maximum size of replies that wait for a client that does not read, in bytes; beyond it the client is
-    /// disconnected.
+    /// Maximum total size in bytes of the replies that wait for a client; a client that does not read is disconnected
+    /// beyond it.
     pub max_queued: usize,
 }
 

@@ -1,8 +1,8 @@
-//! Numbers and structures of the vfio-user wire format, in the byte order of the host.
+//! Constants and structures of the vfio-user wire format, in the host's byte order.
 //!
-//! This module has only definitions. Structures that `linux/vfio.h` shares with the wire are repeated, because here
-//! they are parsed from untrusted bytes. `REGION_WRITE_MULTI` and the numbers from 16 on follow QEMU's edition of the
-//! specification.
+//! This module contains only definitions. Structures that `linux/vfio.h` shares with the wire are repeated, because
+//! here they are parsed from untrusted bytes. `REGION_WRITE_MULTI` and the numbers from 16 on follow QEMU's edition of
+//! the specification.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -49,7 +49,7 @@ commands! {
     DEVICE_GET_REGION_IO_FDS = 6;
     /// Number of interrupts of a type.
     DEVICE_GET_IRQ_INFO = 7;
-    /// Attaches event file descriptors to interrupts, masks, unmasks, triggers.
+    /// Attaches event file descriptors to interrupts, or masks, unmasks or triggers interrupts.
     DEVICE_SET_IRQS = 8;
     /// Read of a region.
     REGION_READ = 9;
@@ -61,11 +61,11 @@ commands! {
     DMA_WRITE = 12;
     /// Reset of the device.
     DEVICE_RESET = 13;
-    /// Dirty pages, of older editions; not supported here.
+    /// Dirty pages, in older editions; not supported here.
     DIRTY_PAGES = 14;
     /// Several small region writes in one message.
     REGION_WRITE_MULTI = 15;
-    /// Device features, all for migration.
+    /// Device features; all of them concern migration.
     DEVICE_FEATURE = 16;
     /// Migration data from the device.
     MIG_DATA_READ = 17;
@@ -99,7 +99,7 @@ pub const FLAG_NO_REPLY: u32 = 1 << 4;
 /// `flags` of [`Header`]: the reply reports an error.
 pub const FLAG_ERROR: u32 = 1 << 5;
 
-/// Start of every message.
+/// The header of every message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
@@ -291,14 +291,14 @@ pub const IRQ_INFO_EVENTFD: u32 = 1;
 pub const IRQ_INFO_MASKABLE: u32 = 2;
 /// `flags` of [`IrqInfo`]: masks itself when triggered.
 pub const IRQ_INFO_AUTOMASKED: u32 = 4;
-/// `flags` of [`IrqInfo`]: all interrupts of the type are set up at once.
+/// `flags` of [`IrqInfo`]: all interrupts of the type must be set up together.
 pub const IRQ_INFO_NORESIZE: u32 = 8;
 
 /// Start of the body of `DEVICE_SET_IRQS`; booleans may follow.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IrqSet {
-    /// Size of the body with its data in bytes.
+    /// Size of the body, including its data, in bytes.
     pub argsz: u32,
     /// One `IRQ_DATA_*` and one `IRQ_ACTION_*` bit.
     pub flags: u32,

@@ -33,11 +33,11 @@ use crate::suspended_client::{SavedClients, SuspendedClient};
 
 /// Maximum number of connections that have sent nothing; beyond it, the oldest is closed.
 const MAX_WAITING: usize = 4;
-/// Output that is collected before it is sent, in bytes.
+/// Size of the output that is collected before it is sent, in bytes.
 const FLUSH_AT: usize = 64 << 10;
-/// Number of receives after which other events are checked, even if the client keeps sending.
+/// Number of receive calls after which other events are checked, even if the client keeps sending.
 const MAX_ROUNDS: u32 = 64;
-/// TIMEOUT: the pause before a descriptor that the system did not take is sent again; clients request one when they
+/// TIMEOUT: pause before resending a descriptor that the system did not accept. Clients request descriptors when they
 /// start.
 const FDS_PAUSE: Duration = Duration::from_millis(10);
 
@@ -80,7 +80,7 @@ impl Server {
         Self { keeper, ..self }
     }
 
-    /// Restores clients that another process has saved, for [`Self::serve`]; restores the state of their link into
+    /// Restores clients that another process has saved, for [`Self::serve`]. The state of their link is restored into
     /// `link`.
     ///
     /// # Errors
@@ -94,8 +94,8 @@ impl Server {
         SuspendedClient::restored(saved, descriptors, link, &self.options)
     }
 
-    /// Restores the client of a killed process, for [`Self::serve`], from the keeper's descriptors; restores the state
-    /// of its link into `link`. Its device must be a new one.
+    /// Restores the client of a killed process, for [`Self::serve`], from the keeper's descriptors. The state of its
+    /// link is restored into `link`. Its device must be a new one.
     ///
     /// # Errors
     /// If no such client exists, its journal is invalid, or its memory cannot be mapped.
@@ -123,8 +123,8 @@ impl Server {
         self.serve(link, device, stop, None).map(drop)
     }
 
-    /// Does [`Self::run`], and first continues with the `parked` clients, if any. `device` must be in the state of
-    /// their device.
+    /// Like [`Self::run`], but first continues with the `parked` clients, if any. `device` must be in the state of the
+    /// clients' device.
     ///
     /// After [`StopHandle::park`], returns the clients and stops serving them; at that time none of their requests is
     /// partly done.
@@ -172,7 +172,7 @@ struct Ready {
     listener: bool,
 }
 
-/// A connection that is shut down when it is dropped, so that the other end notices, unless another process continues
+/// A connection that is shut down when it is dropped so that the other end notices, unless another process continues
 /// it.
 #[derive(Debug)]
 struct Accepted<'a> {
@@ -346,7 +346,7 @@ impl Clients<'_> {
                         connection.keep_journal(keeper, self.device);
                     }
                     self.active = Some(Active { accepted, connection, unhandled: false });
-                    // Both requests concerned the previous client.
+                    // Both requests were meant for the previous client.
                     self.link.take_disconnect();
                     self.link.take_check_shared();
                 }
@@ -398,7 +398,7 @@ fn input(fd: BorrowedFd<'_>) -> PollFd<'_> {
     PollFd::from_borrowed_fd(fd, PollFlags::IN)
 }
 
-/// Result of serving.
+/// Result of serving the client.
 enum Served {
     /// No work is left for now.
     Idle,
@@ -489,8 +489,9 @@ impl Active<'_> {
                     out.advance(len);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
-                // Descriptors in flight to clients are limited for all of this process's user together; clients that do
-                // not read can use up this limit. The socket has space, so this would retry at full speed.
+                // The number of descriptors in flight to clients is limited for this process's user as a whole, and
+                // clients that do not read can use up this limit. The socket has space, so this would retry at full
+                // speed.
                 Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
                     std::thread::sleep(FDS_PAUSE);
                     break;

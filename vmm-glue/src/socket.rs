@@ -1,4 +1,4 @@
-//! UNIX sockets: binding a path with its access rights, and messages with file descriptors.
+//! UNIX sockets: binds a path with its access rights, and sends and receives messages with file descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,7 +21,7 @@ use crate::link::ClientInfo;
 
 /// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 16;
-/// Maximum number of receives that empty a closed socket; it holds far less.
+/// Maximum number of receive calls that empty a closed socket; it holds far less data.
 const MAX_UNREAD: u32 = 1 << 16;
 
 /// Access rights of a socket's path.
@@ -110,7 +110,8 @@ fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
         let path = path.to_owned();
         move |source: io::Error| BindError::System { action, path, source }
     };
-    // Use one descriptor: if another user may write to the folder, another file may replace it in the meantime.
+    // Use one descriptor for all steps: if another user may write to the folder, another file may replace it in the
+    // meantime.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| system("open")(errno.into()))?;
     let there = rustix::fs::fstat(&file).map_err(|errno| system("look at")(errno.into()))?;
@@ -203,7 +204,7 @@ pub(crate) fn peer(stream: &UnixStream) -> ClientInfo {
     }
 }
 
-/// Ends a connection so that the other end reads the end of the stream.
+/// Ends a connection in such a way that the other end reads the end of the stream.
 ///
 /// If a socket is closed with unread data in it, the other end gets an error instead (`ECONNRESET`), on which QEMU 11.1
 /// ends with a failed assertion, together with the virtual machine.
@@ -216,7 +217,7 @@ pub fn end(stream: &UnixStream) {
     (0..MAX_UNREAD).take_while(|_| receive(stream, &mut buffer).is_ok_and(|it| it.len != 0)).count();
 }
 
-/// Message that one call received.
+/// A message that one call received.
 #[derive(Debug)]
 pub struct Received {
     /// Number of bytes; 0 means that the other end has closed.

@@ -4,15 +4,16 @@ use std::time::{Duration, Instant};
 
 /// Maximum credit for spinning.
 const MAX_CREDIT: u32 = 8;
-/// Bounds on the streak of short sleeps after which spinning is tried again; it starts at twice the lower bound.
+/// Bounds on the streak of short sleeps after which spinning is tried again; the streak starts at twice the lower
+/// bound.
 const MIN_STREAK: u32 = 16;
 const MAX_STREAK: u32 = 1024;
 
 /// Decides whether to spin for messages before sleeping.
 ///
 /// Spinning that finds a message earns credit; spinning that finds no message, or on a processor that other threads
-/// need, costs credit. Without credit, the thread sleeps immediately, until a streak of sleeps was as short as a spin;
-/// each time that spinning stops, the streak that restarts it gets longer.
+/// need, costs credit. Without credit, the thread sleeps immediately, until a streak of sleeps were each as short as a
+/// spin; each time that spinning stops, the streak that restarts it gets longer.
 #[derive(Debug)]
 pub struct Spin {
     length: Duration,
@@ -20,12 +21,12 @@ pub struct Spin {
     /// Number of consecutive short sleeps, and the number needed to spin again.
     streak: u32,
     needed: u32,
-    /// Start of the current sleep, if it was not after a spin that was refused only for this message.
+    /// Start of the current sleep. Not set if spinning was refused only for this message.
     slept: Option<Instant>,
 }
 
 impl Spin {
-    /// Creates a state for spins of `length`, but at most a millisecond.
+    /// Creates a state for spins of `length`, capped at a millisecond.
     pub fn new(length: Duration) -> Self {
         let length = length.min(Duration::from_millis(1));
         Self { length, credit: MAX_CREDIT / 2, streak: 0, needed: MIN_STREAK, slept: None }

@@ -18,14 +18,14 @@ use crate::options::ServerOptions;
 
 /// Maximum number of connections that have sent no data.
 const WAITING_MAX: usize = 16;
-/// Maximum number of descriptors that a client has sent or waits for: each region of memory, each interrupt.
+/// Maximum number of descriptors that a client has sent or waits for: one for each region of memory and each interrupt.
 pub(crate) const DESCRIPTORS_MAX: usize = 1 << 14;
 
 /// The suspended clients of a server. Dropping it sends no message to the clients: the new holder of their connections
 /// continues.
 #[derive(Debug, Default)]
 pub struct SuspendedClient {
-    /// The served client.
+    /// The client that is being served.
     pub(crate) active: Option<(UnixStream, Connection)>,
     /// Connections that have sent no data, oldest first.
     pub(crate) waiting: Vec<UnixStream>,
@@ -41,7 +41,7 @@ pub struct SavedClients {
 
 first_version!(SavedClients, "vmm-glue");
 
-/// The served client.
+/// The client that is being served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedClient {
     /// Descriptor of its connection.
@@ -56,7 +56,7 @@ impl SuspendedClient {
         self.active.is_some()
     }
 
-    /// Saves the clients, with the state of `link`, and duplicates all their descriptors.
+    /// Saves the clients, with the state of `link`; duplicates all their descriptors.
     ///
     /// # Errors
     /// If a descriptor cannot be handed to another process.
@@ -73,7 +73,8 @@ impl SuspendedClient {
         Ok((SavedClients { active, waiting }, giving.over()))
     }
 
-    /// Restores the clients with their `descriptors`; restores the state of their link into `link`, which must be new.
+    /// Restores the clients with their `descriptors`. The state of their link is restored into `link`, which must be
+    /// new.
     ///
     /// # Errors
     /// If the saved state is invalid, or the clients' memory cannot be mapped.

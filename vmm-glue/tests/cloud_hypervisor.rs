@@ -1,4 +1,4 @@
-//! cloud-hypervisor's own client, the crate `vfio_user`, against the server: its requests in the order of the VMM. The
+//! Runs cloud-hypervisor's own client, the crate `vfio_user`, against the server, with requests in the VMM's order. The
 //! client must also stay in step when the server refuses a request, because it ignores refusals.
 
 mod support;

@@ -15,7 +15,7 @@ use vmm_glue::{MmapArea, RegionIndex, RegionInfo, ServerOptions};
 
 const BAR1: u32 = 1;
 const REGION_BYTES: u64 = 0x8000;
-/// Size of a reply's body with a region and two areas.
+/// Size of the body of a reply that describes a region with two areas.
 const FULL: u32 = 32 + 16 + 2 * 16;
 
 /// Creates a server whose BAR1 has mappable `areas` (offset, size), with the device's own descriptor of the file.
@@ -39,7 +39,7 @@ fn request(argsz: u32, index: u32) -> Vec<u8> {
     body
 }
 
-/// Returns the reply to that request, with its body parsed by hand as 32-bit numbers, and its descriptors.
+/// Returns the reply to that request (its body as 32-bit numbers, parsed by hand) and its descriptors.
 fn ask(client: &mut Client, argsz: u32, index: u32) -> (Vec<u32>, Vec<OwnedFd>) {
     let reply = client.request(Command::DEVICE_GET_REGION_INFO, &request(argsz, index), &[]).unwrap();
     assert_eq!(reply.header.size as usize, 16 + reply.body.len());

@@ -142,7 +142,7 @@ fn range_in_which_nothing_is_mapped_is_unmapped_with_size_0() {
     lend(&mut client, MIB, MIB);
     assert_eq!(client.dma_unmap(2 * MIB, MIB).unwrap(), 0);
     assert_eq!(client.dma_unmap(0, MIB).unwrap(), 0);
-    // A VMM's IOMMU that covers the address space with powers of two reaches its end.
+    // A VMM's IOMMU that covers the address space with power-of-two ranges reaches its end.
     assert_eq!(client.dma_unmap(1 << 63, 1 << 63).unwrap(), 0);
     assert_eq!(host.link.memory().snapshot().regions().len(), 1, "what is beside the range stays");
     assert_eq!(host.link.counters().snapshot().errors, 0);

@@ -1,4 +1,4 @@
-//! A client that migrates a device, with messages over a real socket.
+//! A client that migrates a device over a real socket.
 
 mod support;
 

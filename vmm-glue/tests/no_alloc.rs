@@ -1,4 +1,4 @@
-//! Checks that the path of an access does not allocate once its buffers have grown.
+//! Checks that an access does not allocate once the buffers have grown.
 #![allow(unsafe_code, reason = "a global allocator that counts")]
 // UNSAFETY: forwards every call to the system's allocator.
 
@@ -18,16 +18,16 @@ thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: the system's allocator keeps the contract; counting does not allocate.
+// SAFETY: the system's allocator fulfils the contract, and counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.with(|calls| calls.set(calls.get() + 1));
-        // SAFETY: the caller keeps the contract.
+        // SAFETY: the caller fulfils the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract.
+        // SAFETY: the caller fulfils the contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! Clients of a server that is suspended, and continues here or as in another process.
+//! Clients of a server that is suspended, and continues in this process or in another.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! Measures the time of a plan with 64 VMs of 4096 chunks each, on a card that holds a quarter of these chunks.
+//! Measures how long a plan takes with 64 VMs of 4096 chunks each, on a card that holds a quarter of these chunks.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;

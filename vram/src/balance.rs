@@ -10,7 +10,7 @@
 //! # Evictions
 //! A request that does not fit on the card takes a chunk of the VM that is furthest above its entitlement, including
 //! the request, as in GPUswap (section 4.3). If that is the requester, its new chunk is first placed in host memory
-//! instead. Chunks above a quota are evicted before that. The mediator's own needs and new guarantees are requests as
+//! instead. Before that, chunks above a quota are evicted. The mediator's own needs and new guarantees are requests as
 //! well.
 //!
 //! # Returns
@@ -52,7 +52,7 @@ pub enum By {
     Vm(TenantId),
     /// The mediator, for its own structures, beyond its share.
     Mediator,
-    /// A guarantee that cannot be given ([`Error::Promise`]): this many more chunks must be spare.
+    /// A guarantee that cannot be given ([`Error::Promise`]): this number of additional chunks must be spare.
     Guarantee,
 }
 
@@ -85,7 +85,7 @@ pub enum PinError {
     },
 }
 
-/// Facts about a VM beyond its accounts.
+/// The balancer's knowledge about a VM, in addition to the VM's accounts.
 #[derive(Debug)]
 struct Known {
     advertised: u32,
@@ -166,7 +166,7 @@ impl Balancer {
         self.turn = turn;
     }
 
-    /// Makes the next plan without a request start at once, before the interval's end.
+    /// Makes the next plan without a request start immediately, before the interval ends.
     pub fn hurry(&mut self) {
         self.due_ns = 0;
     }
@@ -225,7 +225,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Records that an address's chunk was needed on the card but did not fit there.
+    /// Records that the chunk of an address was needed on the card but did not fit there.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].

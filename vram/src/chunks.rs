@@ -36,10 +36,10 @@ pub const CHUNK_BYTES_DEFAULT: u64 = 2 << 20;
 /// Maximum VRAM size that a VM may advertise to its guest; the size of its map grows with it.
 pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
 
-/// The place of a placed guest chunk.
+/// Location of a placed guest chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Place of the requested guest address.
+    /// Location of the requested guest address.
     pub place: Place,
     /// True if the chunk was placed in this call: it holds zeros, and has no references yet.
     pub new: bool,
@@ -69,13 +69,13 @@ pub struct Placed {
 ///
 /// # Moves
 /// [`Self::begin_move`] takes the destination, the caller copies the chunk, and [`Self::commit_move`] makes the
-/// destination the chunk's place. Until then the chunk's place is the source. A moving chunk counts for the limits of
-/// both memories, so no limit is exceeded however moves end.
+/// destination the place of the chunk. Until then the chunk's place is the source. A moving chunk counts towards the
+/// limits of both memories, so that no limit is exceeded regardless of how moves end.
 ///
 /// # The reserve
-/// A chunk in the reserve stays where it is on the card but counts as in host memory, so its VM gives up a chunk
-/// without a copy, and another VM gets that chunk at once. It is copied to host memory later, which refills the reserve
-/// ([`Self::start`]).
+/// A chunk in the reserve stays where it is on the card, but counts as being in host memory. Its VM thus gives up a
+/// chunk without a copy, and another VM can get that chunk immediately. The chunk is copied to host memory later, which
+/// refills the reserve ([`Self::start`]).
 #[derive(Debug)]
 pub struct ChunkTable {
     shift: u32,
@@ -371,7 +371,7 @@ impl ChunkTable {
         self.card.room().saturating_sub(self.promised + self.left_aside() + self.left_reserve())
     }
 
-    /// Returns the limit that keeps a VM from one more chunk in a memory.
+    /// Returns the limit that keeps a VM from getting another chunk in a memory.
     fn limit_of(&self, map: &VmMap, tier: Tier) -> Option<Limit> {
         let limits = map.limits();
         match tier {
@@ -387,8 +387,8 @@ impl ChunkTable {
         }
     }
 
-    /// Checks that a VM may have `limits`, given that its guest has `advertised` chunks, and that the VM has `used` and
-    /// is `owed` that many chunks of the card.
+    /// Checks that a VM may have `limits`, given that its guest has `advertised` chunks, and that the VM has `used`
+    /// chunks of the card and is owed `owed` chunks.
     fn check_limits(&self, vm: TenantId, limits: Limits, advertised: u32, used: u32, owed: u32) -> Result<(), Error> {
         let Limits { quota, guarantee, swap_cap: _, weight, on_full: _ } = limits;
         if guarantee > quota {

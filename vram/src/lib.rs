@@ -1,4 +1,4 @@
-//! Ownership and placement of the card's VRAM in chunks, and the place of each part of a guest's VRAM.
+//! Ownership and placement of the card's VRAM in chunks, and the location of each part of a guest's VRAM.
 //!
 //! Parts:
 //! - [`ChunkTable`]: VRAM and host memory in chunks, each with one owner and one state; the map from guest VRAM to both
@@ -17,7 +17,7 @@
 //! numbered; slot N begins at N times the chunk size in one linear pool ([`HostAddr`]).
 //!
 //! A guest chunk gets a place at its first use ([`ChunkTable::place`]); until then it reads as zeros. [`ChunkTable`]
-//! documents the chunks that a VM is sure to get, the share of the mediator and the competition for the rest. Code
+//! documents the chunks that a VM is guaranteed to get, the mediator's share, and the competition for the rest. Code
 //! outside this crate must not assume that neighbours in guest VRAM are neighbours on the card.
 //!
 //! Page-table formats are defined elsewhere and do not depend on chunks: `shadow-pt` requests translations.

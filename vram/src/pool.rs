@@ -45,7 +45,7 @@ struct Run {
 pub struct Block {
     /// Start of the allocation.
     pub address: VramAddr,
-    /// True if no part of the block was allocated before, since its chunk was zeroed.
+    /// True if no part of the block was allocated since its chunk was zeroed.
     pub zeroed: bool,
 }
 
@@ -59,10 +59,10 @@ pub struct PagePool {
     free: [BTreeSet<u64>; ORDER_MAX as usize + 1],
     /// Allocated blocks and their orders.
     used: BTreeMap<u64, u32>,
-    /// Runs of chunks held, by start address. The length of a run is a power of two, and the run is aligned to its
-    /// length.
+    /// Runs of chunks that the pool holds, by start address. The length of a run is a power of two, and the run is
+    /// aligned to its length.
     runs: BTreeMap<u64, Run>,
-    /// Ranges of pages not allocated since their chunk was zeroed: first page and end.
+    /// Ranges of pages that were not allocated since their chunk was zeroed: first page and end.
     zeroed: BTreeMap<u64, u64>,
     held: u64,
     used_bytes: u64,
@@ -92,7 +92,7 @@ impl PagePool {
         Ok(self.alloc_block(table, bytes)?.address)
     }
 
-    /// Same as [`Self::alloc`], and also returns whether the block is zeroed.
+    /// Same as [`Self::alloc`], but also returns whether the block is zeroed.
     ///
     /// # Errors
     /// See [`PoolError`].
@@ -162,7 +162,7 @@ impl PagePool {
         self.used_bytes
     }
 
-    /// Returns the size in bytes of the chunks held.
+    /// Returns the size in bytes of the chunks that the pool holds.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held

@@ -2,10 +2,9 @@
 //! gets the card's memory to itself for a quantum.
 //!
 //! The detector is the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with two extensions that
-//! its section 13.2 leaves as future work: the traffic between card and host within a sliding window switches it on,
-//! and the quantum depends on the bytes to copy when the turn changes. A GPU that reaches host memory itself thrashes
-//! without a single relocation: its bus traffic counts as well, where a counter exists; without one, quanta are
-//! [probed](probes).
+//! its section 13.2 leaves as future work: traffic between card and host within a sliding window activates it, and the
+//! quantum depends on the bytes to copy when the turn changes. A GPU that reaches host memory itself thrashes without a
+//! single relocation: its bus traffic counts as well, where a counter exists; without one, quanta are [probed](probes).
 
 mod probes;
 mod saved;
@@ -227,7 +226,7 @@ impl Quanta {
         self.idle = idle;
     }
 
-    /// Sets the work done for VMs until now, which decides whether probed quanta help.
+    /// Sets the work done for VMs until now; it decides whether probed quanta help.
     pub fn set_done(&mut self, done: BTreeMap<TenantId, Done>) {
         self.probes.set_done(done);
     }
@@ -295,7 +294,7 @@ impl Quanta {
 
     /// Ends the quanta.
     fn end(&mut self) -> Change {
-        // Relocations during quanta say nothing about the time without them.
+        // Relocations during quanta do not show how much there would be without quanta.
         self.traffic.clear();
         self.probes.end();
         (self.turn, self.fits_since) = (None, None);

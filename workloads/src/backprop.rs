@@ -1,4 +1,5 @@
-//! One training step of a perceptron with a hidden layer: values forwards, errors backwards, weights adjusted.
+//! One training step of a perceptron with a hidden layer: values are propagated forwards and errors backwards, and the
+//! weights are adjusted.
 
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
@@ -145,21 +146,21 @@ impl Workload for Backprop {
         let Trained { values, output, weights, changes, output_weights, output_changes } = self.trained();
         let narrow = |values: &[f64]| values.iter().map(|value| *value as f32).collect::<Vec<f32>>();
         // Units are 2^-24. A hidden unit's sum is below 4, and so is the sum of its terms' magnitudes. A term goes
-        // through one product, eight sums in the trees and two more, and the sums of its thread: a 4096th of the
-        // inputs. The sigmoid takes a quarter of that; the errors of e^x, 1 / x and their sum are less than 12.
+        // through one product, eight sums in the trees and two more, and the sums of its thread, which are a 4096th of
+        // the inputs. The sigmoid reduces that to a quarter; the errors of e^x, 1 / x and their sum are less than 12.
         let unit = 1.0 / (1 << 24) as f32;
         let sums = 4.0 * (15.0 + self.count() as f32 / 4096.0);
         let hidden = (sums / 4.0 + 12.0) * unit;
         let value_bound = Bound { relative: 0.0, absolute: hidden };
         let mut verified = results.same_floats("values", &narrow(&values), value_bound)?;
-        // The output's weights are below 0.5. With the hidden units' errors, the error of the weights' sum is 17 / 2 of
-        // these errors and 17 * 7 units.
+        // The output's weights are below 0.5. With the hidden units' errors, the error of the weighted sum is 17 / 2 of
+        // these errors plus 17 * 7 units.
         let wrong = 0.25 * (17.0 / 2.0 * hidden + 17.0 * 7.0 * unit) + 12.0 * unit;
         let output_bound = Bound { relative: 0.0, absolute: wrong };
         verified += results.same_floats("output", &narrow(&[output]), output_bound)?;
         // s * (1 - s) * (t - s) changes less than s: each of these weights gets 0.3 of this change and of its unit's
-        // error. The hidden units' errors are s * (1 - s) * w of it, below an eighth, and the errors of their values
-        // change them as much.
+        // error. The hidden units' errors are s * (1 - s) * w times the output's, which is below an eighth; the errors
+        // of their values change them by as much.
         let bound = Bound { relative: 8.0 * unit, absolute: LEARNING_RATE * (wrong + hidden) };
         verified += results.same_floats("output weights", &narrow(&output_weights), bound)?;
         verified += results.same_floats("output changes", &narrow(&output_changes), bound)?;

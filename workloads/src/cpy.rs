@@ -1,4 +1,4 @@
-//! Copies: through VRAM with the copy engine, and between memory that the CPU and the GPU share.
+//! Copies: through VRAM with the copy engine, and between memory that is shared by the CPU and the GPU.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;

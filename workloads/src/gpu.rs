@@ -7,7 +7,7 @@ pub use gdev::{Grid, Memory as Buffer, Module, Params, Place};
 
 /// A device with a channel. Transfers and launches take effect in the order of the calls.
 pub trait Gpu {
-    /// Makes a buffer with undefined contents.
+    /// Creates a buffer with undefined contents.
     ///
     /// # Errors
     /// If no memory is left, or on a driver error.

@@ -1,12 +1,12 @@
-//! Tracks points on the wall of a heart through the frames of a film, with templates. Each template is compared with
+//! Tracks points on the wall of a heart through the frames of a film, using templates. Each template is compared with
 //! the frame around its last position.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Number of frames: in the first frame the points are known.
+/// Number of frames; in the first frame, the points are known.
 const FRAMES: usize = 11;
-/// Number of points on each of two ellipses, the inner and the outer wall, at the smallest size.
+/// Number of points, at the smallest size, on each of two ellipses: the inner and the outer wall.
 const INNER: usize = 6;
 const OUTER: usize = 9;
 /// Side of a template, and of the area of positions at which it is compared, in pixels.
@@ -17,7 +17,7 @@ const THREADS: u32 = PLACES * PLACES;
 /// Distance of a point from the first pixel of the area around it, and its minimum distance from the frame's far edges.
 const MARGIN_BEFORE_PX: u32 = PLACES / 2;
 const MARGIN_AFTER_PX: u32 = 12;
-/// Number of pixels by which the scene moves from a frame to the next.
+/// Number of pixels by which the scene moves from one frame to the next.
 const MOTION: [usize; 2] = [2, 1];
 /// Range of pixel values, and of the noise.
 const SHADES: u32 = 240;

@@ -1,13 +1,13 @@
-//! Compute workloads for a Fermi: the kernels of GPUvm's and Gdev's tables as our own assembly, with their inputs and
-//! expected results.
+//! Compute workloads for a Fermi: the kernels of GPUvm's and Gdev's tables, written in our own assembly, with their
+//! inputs and expected results.
 //!
-//! A [`Workload`] does not depend on a driver. It works on a [`Gpu`], which has buffers, programs and launches; in a
-//! guest this is nouveau through raw ioctls, in this crate's tests it is `simgpu`'s compute engine. [`run`] executes a
-//! workload, times its phases as in GPUvm's table, and compares the result with the CPU's result: bit for bit for
+//! A [`Workload`] does not depend on a driver. It works on a [`Gpu`], which has buffers, programs and launches. In a
+//! guest, this is nouveau through raw ioctls; in this crate's tests, it is `simgpu`'s compute engine. [`run`] executes
+//! a workload, times its phases as in GPUvm's table, and compares the result with the CPU's result: bit for bit for
 //! integers, within a stated bound for floats.
 //!
-//! Parts: `gpu`, the interface to the device; `setup`, a workload on a device; `phases`, [`run`] and its times;
-//! `check`, the comparison; one file for each workload, with its kernels in `kernels/NAME.sm20`.
+//! Parts: `gpu` (the interface to the device), `setup` (a workload on a device), `phases` ([`run`] and its times),
+//! `check` (the comparison), and one file for each workload, with its kernels in `kernels/NAME.sm20`.
 
 #![forbid(unsafe_code)]
 
@@ -41,7 +41,7 @@ pub use phases::{Phase, Report, Run, run};
 pub use random::Random;
 pub use setup::{Results, Setup, Slot};
 
-/// A computation with an input and a known result. [`Setup`] makes its buffers and transfers from [`Self::buffers`].
+/// A computation with an input and a known result. [`Setup`] creates its buffers and transfers from [`Self::buffers`].
 pub trait Workload {
     /// Returns the name on the command line.
     fn name(&self) -> &'static str;
@@ -64,15 +64,15 @@ pub trait Workload {
     /// Computes the result on the CPU and compares. Returns the number of bytes compared.
     ///
     /// # Errors
-    /// The differences of the results.
+    /// The differences between the results.
     fn check(&self, results: &Results) -> anyhow::Result<u64>;
 }
 
 /// Options that determine a workload's size and input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Approximate multiple of its smallest size, from 1 to 1000: work grows in proportion, and 1 takes a fraction of a
-    /// second on a software card.
+    /// Approximate size as a multiple of the smallest size, from 1 to 1000. Work grows in proportion; at 1, it takes a
+    /// fraction of a second on a software card.
     pub scale: u32,
     /// Seed of the input.
     pub seed: u64,
@@ -103,7 +103,7 @@ pub const NAMES: &[&str] = &[
     "nw", "nn", "long-madd", "memory",
 ];
 
-/// Returns the workload with this name.
+/// Returns the workload with the given name.
 #[must_use]
 pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
     let Options { scale, seed, rounds, working_set, side } = options;
@@ -133,7 +133,7 @@ pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
     })
 }
 
-/// Returns the side of a square whose area grows with `scale`, which is from 1 to 1000: a multiple of 16.
+/// Returns the side of a square whose area grows with `scale`, which is from 1 to 1000; the side is a multiple of 16.
 fn side(smallest: u32, scale: u32) -> u32 {
     (smallest * smallest * scale).isqrt().next_multiple_of(16)
 }
@@ -146,22 +146,22 @@ fn assemble(source: &str) -> anyhow::Result<sm20::Program> {
     })
 }
 
-/// Returns the bytes of words, in memory order.
+/// Returns words as bytes, in memory order.
 fn words_to_bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Returns the words from bytes in memory order.
+/// Returns bytes in memory order as words.
 fn bytes_to_words(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
 }
 
-/// Returns the bytes of floats, in memory order.
+/// Returns floats as bytes, in memory order.
 fn floats_to_bytes(floats: &[f32]) -> Vec<u8> {
     floats.iter().flat_map(|float| float.to_le_bytes()).collect()
 }
 
-/// Returns the floats from bytes in memory order.
+/// Returns bytes in memory order as floats.
 fn bytes_to_floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }

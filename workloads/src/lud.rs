@@ -10,7 +10,7 @@ const TILE: u32 = 16;
 /// rows need to be exchanged.
 const PIVOT: f32 = 16.0;
 
-/// A matrix whose cells get smaller away from the diagonal: at a distance of n, below 1 / (n + 1).
+/// A matrix whose cells get smaller away from the diagonal: at a distance of n, they are below 1 / (n + 1).
 #[derive(Debug)]
 pub(crate) struct Lud {
     side: u32,
@@ -83,11 +83,11 @@ impl Workload for Lud {
 
     fn check(&self, results: &Results) -> Result<u64> {
         let side = self.side as usize;
-        // An estimate of the worst case. Sums of L's magnitudes over a column and of U's over a row, in terms of the
-        // pivot, are below 1, and U's cells next to the diagonal below 2: the amount that is subtracted from such a
-        // cell is below 3 at each rounding, to 2^-24. This happens at most `side` times. The factors' errors double
-        // this error. On the diagonal, the relative error is the same. L's cells have U's errors divided by a pivot of
-        // 8 or more, and the errors of the reciprocal (2^-23) and the product.
+        // An estimate of the worst case. Relative to the pivot, the sums of L's magnitudes over a column and of U's
+        // over a row are below 1, and U's cells next to the diagonal are below 2. Therefore the amount that is
+        // subtracted from such a cell is below 3 at each rounding, to 2^-24. This happens at most `side` times. The
+        // factors' errors double this error. On the diagonal, the relative error is the same. L's cells have U's errors
+        // divided by a pivot of 8 or more, and the errors of the reciprocal (2^-23) and the product.
         let unit = 1.0 / (1 << 23) as f32;
         let upper = Bound { relative: side as f32 * unit, absolute: 3.0 * side as f32 * unit };
         let lower = Bound { relative: (side as f32 + 4.0) * unit, absolute: 3.0 / 8.0 * side as f32 * unit };

@@ -1,4 +1,4 @@
-//! A working set of a given size. Kernels and copies repeatedly read and write all of the set.
+//! A working set of a given size. Kernels and copies repeatedly read and write the whole set.
 //!
 //! The set is divided into buffers of the same size and a spare buffer. A pass goes through the buffers in order: the
 //! copy engine copies each buffer to the spare one, a kernel mixes every word of the copy with the word at the same
@@ -18,7 +18,7 @@ const MIN_BUFFER_BYTES: u64 = 64 << 10;
 const MOST_BUFFERS: u64 = 64;
 /// Number of threads of a block.
 const BLOCK: u32 = 512;
-/// Number of words at the same offsets of all buffers that the CPU computes at once.
+/// Number of words, at the same offsets of all buffers, that the CPU computes at once.
 const COLUMNS: usize = 4096;
 /// Factor of the mixing; the kernel has the same constant.
 const FACTOR: u32 = 0x9e37_79b1;
@@ -45,15 +45,15 @@ impl MemoryHungry {
         Self { count, piece, passes: passes.unwrap_or(PASSES).max(1), seed }
     }
 
-    /// Returns the contents of a buffer at the start.
+    /// Returns the initial contents of a buffer.
     fn input(&self, index: usize) -> Random {
         let mut random = Random::new(self.seed);
         random.skip(index as u64 * (self.piece / 4));
         random
     }
 
-    /// Returns the slot that finally holds each buffer, and at the end the spare slot; calls `then` with the arguments
-    /// of each step: pass, source, target, the previous buffer.
+    /// Returns the slot that finally holds each buffer, followed by the spare slot. Calls `then` with the arguments of
+    /// each step: pass, source, target, and the previous buffer.
     fn steps(&self, mut then: impl FnMut(u32, usize, usize, usize) -> Result<()>) -> Result<Vec<usize>> {
         let (mut places, mut spare): (Vec<usize>, usize) = ((0..self.count).collect(), self.count);
         for pass in 0..self.passes {
@@ -67,8 +67,8 @@ impl MemoryHungry {
         Ok(places)
     }
 
-    /// Returns the final `words` words, starting at `first`, of all buffers and lastly of the spare buffer, which has
-    /// the contents of the last buffer before the last step.
+    /// Returns the final `words` words, starting at `first`, of all buffers and then of the spare buffer, which has the
+    /// contents that the last buffer had before the last step.
     fn expected(&self, first: u64, words: usize) -> Vec<Vec<u32>> {
         let column = |index| {
             let mut random = self.input(index);

@@ -31,7 +31,7 @@ impl Mmul<f32> {
 
 impl<E: Element> Mmul<E> {
     fn with_source(name: &'static str, source: &'static str, scale: u32, seed: u64) -> Self {
-        // The work is the third power of the side.
+        // The work grows with the third power of the side.
         let side = TILE * (4.0 * f64::from(scale).cbrt()).round() as u32;
         let (count, mut random) = ((side * side) as usize, Random::new(seed));
         Self { name, source, side, a: E::random(&mut random, count), b: E::random(&mut random, count) }

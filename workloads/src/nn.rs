@@ -1,15 +1,15 @@
-//! Nearest neighbours: distances of records to points, from which the CPU selects the smallest.
+//! Nearest neighbours: computes the distances between records and points, of which the CPU selects the smallest.
 
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Number of points whose neighbours are searched.
+/// Number of points whose neighbours are computed.
 const POINTS: usize = 4;
 /// Number of neighbours of each point.
 const NEIGHBOURS: usize = 10;
 const THREADS: u32 = 256;
-/// The error consists of four roundings of 2^-24 below the root, which halves them; two units in the last place, 2^-22,
-/// of the reciprocal root on the hardware; one more rounding. That is less than 2^-21.
+/// The error consists of four roundings of 2^-24 before the root, which halves them; two units in the last place
+/// (2^-22) of the hardware's reciprocal root; and one more rounding. That is less than 2^-21.
 const BOUND: Bound = Bound { relative: 1.0 / (1 << 21) as f32, absolute: 0.0 };
 
 /// Records on the unit square.
@@ -80,7 +80,7 @@ impl Workload for Nn {
         let of = |point: [f32; 2]| self.records.chunks(2).map(move |record| distance(record, point));
         let expected: Vec<f32> = self.points.iter().copied().flat_map(of).collect();
         let verified = results.same_floats("distances", &expected, BOUND)?;
-        // Records whose distances are equal within the bound may be exchanged; the distances then still agree.
+        // Records whose distances are equal within the bound may be swapped; the distances then still agree.
         let found = results.floats("distances")?;
         for (found, expected) in found.chunks(self.count()).zip(expected.chunks(self.count())) {
             let (found, expected): (Vec<f32>, Vec<f32>) = nearest(found)

@@ -1,4 +1,4 @@
-//! The kernels of `madd` and `mmul` by themselves, as nodes of a graph: the caller manages buffers and order.
+//! The kernels of `madd` and `mmul` alone, as nodes of a graph: the caller manages buffers and order.
 
 use crate::{Buffer, Grid, Params, Random};
 use anyhow::Result;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Rows and columns of a tile of `mmul`.
 const TILE: u32 = 16;
 
-/// Function of a node of two square matrices of words.
+/// Function of a node, which has two square matrices of words as inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeKernel {
     /// The sum of the matrices.
@@ -78,7 +78,7 @@ impl NodeKernel {
     }
 }
 
-/// Measures a fixed computation on a processor, for a comparison of processors.
+/// Measures the time of a fixed computation on a processor, to compare processors.
 #[must_use]
 pub fn yardstick() -> Duration {
     const SIDE: u32 = 128;

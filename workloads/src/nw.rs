@@ -3,7 +3,7 @@
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Side of a tile, and number of threads of its block.
+/// Side of a tile, and number of threads of a tile's block.
 const TILE: u32 = 32;
 /// Number of letters of the alphabet.
 const LETTERS: u32 = 24;

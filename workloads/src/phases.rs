@@ -33,7 +33,7 @@ impl Phase {
     }
 }
 
-/// Times of a run, and the size of its check. The caller must close the device.
+/// Times of a run, and the amount of data that was checked. The caller must close the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Time of each phase of [`Phase::ALL`].
@@ -70,7 +70,8 @@ impl<'a> Run<'a> {
         Self { workload, setup: None, times: [Duration::ZERO; 4] }
     }
 
-    /// Executes a phase, to the end of its work. Each phase of [`Phase::ALL`] must occur once, in this order.
+    /// Executes a phase and waits until its work has ended. Each phase of [`Phase::ALL`] must occur once, in this
+    /// order.
     ///
     /// # Errors
     /// The device's error.

@@ -3,7 +3,7 @@
 /// Increment of the state.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A generator of inputs (SplitMix64): the same seed gives the same numbers in guests and on the host, and parts of a
+/// A generator of inputs (SplitMix64). The same seed gives the same numbers in guests and on the host, and parts of a
 /// sequence can be generated without its beginning.
 #[derive(Clone, Copy, Debug)]
 pub struct Random(u64);

@@ -24,7 +24,7 @@ enum Input {
 }
 
 impl Slot {
-    /// Creates a buffer in VRAM only for the device: it is neither filled nor read back.
+    /// Creates a buffer in VRAM for use by the device only: it is neither filled nor read back.
     #[must_use]
     pub fn scratch(name: impl Into<Cow<'static, str>>, bytes: u64) -> Self {
         Self { name: name.into(), place: Place::Vram, bytes, input: Input::Nothing, output: false }
@@ -101,7 +101,7 @@ impl Results {
     /// Compares an output's words bit for bit. Returns the number of bytes.
     ///
     /// # Errors
-    /// The differences, or that no such output exists.
+    /// The differences, or an error if no such output exists.
     pub fn same_words(&self, name: &str, expected: &[u32]) -> Result<u64> {
         compare_words(name, &self.words(name)?, expected)
     }
@@ -109,7 +109,7 @@ impl Results {
     /// Compares an output's floats within a bound. Returns the number of bytes.
     ///
     /// # Errors
-    /// The differences, or that no such output exists.
+    /// The differences, or an error if no such output exists.
     pub fn same_floats(&self, name: &str, expected: &[f32], bound: Bound) -> Result<u64> {
         compare_floats(name, &self.floats(name)?, expected, bound)
     }
@@ -196,7 +196,7 @@ impl Setup {
         &self.results
     }
 
-    /// Frees the buffers; the program stays on the device.
+    /// Frees the buffers; the program remains on the device.
     ///
     /// # Errors
     /// The device's error.

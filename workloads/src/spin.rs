@@ -1,4 +1,4 @@
-//! A long loop without data, of a given length.
+//! A long loop of a given length, without data.
 
 use crate::{Gpu, Grid, Params, Results, Setup, Slot, Workload};
 use anyhow::Result;
@@ -50,7 +50,7 @@ impl Workload for Spin {
     }
 
     fn check(&self, results: &Results) -> Result<u64> {
-        // Compute all rounds at once: an affine map to the power of their number, through squaring.
+        // Compute all rounds at once: raise an affine map to the power of their number by squaring.
         let (mut factor, mut summand) = (1_u32, 0_u32);
         let (mut square, mut shift, mut rounds) = (FACTOR, SUMMAND, self.rounds);
         while rounds > 0 {

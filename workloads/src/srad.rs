@@ -1,5 +1,5 @@
-//! Speckle-reducing anisotropic diffusion, the first version: the image's exponential, statistics of the whole image
-//! with a reduction on the device, its logarithm.
+//! Speckle-reducing anisotropic diffusion, first version: computes the image's exponential, statistics of the whole
+//! image (with a reduction on the device), and the image's logarithm.
 
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
@@ -7,10 +7,10 @@ use anyhow::Result;
 const ITERATIONS: u32 = 2;
 /// Fraction of the differences by which a pixel changes in an iteration, for each of its four neighbours.
 pub(crate) const DIFFUSION_RATE: f32 = 0.5 / 4.0;
-/// Number of threads of a block for pixels in line, and of values that such a block sums.
+/// Number of threads in a one-dimensional block of pixels, and number of values that such a block sums.
 const THREADS: u32 = 256;
 const BLOCK_SUMS: u32 = 512;
-/// Number of threads of a block in two dimensions.
+/// Number of threads of a two-dimensional block.
 const PATCH: [u32; 2] = [32, 8];
 
 /// An image with values from 0 to 255.
@@ -20,7 +20,7 @@ pub(crate) struct Srad {
     image: Vec<f32>,
 }
 
-/// Returns a noisy image with values below 1: a bright middle in darker surroundings.
+/// Returns a noisy image with values below 1: a bright centre with darker surroundings.
 pub(crate) fn speckled(side: u32, seed: u64) -> Vec<f32> {
     let (mut random, middle) = (Random::new(seed), side / 4..side / 4 * 3);
     let pixels = (0..side).flat_map(|row| (0..side).map(move |column| (row, column)));
@@ -59,13 +59,13 @@ pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
 }
 
 /// Bounds the relative error of a pixel after a number of iterations, for an initial error `before` and the error
-/// `statistics` of the variation. All in units of 2^-24.
+/// `statistics` of the variation. All errors are in units of 2^-24.
 ///
 /// An estimate of the worst case. Pixels are from 1 to e. The relative error of a coefficient c is the error of q and
 /// the variation together, apart from a factor below 1.2. The pixel changes by an eighth of c times the differences,
-/// whose magnitudes sum to about 2. Therefore the variation's error counts about a third. The error of q is the error
-/// of two pixels, doubled by the square, plus about 30 units: an iteration triples earlier errors. Roundings do not all
-/// have the same sign: on `simgpu` pixels are off by less than a hundredth of this.
+/// whose magnitudes sum to about 2. Therefore about a third of the variation's error counts. The error of q is the
+/// error of two pixels, doubled by the square, plus about 30 units: an iteration triples earlier errors. Roundings do
+/// not all have the same sign: on `simgpu`, the pixels' errors are less than a hundredth of this.
 pub(crate) fn error(before: f32, statistics: f32, iterations: u32) -> f32 {
     (0..iterations).fold(before, |error, _| 3.0 * error + statistics / 3.0 + 64.0)
 }
@@ -142,8 +142,8 @@ impl Workload for Srad {
             image = diffused(&image, self.side as usize, q);
         }
         let expected: Vec<f32> = image.iter().map(|pixel| (255.0 * pixel.ln()) as f32).collect();
-        // e^x is off by up to 6 units, a sum by up to 22 more in a tree over four million. The variance, of which the
-        // squares' mean is 15 times as large, is off by less than 2048 in proportion. The logarithm's absolute error is
+        // e^x is off by up to 6 units, a sum by up to 22 more in a tree over four million. The variance, which is a
+        // 15th of the mean of the squares, is off by less than 2048 in proportion. The logarithm's absolute error is
         // its argument's relative error, plus two units in its own last place.
         let unit = 1.0 / (1 << 24) as f32;
         let bound = Bound { relative: 8.0 * unit, absolute: 255.0 * error(6.0, 2048.0, ITERATIONS) * unit };

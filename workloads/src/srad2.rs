@@ -1,5 +1,5 @@
-//! Speckle-reducing anisotropic diffusion, the second version: uses tiles in shared memory, and statistics of a part of
-//! the image that the CPU computes.
+//! Speckle-reducing anisotropic diffusion, second version: uses tiles in shared memory, and statistics of a part of the
+//! image, which the CPU computes.
 
 use crate::srad::{DIFFUSION_RATE, diffused, error, speckled, variation};
 use crate::{Bound, Gpu, Grid, Params, Results, Setup, Slot, Workload};
@@ -8,7 +8,7 @@ use anyhow::Result;
 const ITERATIONS: u32 = 2;
 /// Side of a tile in pixels.
 const TILE: u32 = 16;
-/// Number of rows of the image that only have the speckle's variation: they show only surroundings.
+/// Number of rows of the image whose only variation is the speckle, because they show only surroundings.
 const SAMPLE_ROWS: u32 = 16;
 
 /// An image with values from 1 to e.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, Random, Setup, Workload};
 
 const MIB: u64 = 1 << 20;
-/// Number of page tables, each for 128 MiB.
+/// Number of page tables, each of which covers 128 MiB.
 const TABLES: u64 = 2;
 const TABLE_MIB: u64 = 128;
 const DIRECTORY: u64 = 0x1_0000;
@@ -22,11 +22,11 @@ const VRAM_BASE: u64 = (0x13 << 32) - TABLE_MIB * MIB;
 const BANK: u64 = 2 * MIB;
 const LOCAL: u64 = 4 * MIB;
 const LOCAL_BYTES: u64 = 4 * MIB;
-/// Address in VRAM of the first buffer. The second one of the smallest workloads crosses the multiple of 2^32.
+/// Address in VRAM of the first buffer. The second buffer of the smallest workloads crosses the multiple of 2^32.
 const FIRST_BUFFER_AT: u64 = TABLE_MIB * MIB - 0x6000;
 const END: u64 = TABLES * TABLE_MIB * MIB;
 const PAGE: u64 = 0x1000;
-/// Byte that fills allocated memory. Guard bytes follow each buffer, which no work may overwrite.
+/// Byte that fills allocated memory. Guard bytes with this value follow each buffer, and no work may overwrite them.
 const UNUSED: u8 = 0xa5;
 
 /// The engine with its own address space.
@@ -194,7 +194,7 @@ fn work_is_small_at_scale_1_and_grows_in_proportion() {
         let works = [1, 2, 8].map(|scale| work(name, scale));
         println!("{name}: {works:?}");
         assert!(works[0] <= 5_000_000, "{name} takes {works:?} instructions");
-        // Some workloads have no kernels, or use the copy engine.
+        // Some workloads have no kernels, or only use the copy engine.
         if works[0] > 100_000 {
             assert!((3 * works[1]..=6 * works[1]).contains(&works[2]), "{name} takes {works:?} instructions");
         }
@@ -207,8 +207,8 @@ enum Mishap {
     /// The launch with this number is lost.
     LostLaunch(usize),
     /// In the download with this number, a word is returned with its second-highest bit flipped, which exceeds any
-    /// float's bound. The second field is the word's position: a fraction in units of 2^-32 from the first word to the
-    /// last.
+    /// float's bound. The second field is the position of the word, as a fraction in units of 2^-32 of the distance
+    /// from the first word to the last.
     WrongWord(usize, u32),
 }
 

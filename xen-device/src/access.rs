@@ -115,7 +115,7 @@ impl Accesses<'_> {
         }
     }
 
-    /// Splits an item at the borders of BARs.
+    /// Splits an item at the boundaries of BARs.
     fn memory(&mut self, address: u64, mut data: Data<'_>) {
         let mut at = address;
         while !data.is_empty() {

@@ -1,9 +1,9 @@
-//! Pages of the domain under its BARs, for memory of the device that a client can map.
+//! Pages that the domain has under its BARs, for device memory that a client can map.
 //!
 //! A client of vfio-user maps a file for this memory. A domain cannot do this: it can only access its own memory
 //! without an exit. Therefore the domain gets as many pages as the device's area has, at the addresses that the guest
-//! assigns to the BAR, and the device keeps its memory in them. An access that misses these pages for any reason
-//! arrives as a request and reaches the same memory: the pages only make accesses faster.
+//! assigns to the BAR, and the device keeps the area's data in these pages. An access that misses these pages for any
+//! reason arrives as a request and reaches the same memory: the pages only make accesses faster.
 //!
 //! The pages are added when the BAR is first enabled, and follow the BAR. While the BAR is disabled, the pages stay in
 //! place.
@@ -36,7 +36,7 @@ enum Pages {
     Without,
 }
 
-/// A part of a region that should have pages under it.
+/// A part of a region under which there should be pages.
 #[derive(Debug)]
 struct Area {
     region: RegionIndex,
@@ -71,7 +71,7 @@ impl Area {
 pub(crate) struct BarBacking(Vec<Area>);
 
 impl BarBacking {
-    /// Creates the areas of `regions`, without pages.
+    /// Creates the areas of `regions`, initially without pages.
     pub fn new(regions: &[RegionInfo; NUM_REGIONS]) -> Self {
         let areas = RegionIndex::ALL.into_iter().zip(regions).flat_map(|(region, info)| {
             let areas = info.mappable().map(|mappable| mappable.areas().to_vec()).unwrap_or_default();
@@ -83,8 +83,8 @@ impl BarBacking {
     /// Moves pages to the enabled BARs.
     pub fn follow(&mut self, windows: &[Window], target: &dyn Target, device: &mut dyn Device) {
         let wanted: Vec<_> = self.0.iter().map(|area| area.wanted(windows)).collect();
-        // If a guest exchanges BARs, the old pages of one occupy the new place of the other's pages; each address can
-        // only hold one page.
+        // If a guest exchanges BARs, the old pages of one BAR occupy the new location of the other BAR's pages. Each
+        // address can only hold one page.
         for (at, area) in self.0.iter_mut().enumerate() {
             let in_the_way = |frames: &Range<u64>| {
                 let others = wanted.iter().enumerate().filter(|(other, _)| *other != at);
@@ -160,7 +160,7 @@ fn lend(area: &Area, frames: &Range<u64>, target: &dyn Target, device: &mut dyn 
     lent.inspect_err(|_| report(target.take_frames(frames.start, count)))
 }
 
-/// Stops using pages whose location is unknown, or some of which are missing.
+/// Stops using an area's pages, because their location is unknown or some of them are missing.
 fn give_up(area: &mut Area, target: &dyn Target, error: &dyn std::fmt::Display) {
     tracing::warn!(%error, region = ?area.region, "memory beneath a BAR cannot follow it: each access there is a request from now on");
     take(area, target);

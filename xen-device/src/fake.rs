@@ -1,8 +1,9 @@
-//! A fake hypervisor for tests on any host, stricter than Xen: it records errors that Xen would accept as
+//! A fake hypervisor for tests on any host. It is stricter than Xen: it records errors that Xen would accept as
 //! [`FakeXen::breaches`], such as a port that is bound twice, a range that is partly released, or an answer without a
 //! request.
 //!
-//! The guest's side is [`FakeDomain`]: it makes the accesses of virtual CPUs like Xen, and adds and removes memory.
+//! The guest's side is [`FakeDomain`]: it makes accesses as Xen makes them for virtual CPUs, and adds and removes
+//! memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -27,7 +28,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 /// The first port of a virtual CPU, and of buffered requests.
 const FIRST_PORT: u32 = 11;
 const BUFFERED_PORT: u32 = 7;
-/// Offset of the server's ports from the domain's ports.
+/// Difference between the server's ports and the domain's ports.
 const OURS: u32 = 1000;
 
 /// The hypervisor, with its domains.
@@ -67,7 +68,7 @@ struct State {
     spare: BTreeSet<u64>,
     stuck: bool,
     server: Option<Arc<Server>>,
-    /// Level of the pin, and the delivered messages in order.
+    /// Level of the pin, and the delivered messages, in order.
     pin: bool,
     messages: Vec<(u64, u32)>,
     raised: u64,
@@ -128,7 +129,7 @@ pub struct FakeSpec {
     pub kib: u64,
     /// Target size of its memory in KiB, if smaller.
     pub target_kib: Option<u64>,
-    /// Set for an HVM domain.
+    /// Set if the domain is an HVM domain.
     pub hvm: bool,
     /// Number of pages that the host can add to the domain's memory.
     pub spare: u64,
@@ -231,7 +232,7 @@ impl Hypervisor for FakeXen {
     }
 }
 
-/// The list of domains as one server sees it.
+/// The list of domains, as one server sees it.
 #[derive(Debug)]
 struct FakeStore {
     xen: FakeXen,
@@ -275,7 +276,7 @@ impl Store for FakeStore {
     }
 }
 
-/// A domain as its server sees it.
+/// A domain, as its server sees it.
 #[derive(Debug)]
 struct FakeTarget {
     domain: Arc<Domain>,
@@ -516,7 +517,7 @@ impl FakeDomain {
         });
     }
 
-    /// Waits until a server has found the domain and decided about it.
+    /// Waits until a server has found the domain and decided whether to serve it.
     ///
     /// # Panics
     /// If this takes too long.
@@ -581,7 +582,7 @@ impl FakeDomain {
     }
 
     /// Makes an access as Xen does: an access to memory is executed, an access outside the server's claims reads as
-    /// ones, and others are passed on.
+    /// ones, and all other accesses are passed on.
     ///
     /// # Panics
     /// If the memory file cannot be read or written.
@@ -658,7 +659,7 @@ impl FakeDomain {
         done
     }
 
-    /// Writes bytes anywhere in one of the server's pages, and wakes it.
+    /// Writes arbitrary bytes at any offset of one of the server's pages, and wakes the server.
     ///
     /// # Panics
     /// If the bytes are outside the page.
@@ -670,8 +671,8 @@ impl FakeDomain {
         fire(&server, port);
     }
 
-    /// Removes frames from the domain and notifies the server through its last processor, as Xen does when a guest
-    /// gives frames back; waits for the answer.
+    /// Removes frames from the domain, notifies the server through the last processor's slot, as Xen does when a guest
+    /// gives frames back, and waits for the answer.
     pub fn give_back(&self, frames: std::ops::Range<u64>) {
         self.take(frames);
         self.request(
@@ -773,7 +774,7 @@ impl FakeDomain {
     }
 }
 
-/// Fires a port at a server, as Xen does: a masked one becomes pending.
+/// Fires a port of a server, as Xen does: a masked port becomes pending.
 fn fire(server: &Server, port: u32) {
     let mut state = server.state.lock();
     if state.silent.contains(&port) {

@@ -32,7 +32,7 @@ const MSI_ENABLE: u32 = 1 << 16;
 const MSI_64: u32 = 1 << 23;
 /// Number of BARs of a function.
 const BARS: usize = 6;
-/// Maximum number of capabilities that are read: more do not fit into configuration space.
+/// Maximum number of capabilities that are read; more do not fit into configuration space.
 const MAX_CAPABILITIES: usize = 48;
 
 /// Address and data of the device's message.
@@ -104,13 +104,13 @@ impl Function {
         self.route(by_message, !by_message && command & COMMAND_INTX_OFF == 0);
     }
 
-    /// Returns true if the pin is up.
+    /// Returns true if the pin is asserted.
     pub fn is_up(&self) -> bool {
         *self.pin.lock()
     }
 
-    /// Lowers the pin at an access of the guest that may have removed its cause; the pin rises again if the cause
-    /// remains.
+    /// Deasserts the pin on an access of the guest that may have removed the cause. The pin is asserted again if the
+    /// cause remains.
     pub fn acknowledge(&self) {
         let was_up = std::mem::take(&mut *self.pin.lock());
         if was_up {
@@ -146,7 +146,7 @@ impl Function {
         None
     }
 
-    /// Reads the capability: whether messages are enabled, their address, and the data of the first message.
+    /// Reads the capability: true if messages are enabled, their address, and the data of the first message.
     fn read_message(&self, device: &mut dyn Device, at: u64) -> (bool, u64, u32) {
         let of = |device: &mut dyn Device, offset: u64| word(device, at.saturating_add(offset));
         let control = of(device, 0);
@@ -171,14 +171,14 @@ impl Function {
             let region = RegionIndex::ALL.get(number).copied().filter(|_| low & BAR_IO == 0);
             let size = region.and_then(|region| self.region(region)).map_or(0, RegionInfo::size);
             let last = size.checked_sub(1).and_then(|rest| first.checked_add(rest));
-            // While a guest probes the size, the value is not an address; 0 is not an address either.
+            // A guest that probes the size writes a value that is not an address; 0 is not an address either.
             if let (Some(region), Some(last), true) = (region, last, first != 0) {
                 windows.push(Window { region, range: Range { first, last } });
             }
             number = number.saturating_add(if wide { 2 } else { 1 });
         }
         windows.sort_unstable_by_key(|window| window.range.first);
-        // Xen accepts each address once. If BARs overlap, the BAR at the lower address applies.
+        // Xen accepts each address once. If BARs overlap, the BAR with the lower address wins.
         let mut free = 0;
         windows.retain(|window| {
             let fits = window.range.first >= free;

@@ -1,9 +1,9 @@
-//! Drives a server on the fake hypervisor with a list of steps that any bytes decode to: the body of the fuzz target,
-//! and of a test over its seeds.
+//! Drives a server on the fake hypervisor with steps decoded from arbitrary bytes: the body of the fuzz target, and of
+//! a test over its seeds.
 //!
-//! Checks: every request is answered exactly once; the device sees only aligned pieces inside its regions; its memory
-//! is mapped and unmapped in pairs, and all mappings of a returned frame are gone before the answer; the hypervisor
-//! reports no breach; at the end no state is left.
+//! Checks: every request is answered exactly once; the device sees only aligned pieces inside its regions; each mapping
+//! of memory is unmapped once, and all mappings of a returned frame are gone before the answer; the hypervisor reports
+//! no breach; at the end no state is left.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ const KIB: u64 = 4096;
 /// First addresses of the BARs, which are adjacent.
 const PLACES: [u64; 2] = [0xf100_1000, 0xf100_2000];
 
-/// Bytes that are read in sequence; zeros after the end.
+/// Bytes that are read in sequence; zeros after their end.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -84,7 +84,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Stops a server when it is dropped, also during a panic: otherwise joining its thread would wait forever.
+/// Stops a server when this value is dropped, also during a panic: otherwise joining its thread would wait forever.
 struct Stops<'a>(&'a StopHandle);
 
 impl Drop for Stops<'_> {
@@ -111,7 +111,7 @@ pub fn run(bytes: &[u8]) {
         let mut number = 1;
         let mut domain = begin(&xen, number);
         for _ in 0..MAX_STEPS {
-            // If the server has ended, a wait for it would fail.
+            // If the server has ended, waiting for it would fail.
             if bytes.0.is_empty() || thread.is_finished() {
                 break;
             }
@@ -200,7 +200,7 @@ fn step(bytes: &mut Bytes<'_>, domain: &FakeDomain, link: &Link) -> Next {
             domain.junk(true, at, &bytes.next::<8>());
         }
         240..250 => {
-            // Use a slot after the slots of the domain's processors.
+            // Uses a slot after the slots of the domain's processors.
             let at = usize::from(bytes.byte() % 126).saturating_mul(32).saturating_add(64);
             domain.junk(false, at, &bytes.next::<32>());
         }

@@ -11,7 +11,7 @@ use vmm_glue::memory::Mapping;
 /// The number of a domain.
 pub type DomainId = u16;
 
-/// Addresses of a domain's memory space, both ends included.
+/// Addresses in a domain's memory space, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     /// First address.
@@ -23,7 +23,7 @@ pub struct Range {
 /// Reason that a domain cannot be served.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// This process is not permitted, or not able, to call the hypervisor.
+    /// This process may not or cannot call the hypervisor.
     #[error("{path}: {error}; {advice}")]
     Device {
         /// The kernel's device.
@@ -68,7 +68,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns the domain's port that signals buffered requests.
     fn buffered_port(&self) -> u32;
 
-    /// Binds a port of the domain. Returns our port.
+    /// Binds a port of the domain. Returns the server's port.
     ///
     /// # Errors
     /// If the port does not exist.
@@ -92,7 +92,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// If the range was not claimed.
     fn disclaim(&self, range: Range) -> io::Result<()>;
 
-    /// Notifies the domain, through one of our ports, that a request is answered.
+    /// Notifies the domain, through one of the server's ports, that a request is answered.
     ///
     /// # Errors
     /// If the port no longer exists, for example because its domain was destroyed.
@@ -101,7 +101,8 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns a descriptor that is readable when a port has fired.
     fn events(&self) -> BorrowedFd<'_>;
 
-    /// Takes the ports that have fired, at most as many as fit; each is masked until [`Self::unmask`]. Does not wait.
+    /// Takes the ports that have fired, at most as many as fit. Each of them stays masked until [`Self::unmask`]. Does
+    /// not wait.
     ///
     /// # Errors
     /// If events were lost or the device has failed.
@@ -113,7 +114,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// If the device has failed.
     fn unmask(&self, ports: &[u32]) -> io::Result<()>;
 
-    /// Returns for each of `count` frames from `first` whether the domain has memory there.
+    /// Returns, for each of `count` frames from `first` on, true if the domain has memory there.
     ///
     /// # Errors
     /// If the domain no longer exists.
@@ -122,21 +123,21 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Maps `count` frames of the domain, starting at `first`: all of them or none.
     ///
     /// # Errors
-    /// If one of them is missing.
+    /// If one of the frames is missing.
     fn map(&self, first: u64, count: usize) -> io::Result<Mapping>;
 
     /// Adds `count` frames from `first` on to the domain, beyond its current memory and limit: adds either all of them
     /// or none.
     ///
     /// # Errors
-    /// If the host has no memory for it, or Xen refuses.
+    /// If the host has no memory for the frames, or Xen refuses.
     fn add_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
     /// Removes `count` frames from `first` on from the domain. The frames continue to exist for as long as they are
     /// mapped here.
     ///
     /// # Errors
-    /// If one of them is missing; the others are removed.
+    /// If one of the frames is missing; the others are removed.
     fn take_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
     /// Moves `count` frames that begin at `from` to `to`; the two ranges do not overlap.

@@ -2,11 +2,11 @@
 //! events.
 //!
 //! This implementation uses only interfaces that are the same in every Xen version since 4.11 (the calls of a device
-//! model, the mapping of its pages as a resource, `frames`), except one call, which is documented in `frames`. It does
-//! not need a Xen library.
+//! model, the mapping of its pages as a resource, `frames`), except for one call, which `frames` describes. It does not
+//! need a Xen library.
 #![expect(unsafe_code, reason = "ioctls of Xen's devices, and memory that they map")]
-// UNSAFETY: each ioctl gets a structure of the layout for its number, which outlives the call and points only to memory
-// of this module; one value owns a mapping and unmaps it when it is dropped.
+// UNSAFETY: each ioctl gets a structure with the layout of its number; the structure outlives the call and points only
+// to memory of this module. Each mapping is owned by one value, which unmaps it when it is dropped.
 
 mod frames;
 
@@ -185,16 +185,17 @@ impl Calls {
     fn dm_op(&self, mut words: [u64; 4]) -> io::Result<[u64; 4]> {
         let buffers = [DmOpBuffer { address: words.as_mut_ptr().cast(), size: size_of_val(&words) }];
         let call = DmOp { domain: self.domain, count: 1, buffers: buffers.as_ptr() };
-        // SAFETY: the structure names one buffer of 32 bytes, the size of `struct xen_dm_op`; all of it is alive here.
+        // SAFETY: the structure names one buffer of 32 bytes, the size of `struct xen_dm_op`; all of it outlives the
+        // call.
         let done = unsafe { libc::ioctl(self.privcmd.as_raw_fd(), DM_OP, &raw const call) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(words) }
     }
 
-    /// Returns address space for `count` pages, with no memory mapped in it.
+    /// Reserves address space for `count` pages, without memory.
     fn area(&self, count: usize) -> io::Result<Foreign> {
         let len = count.checked_mul(PAGE).filter(|_| (1..=MAX_FRAMES).contains(&count));
         let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        // SAFETY: a new mapping at an address that the kernel chooses.
+        // SAFETY: the kernel chooses the address of the new mapping.
         let base = unsafe {
             rustix::mm::mmap(
                 ptr::null_mut(),
@@ -218,7 +219,7 @@ impl Calls {
             count: 1,
             address: area.base.addr() as u64,
         };
-        // SAFETY: maps one page over the page that `area` owns.
+        // SAFETY: the call maps one page over the page that `area` owns.
         let done = unsafe { libc::ioctl(self.privcmd.as_raw_fd(), MMAP_RESOURCE, &raw const call) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(area) }
     }
@@ -238,10 +239,10 @@ impl Calls {
             frames: frames.as_ptr(),
             errors: errors.as_mut_ptr(),
         };
-        // SAFETY: maps `count` pages over pages that `area` owns; both lists have `count` entries.
+        // SAFETY: the call maps `count` pages over pages that `area` owns; both lists have `count` entries.
         let done = unsafe { libc::ioctl(self.privcmd.as_raw_fd(), MMAP_BATCH, &raw const call) };
         let error = io::Error::last_os_error();
-        // ENOENT: a frame is paged out, which the list contains as well.
+        // ENOENT means that a frame is paged out; the list contains this error as well.
         if done < 0 && error.raw_os_error() != Some(libc::ENOENT) {
             return Err(error);
         }
@@ -270,7 +271,7 @@ struct Foreign {
     len: usize,
 }
 
-// SAFETY: memory that this value owns; it is only used with volatile accesses, which any thread may do.
+// SAFETY: this value owns the memory and uses it only with volatile accesses, which any thread may do.
 unsafe impl Send for Foreign {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Foreign {}

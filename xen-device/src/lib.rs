@@ -1,5 +1,5 @@
-//! The second kind of endpoint, next to the vfio-user server: an HVM domain of Xen whose accesses to one PCI function
-//! are served by this process.
+//! The second kind of endpoint, in addition to the vfio-user server: an HVM domain of Xen whose accesses to one PCI
+//! function are served by this process.
 //!
 //! A process that emulates a device of a domain is an *ioreq server*: it claims a PCI function and ranges of addresses;
 //! Xen passes a virtual CPU's access to these addresses through a shared page, and wakes the server through an event
@@ -17,7 +17,8 @@
 //! - `access`: translates requests into calls of the device; `session`: serves one domain; `server`: serves one domain
 //!   after the other.
 //!
-//! A device sees no difference from the vfio-user server: it is a [`vmm_glue::Device`] with its [`vmm_glue::Link`].
+//! A device does not notice any difference from the vfio-user server: it is a [`vmm_glue::Device`] with its
+//! [`vmm_glue::Link`].
 //!
 //! This crate does not support: migration (an ioreq server cannot refuse it in Xen's interface, see
 //! docs/guides/xen.md), PV and PVH domains, stub domains, more than one segment or bus, grant references.

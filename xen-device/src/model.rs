@@ -1,4 +1,4 @@
-//! A small device for tests of this endpoint: it has two BARs, one message and one pin, and reads memory of the guest.
+//! A small device for tests of this endpoint. It has two BARs, one message and one pin, and reads the guest's memory.
 //!
 //! It checks the server's obligations to a device: aligned pieces inside regions, map and unmap in pairs, and no call
 //! after the end.
@@ -38,7 +38,7 @@ pub mod register {
 /// Record of all calls of a device.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Accesses: the region, the offset, the bytes, and whether it was a write.
+    /// Accesses: the region, the offset, the bytes, and true for a write.
     pub accesses: Vec<(RegionIndex, u64, usize, bool)>,
     /// Currently mapped memory: sizes by address.
     pub mapped: BTreeMap<u64, u64>,
@@ -46,7 +46,7 @@ pub struct Seen {
     pub came: u64,
     /// Number of domains that were disconnected.
     pub went: u64,
-    /// Set to refuse pages for its regions.
+    /// Set if the device refuses pages for its regions.
     pub refuses: bool,
 }
 
@@ -109,7 +109,7 @@ impl Model {
         Some(memory.get_mut(start..start.checked_add(len)?).expect("inside of the region"))
     }
 
-    /// Returns the pages that were lent for an offset, and the offset's position in them.
+    /// Returns the pages that were lent for an offset, and the position of that offset in them.
     fn lent(&self, region: RegionIndex, offset: u64) -> Option<(VolatileSlice<'_>, usize)> {
         let at = offset.checked_sub(AREA.offset).filter(|at| *at < AREA.size)?;
         let pages = self.lent.get(usize::from(region as u8))?.as_ref()?;

@@ -1,9 +1,9 @@
 //! The domain's memory, lent to the device in pieces of bounded size.
 //!
 //! A complete piece is one region. A piece with holes has a region for each run of frames, and is checked periodically,
-//! because a guest that takes memory back does not report it. When Xen reports that frames may have been removed, each
-//! piece is compared with the present frames; the regions of missing frames are first unmapped from the device, and
-//! only then from this process, whose mapping still keeps the frames in the hypervisor.
+//! because taking memory back is not reported. When Xen reports that frames may have been removed, each piece is
+//! compared with the present frames; the regions of missing frames are first unmapped from the device, and only then
+//! from this process, whose mapping still keeps the frames in the hypervisor.
 
 use std::io;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::hypervisor::Target;
 const MIN_PIECE: u64 = 512;
 /// Number of pieces to aim for; the number of regions of a client is limited.
 const TARGET_PIECES: u64 = 1024;
-/// Frames of a PC's VGA, which are never memory. A piece that contained them would always have a hole, and be checked
+/// Frames of a PC's VGA, which never hold memory. A piece that contained them would always have a hole, and be checked
 /// forever.
 pub(crate) const VGA: Range<u64> = 0xa0..0xc0;
 /// The first frame that is never the domain's memory: the guest's firmware and Xen use the addresses from here to 4
@@ -69,7 +69,7 @@ pub(crate) struct Ram {
 }
 
 impl Ram {
-    /// Creates the pieces of a domain that may have `kib` of memory, with nothing lent.
+    /// Creates the pieces of a domain that may have `kib` of memory; no memory is lent yet.
     pub fn new(kib: u64, limits: MemoryLimits) -> Self {
         let frames = kib.div_ceil(4).min(limits.mapped_bytes / PAGE_SIZE);
         let piece = (frames / TARGET_PIECES).next_power_of_two().max(MIN_PIECE);
@@ -87,7 +87,7 @@ impl Ram {
             if piece.first == FRAME_AT_4_GIB {
                 met_end = false;
             }
-            // Memory is contiguous when a domain begins: a piece without memory is followed only by other pieces
+            // When a domain begins, its memory is contiguous: a piece without memory is followed only by other pieces
             // without memory. These pieces are dropped instead of being checked periodically.
             if !met_end {
                 self.fill(place, target, link, device);
@@ -150,7 +150,7 @@ impl Ram {
     fn fill(&mut self, place: usize, target: &dyn Target, link: &Link, device: &mut dyn Device) {
         let Some(piece) = self.pieces.get_mut(place) else { return };
         let whole = Run { first: piece.first, count: piece.count };
-        // Most pieces are complete: one call is enough for them.
+        // Most pieces are complete, so that one call is enough for them.
         let runs = match piece.runs.is_empty().then(|| lend(whole, target, &self.limits, link, device)) {
             Some(Ok(())) => {
                 piece.runs.push(whole);

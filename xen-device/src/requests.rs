@@ -1,4 +1,4 @@
-//! The pages that carry accesses: their layouts, and taking and answering requests.
+//! The pages that carry accesses: their layouts, and functions to take and answer requests.
 //!
 //! Xen, not the guest, writes these pages, but this module does not rely on that: each field is copied once, and its
 //! user checks it.
@@ -23,8 +23,8 @@ mod slot {
     pub const COUNT: usize = 16;
     pub const SIZE: usize = 20;
     pub const PORT: usize = 24;
-    /// The state is in the low half; then follow a flag that `data` is an address, the direction, and the direction
-    /// flag.
+    /// The state is in the low half, followed by a flag that `data` is an address, the access's direction, and the
+    /// CPU's direction flag.
     pub const STATE: usize = 30;
     pub const KIND: usize = 31;
 }
@@ -205,7 +205,7 @@ pub fn take_buffered(page: &Mapping) -> Result<Option<Request>, BadRing> {
     }))
 }
 
-/// A ring of buffered requests whose pointers exceed its size, or that ends with half of an entry.
+/// The ring of buffered requests is invalid: its pointers exceed its size, or it ends with half of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the ring of buffered requests says that it holds {filled} entries")]
 pub struct BadRing {

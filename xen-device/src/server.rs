@@ -1,4 +1,4 @@
-//! The server of one virtual machine: serves one domain of its name after the other.
+//! The server of one virtual machine: it serves each domain with the machine's name, one after the other.
 
 use std::io;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl XenServer {
     /// Serves the domain, each time it exists, until `stop`. `device` must have been created with a clone of `link`.
     ///
     /// # Errors
-    /// If the host fails, which guests cannot cause.
+    /// If the host fails. Guests cannot cause this.
     pub fn run(&mut self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
         while !stop.is_stopped() {
             match self.find().map_err(ServerError::Poll)? {
@@ -74,7 +74,7 @@ impl XenServer {
     fn serve(&mut self, found: Found, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> io::Result<()> {
         let (domain, name) = (found.id, self.options.domain.to_string());
         self.done = Some(domain);
-        // Mapping a page that such a domain has not used yet reduces the pages that it may still use.
+        // Mapping a page that such a domain has not used yet reduces the number of pages that it may still use.
         if found.target_kib < found.most_kib {
             let Found { most_kib, target_kib, .. } = found;
             tracing::error!(
@@ -89,7 +89,7 @@ impl XenServer {
         let slot = self.options.slot;
         let session = match self.hypervisor.attach(domain, slot, link.wake()) {
             Ok(target) => {
-                // These changes concerned the previous domain.
+                // These changes were meant for the previous domain.
                 link.take_disconnect();
                 // From now on the ports of virtual CPUs exist, and incoming accesses wait.
                 target.enable().and_then(|()| Session::begin(found, Arc::clone(&target), link, device, &self.options))
@@ -107,7 +107,7 @@ impl XenServer {
             }
         };
         tracing::info!(domain, name, slot, memory_kib = found.most_kib, "domain connected");
-        // The device cannot be saved together with its domain.
+        // The device cannot be saved with its domain.
         if let Err(error) = self.store.refuse_saves(domain, true) {
             tracing::warn!(domain, name, %error, "that the domain is saved or migrated is not refused");
         }
@@ -125,7 +125,7 @@ impl XenServer {
     }
 
     fn wait(&mut self, link: &Link, stop: &StopHandle) -> Result<(), ServerError> {
-        // Events that arrived during another request end the wait at once.
+        // Events that arrived during another request end the wait immediately.
         if self.store.changed().map_err(ServerError::Poll)? {
             return Ok(());
         }

@@ -19,8 +19,8 @@ use crate::ram::Ram;
 use crate::requests::{self, Request, SLOTS, kind};
 use crate::store::{Found, Store};
 
-/// TIMEOUT: the interval between two checks of memory with holes; a guest that takes memory back does not need this to
-/// be noticed immediately.
+/// TIMEOUT: interval between two checks of memory with holes. A guest that takes memory back does not depend on a fast
+/// reaction.
 const HOLES: Duration = Duration::from_millis(500);
 /// Number of requests after which other events are checked, even if more requests arrive.
 const MAX_ROUNDS: u32 = 256;
@@ -60,7 +60,7 @@ pub(crate) struct Session<'a> {
     function: Function,
     ram: Ram,
     cpus: Vec<Cpu>,
-    /// The server's port for buffered requests, and whether the port is masked.
+    /// The server's port for buffered requests, and true if the port is masked.
     buffered: Option<(u32, bool)>,
     spin: Spin,
     malformed: u64,
@@ -71,7 +71,7 @@ impl<'a> Session<'a> {
     /// Begins to serve a domain.
     ///
     /// # Errors
-    /// If its ports cannot be bound, or Xen refuses to pass accesses on. The device is then not notified.
+    /// If the domain's ports cannot be bound, or Xen refuses to pass accesses on. The device is then not notified.
     pub fn begin(
         found: Found,
         target: Arc<dyn Target>,
@@ -127,7 +127,7 @@ impl<'a> Session<'a> {
                 tracing::info!(domain = self.id, "the domain is no longer served, as asked");
                 return Ok(Ended::Disconnected);
             }
-            // A domain has no file that could be private.
+            // A domain does not have a file that could be private.
             self.link.take_check_shared();
             if self.serve() {
                 continue;
@@ -265,7 +265,7 @@ impl<'a> Session<'a> {
 
     /// Sleeps until an event. Returns true if domains were created or destroyed.
     fn wait(&mut self, store: &mut dyn Store, stop: &StopHandle) -> io::Result<bool> {
-        // Events that arrived during another request end the wait at once.
+        // Events that arrived during another request end the wait immediately.
         if store.changed()? {
             return Ok(true);
         }

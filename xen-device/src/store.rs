@@ -75,13 +75,13 @@ pub trait Store: Send + fmt::Debug {
     /// If the list cannot be read.
     fn find(&mut self, name: &DomainName) -> io::Result<Option<Found>>;
 
-    /// Returns true if a domain exists and is not being destroyed.
+    /// Returns true if a domain exists and is not about to be destroyed.
     ///
     /// # Errors
     /// If the list cannot be read.
     fn exists(&mut self, id: DomainId) -> io::Result<bool>;
 
-    /// Makes the toolstack refuse to save or migrate a domain before it sends the domain a request; or to allow it
+    /// Makes the toolstack refuse to save or migrate a domain, before it sends the domain a request; or allows this
     /// again.
     ///
     /// # Errors

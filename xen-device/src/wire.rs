@@ -1,4 +1,4 @@
-//! The protocol of xenstore, on the kernel's device.
+//! The protocol of xenstore, through the kernel's device.
 //!
 //! A request and its answer have the same number; events of watches may arrive in between. The protocol limits the size
 //! of answers.
@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub(crate) const DEVICE: &str = "/dev/xen/xenbus";
 /// Maximum size of a message's payload in bytes.
 const MAX_PAYLOAD: usize = 4096;
-/// TIMEOUT: xenstored answers from its memory.
+/// TIMEOUT: xenstored answers from memory, so a longer wait means that it hangs.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// Kinds of messages.

@@ -93,7 +93,7 @@ proptest! {
         put(0x48, RING.0 | 9 << 48, 8);
         put(0x200, DIRECTORY.0, 8);
         put(0x208, 0xff_ffff_ffff, 8);
-        // The guest chooses whether a context exists, the host where its image is.
+        // The guest chooses whether a context exists, and the host chooses where its image is.
         for (at, image) in [0x210, 0x230, 0x240].into_iter().zip(IMAGES) {
             if wide(at) & 4 != 0 {
                 put(at, image | 4, 8);

@@ -1,4 +1,5 @@
-//! A VM's channels in migration to another card, with their data on the card: instance blocks, rings, records, images.
+//! A VM's channels while they migrate to another card, with their data on the card: instance blocks, rings, records,
+//! images.
 //!
 //! A channel keeps its [`Span`] on the target card, since its own structures contain addresses in that span. Everything
 //! else is new: the physical channel number, the location, the submission numbers.
@@ -21,7 +22,7 @@ use nvspec::instance::{context, ramfc, vm as instance_vm};
 use saved_state::Invalid;
 use std::collections::BTreeSet;
 
-/// The channels of a VM, off the engines.
+/// The channels of a VM, none of which is on an engine.
 #[derive(Debug)]
 pub struct Moving {
     vm: SavedVm,

@@ -322,7 +322,7 @@ impl Rig {
         self.world.card.hung.contains(&physical.0).then_some(Stuck { channel: physical })
     }
 
-    /// Records that the channel is not bound any longer.
+    /// Records that the channel is no longer bound.
     fn forget(&mut self, vm: TenantId, channel: u8, as_expected: bool) {
         self.refused.remove(&(vm, channel));
         if let Some(stuck) = self.hung(vm, channel) {

@@ -1,5 +1,5 @@
-//! PGRAPH and its two context-switching falcons, at a high level: uploads are only stored, commands are answered as by
-//! nouveau's built-in firmware, and the mediator handles contexts.
+//! A high-level model of PGRAPH and its two context-switching falcons: uploads are only stored, commands are answered
+//! as by nouveau's built-in firmware, and the mediator handles contexts.
 
 use super::falcon::{Dmem, Imem};
 use super::{At, Backlog, Cx};

@@ -61,7 +61,7 @@ impl Hangs {
         while self.waiting.take(&over).is_some() {}
     }
 
-    /// Removes all hangs. The number of dropped hangs stays.
+    /// Removes all hangs. The number of dropped hangs is kept.
     pub fn reset(&mut self) {
         self.shown = None;
         self.waiting.clear();

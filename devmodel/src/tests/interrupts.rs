@@ -297,7 +297,7 @@ fn a_copy_engines_error_is_routed_when_its_firmware_runs() {
     let routed = rig.rd(0x10501c);
     assert_eq!(rig.rd(0x105008) & routed & !(routed >> 16), 0x40, "as the driver computes it");
     assert_eq!(rig.rd(0x105050) & 0x0fff_ffff, 7);
-    // The driver's decoding: the error, the method, and the data.
+    // Decode the report like the driver: the error, the method, and the data.
     let report = rig.rd(0x105040);
     assert_eq!((report & 0xffff, (report >> 16 & 0x7ff) << 2, report >> 27 & 7), (1, 0x304, 4));
     assert_eq!((rig.rd(0x105044), rig.rd(0x104040)), (0xabcd, 0), "and not in the other engine's");

@@ -1,4 +1,4 @@
-//! A vGPU's state as text.
+//! Formats a vGPU's state as text.
 
 use super::VGpu;
 

@@ -1,4 +1,4 @@
-//! Cards as devices of Kubernetes, with their names, attributes, capacities and taints.
+//! Cards as Kubernetes devices, with their names, attributes, capacities and taints.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +57,7 @@ impl Trouble {
     }
 }
 
-/// A card, with the properties that its users need.
+/// A card with the properties that its users need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Offer {
     /// Name of the device.
@@ -77,7 +77,7 @@ pub struct Offer {
     attributes: BTreeMap<String, DeviceAttribute>,
 }
 
-/// Converts a card's name to a valid Kubernetes name. Two cards can get the same name.
+/// Converts a card's name to a valid Kubernetes name. Two cards may get the same name.
 #[must_use]
 pub fn name(card: &str) -> String {
     let plain = |byte: u8| if byte.is_ascii_alphanumeric() { char::from(byte.to_ascii_lowercase()) } else { '-' };
@@ -100,7 +100,8 @@ fn flag(value: bool) -> DeviceAttribute {
 }
 
 impl Offer {
-    /// Creates the offers of the cards from the daemon's views. If two cards get the same name, the second is omitted.
+    /// Creates the offers of the cards from the daemon's views. If two cards get the same name, the second card is
+    /// omitted.
     #[must_use]
     pub fn all(cards: &[Card], memories: &[CardMemory], schedulers: &[CardScheduler]) -> Vec<Self> {
         let mut offers: BTreeMap<String, Self> = BTreeMap::new();
@@ -167,7 +168,7 @@ impl Offer {
         }
     }
 
-    /// Returns the offer for the time in which the daemon does not answer.
+    /// Returns the offer for as long as the daemon does not answer.
     #[must_use]
     pub fn unreachable(mut self) -> Self {
         self.trouble = Some(Trouble::Unreachable);

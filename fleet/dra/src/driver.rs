@@ -1,7 +1,7 @@
 //! Prepares and unprepares claims.
 //!
 //! Both operations are idempotent, because a kubelet may repeat them after a lost answer or a restart: existing parts
-//! stay, missing parts are created.
+//! are kept, and missing parts are created.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -46,7 +46,7 @@ pub struct Settings {
     pub library: PathBuf,
     /// NVIDIA's library.
     pub driver_library: Option<PathBuf>,
-    /// CDI devices that a container gets in addition to a tenant, such as NVIDIA's own.
+    /// CDI devices that a container gets in addition to a tenant's, such as NVIDIA's own.
     pub beside: Vec<String>,
 }
 
@@ -74,7 +74,7 @@ pub struct Driver {
     metrics: Arc<Metrics>,
 }
 
-/// Owner of the daemon's object with the name of a share.
+/// Owner of the daemon's object that has the name of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum There {
     Nothing,
@@ -116,7 +116,7 @@ impl Driver {
     /// Prepares a claim.
     ///
     /// # Errors
-    /// The reason, for the events of the claim's pod. In that case, no new part remains.
+    /// Returns the reason, for the events of the claim's pod. In this case, no new part remains.
     pub async fn prepare(&self, claim: &Named) -> Result<Vec<Prepared>, String> {
         let mut store = self.store.lock().await;
         let done = self.prepare_with(&mut store, claim).await;
@@ -256,7 +256,8 @@ impl Driver {
     }
 
     /// Creates the parent folder of the shares' folders, which only the daemon's user can read. The daemon creates the
-    /// folder of each share: this program has more rights, so it must not use paths that the daemon may have exchanged.
+    /// folder of each share, because this program has more rights and must not use paths that the daemon may have
+    /// replaced.
     fn folder(&self) -> io::Result<()> {
         sockets::folder(&self.settings.sockets, &self.settings.admin, 0o700)
     }
@@ -267,7 +268,7 @@ impl Driver {
         let one = |(number, share): (usize, &KeptShare)| {
             let place = place(&mut places, &share.request);
             let mut edits = self.edits(&share.body, &place)?;
-            // A container with two claims may have requests of the same name, but the claims have different names.
+            // A container with two claims may have requests with the same name, but the claims have different names.
             let socket = self.settings.sockets.join(share.body.name());
             edits.mounts.extend(by_claim(&kept.name, &place).map(|folder| Mount::read_only(&socket, &folder)));
             Ok(Device { name: device(uid, number), container_edits: edits })
@@ -293,7 +294,7 @@ impl Driver {
         let one = |(number, share): (usize, &KeptShare)| {
             let mut cdi = vec![cdi_spec::qualified(&device(uid, number))];
             if matches!(share.body, Body::Tenant(_)) {
-                // The operator's devices are inserted before our devices, so that ours take precedence.
+                // Insert the operator's devices before this driver's devices, so that the latter take precedence.
                 cdi.splice(..0, self.settings.beside.iter().cloned());
             }
             Prepared { request: share.request.clone(), pool: share.pool.clone(), device: share.device.clone(), cdi }
@@ -304,7 +305,7 @@ impl Driver {
     /// Removes all parts of a claim. A claim without parts is not an error.
     ///
     /// # Errors
-    /// The parts that could not be removed; the kubelet retries.
+    /// Returns the parts that could not be removed; the kubelet retries.
     pub async fn unprepare(&self, claim: &Named) -> Result<(), String> {
         claim.check()?;
         let mut store = self.store.lock().await;
@@ -332,10 +333,10 @@ impl Driver {
     }
 
     async fn unmake(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
-        // First remove the file, which would give a container a share that is being removed.
+        // Remove the file first, because it would give a container a share that is being removed.
         CdiFile::new(&self.settings.cdi, uid).and_then(|file| file.remove()).map_err(said)?;
         for share in &kept.shares {
-            // An object with this name but a different owner stays.
+            // An object with this name but a different owner is kept.
             if self.there(uid, &share.body).await? == There::Ours {
                 let path = format!("{}/{}", share.body.collection(), segment(share.body.name()));
                 self.admin
@@ -351,10 +352,10 @@ impl Driver {
         Ok(())
     }
 
-    /// Creates shares of prepared claims again if a restarted daemon has lost them. Their containers find them at the
-    /// same path.
+    /// Recreates shares of prepared claims that a restarted daemon has lost. Their containers find them at the same
+    /// path.
     pub async fn mend(&self) {
-        // Without an answer the daemon's state is unknown, which is reported elsewhere.
+        // Without an answer, the daemon's state is unknown. This is reported elsewhere.
         let answers = self.offers.borrow().iter().any(|offer| offer.trouble != Some(Trouble::Unreachable));
         let Some(store) = answers.then(|| self.store.try_lock().ok()).flatten() else { return };
         let whole = store.claims().iter().filter(|(_, kept)| kept.prepared);
@@ -401,7 +402,7 @@ fn device(uid: &str, number: usize) -> String {
     format!("{uid}-{number}")
 }
 
-/// Returns the folder in a container for a share, also under its claim's name; `None` if the name is not valid for a
+/// Returns the folder in a container for a share, under the name of its claim; `None` if the name is not valid for a
 /// claim.
 fn by_claim(claim: &str, place: &str) -> Option<PathBuf> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
@@ -409,7 +410,8 @@ fn by_claim(claim: &str, place: &str) -> Option<PathBuf> {
     named.then(|| Path::new(cdi_spec::SOCKETS).join("claims").join(claim).join(place))
 }
 
-/// Returns the name of the container's folder for a share: the request's name, with a number from the second share on.
+/// Returns the name of the container's folder for a share: the request's name, followed by a number for every share
+/// after the first.
 fn place(places: &mut BTreeMap<String, usize>, request: &str) -> String {
     let main = request.split('/').next().unwrap_or(request);
     let name: String = main.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(63).collect();

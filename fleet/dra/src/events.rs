@@ -21,7 +21,7 @@ const MAX_FAILURES: usize = 1024;
 /// Time limit for the API server to accept an event.
 const API_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Something that has happened to a claim.
+/// An event in the life of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     claim: Named,
@@ -95,7 +95,7 @@ fn cut(note: &str) -> String {
     note[..end].to_owned()
 }
 
-/// Sends events to the API server, concurrently with all other work.
+/// Sends events to the API server concurrently with all other work.
 pub struct Events {
     kube: Client,
     node: String,

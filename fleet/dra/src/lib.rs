@@ -1,13 +1,12 @@
 //! The Kubernetes driver of dynamic resource allocation (DRA): one program per node, next to `mediatord`.
 //!
 //! The driver publishes the node's cards and their capacities to the cluster ([`device`], [`slices`]). When the
-//! scheduler has allocated a part of a card to a claim, the kubelet makes the driver prepare it: a tenant of a CUDA
-//! card, or a vGPU of another kind of card ([`share`], with optional [`parameters`] of the claim's author), and a CDI
-//! file with the edits of a container ([`driver`]). [`store`] records prepared claims, so that they survive a restart;
-//! [`plugin`] is the interface to the kubelet.
+//! scheduler has allocated a part of a card to a claim, the kubelet makes the driver prepare it: the driver creates a
+//! tenant of a CUDA card, or a vGPU of another kind of card ([`share`], with optional [`parameters`] from the claim's
+//! author), and writes a CDI file with the edits of a container ([`driver`]). [`store`] records prepared claims, so
+//! that they survive a restart; [`plugin`] is the interface to the kubelet.
 //!
-//! The driver does not decide on allocations, which is the scheduler's task, and does not enforce them, which is the
-//! task of `mediatord`.
+//! The driver does not decide on allocations (the scheduler does) and does not enforce them (`mediatord` does).
 
 pub mod claim;
 pub mod device;

@@ -36,9 +36,9 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serves the kubelet, until it is told to end
+    /// Serves the kubelet until it is stopped
     Serve(Box<Serve>),
-    /// Prints the schema of the parameters of a claim
+    /// Prints the schema of a claim's parameters
     Schema,
 }
 
@@ -59,19 +59,20 @@ struct Serve {
     /// Folder for CDI files
     #[arg(long, value_name = "DIR", default_value = cdi_spec::FOLDER)]
     cdi_folder: PathBuf,
-    /// Folder of the host with the library for CUDA programs
+    /// Folder on the host with the library for CUDA programs
     #[arg(long, value_name = "DIR", default_value = "/usr/lib/gpu-mediator/cuda")]
     cuda_library: PathBuf,
-    /// NVIDIA's libcuda.so.1 on the host, for containers that do not get it in another way
+    /// NVIDIA's libcuda.so.1 on the host, for containers that do not get it in any other way
     #[arg(long, value_name = "PATH")]
     driver_library: Option<PathBuf>,
-    /// A CDI device that a container gets beside a tenant, such as nvidia.com/gpu=all; may be given several times
+    /// A CDI device that a container gets in addition to a tenant's, such as nvidia.com/gpu=all; may be given several
+    /// times
     #[arg(long, value_name = "DEVICE")]
     with_cdi_device: Vec<String>,
-    /// Address for metrics and the check whether this lives
+    /// Address for metrics and the liveness check
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
-    /// Milliseconds between two looks at the cards
+    /// Milliseconds between two polls of the cards
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
     look_every_ms: u64,
 }
@@ -111,7 +112,7 @@ impl Serve {
 
     async fn run(self) -> Result<()> {
         ensure!(!self.node.is_empty() && self.node.len() <= MAX_NODE, "--node: expected 1 to {MAX_NODE} bytes");
-        // Registered before any slow step, so that a signal during that step is also handled.
+        // Registered before any slow step, so that a signal during that step is handled as well.
         let mut end = signal(SignalKind::terminate()).context("no signals")?;
         let kube = kube::Client::try_default()
             .await
@@ -158,18 +159,18 @@ impl Serve {
             served = registering => served.context("serving the kubelet's registration")?,
             _ = end.recv() => tracing::info!("ends"),
         }
-        // First close the socket through which the kubelet finds the driver's own socket.
+        // First close the socket through which the kubelet finds the driver's own.
         drop(registrar);
         drop(socket);
         Ok(())
     }
 }
 
-/// Creates shares again that a restarted daemon has lost.
+/// Recreates shares that a restarted daemon has lost.
 async fn mend(driver: Arc<Driver>, mut offers: watch::Receiver<Vec<Offer>>) {
     loop {
         driver.mend().await;
-        // A restarted daemon reports its cards.
+        // A daemon that restarts reports its cards.
         let _ = tokio::time::timeout(MEND, offers.changed()).await;
     }
 }

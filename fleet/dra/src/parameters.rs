@@ -1,4 +1,4 @@
-//! Parameters that a claim or a device class may give for this driver (`opaque.parameters`), and their combination.
+//! Parameters that a claim or a device class may set for this driver (`opaque.parameters`), and their combination.
 
 use k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
 use schemars::JsonSchema;
@@ -13,7 +13,7 @@ pub const KIND: &str = "ShareParameters";
 /// Maximum number of sets of parameters that are combined.
 const MAX_SETS: usize = 64;
 
-/// Deviations of a share of a card from what was allocated.
+/// Differences between a share of a card and its allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShareParameters {
@@ -21,50 +21,52 @@ pub struct ShareParameters {
     pub api_version: String,
     /// `ShareParameters`.
     pub kind: String,
-    /// Part of the card's memory.
+    /// Memory of the share.
     #[serde(default, skip_serializing_if = "Memory::is_silent")]
     pub memory: Memory,
-    /// Part of the card's time.
+    /// Time of the share.
     #[serde(default, skip_serializing_if = "Time::is_silent")]
     pub time: Time,
-    /// Virtual machines of one namespace with the same group may share segments of memory. Not for CUDA cards.
+    /// Virtual machines of one namespace with the same group may share segments of memory. Refused for CUDA cards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment_group: Option<String>,
 }
 
-/// Part of a card's memory. Sizes are quantities such as `8Gi`.
+/// Memory of a share. Sizes are quantities such as `8Gi`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Memory {
-    /// Memory of the card that it is sure to get: at most, and without it, what was allocated.
+    /// Guaranteed memory on the card; at most the allocated memory, which is also the default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guarantee: Option<String>,
-    /// Memory that it may use while others leave it: what was allocated if absent; at most the card's.
+    /// Maximum memory on the card, which may be used while other shares do not need it; at most the card's memory. The
+    /// default is the allocated memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
-    /// Host memory that it may have at most for what the card has no room for.
+    /// Maximum host memory for data that does not fit on the card.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swap_cap: Option<String>,
-    /// Its part while memory is short, against the others' weights. From a claim at most what was allocated of the
+    /// Weight of the share, relative to other shares, while memory is short. A claim may set at most its allocation of
     /// time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// Behaviour while the card has no room.
+    /// Behaviour while the card has no free memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_full: Option<OnFull>,
 }
 
-/// Part of a card's time.
+/// Time of a share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Time {
-    /// Its weight: what was allocated, in thousandths, if absent. From a claim at most that.
+    /// Weight of the share; by default, its allocation in thousandths. A claim may set at most this allocation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// Thousandths that it gets at most, even when nobody else wants the rest.
+    /// Maximum time in thousandths, even while no other share needs the rest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cap_permille: Option<u32>,
-    /// Class by which those go first that are due. `interactive` is given by a device class only.
+    /// Latency class: of the shares that are due, the better class runs first. Only a device class may set
+    /// `interactive`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class: Option<Class>,
 }
@@ -81,27 +83,27 @@ impl Time {
     }
 }
 
-/// Behaviour of a share that uses memory while the card has none.
+/// Behaviour of a share that needs memory while the card has no free memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFull {
-    /// It lies in host memory.
+    /// Its data is placed in host memory.
     Swap,
     /// Its work waits.
     Queue,
-    /// It has no more than can be kept for it.
+    /// It gets no more memory than can be reserved for it.
     Refuse,
 }
 
-/// Class by which those go first that are due.
+/// Latency class: of the shares that are due, the better class runs first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
-    /// Before the others.
+    /// Runs before all other classes.
     Interactive,
-    /// As most.
+    /// The default class.
     Normal,
-    /// Behind the others.
+    /// Runs after all other classes.
     Background,
 }
 
@@ -114,7 +116,7 @@ enum Author {
     Claim,
 }
 
-/// Combined parameters of one request, with marks for values that are limited because a claim set them.
+/// Combined parameters of one request. Values that a claim has set are marked, because they are limited.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// The final value of each parameter.
@@ -125,10 +127,10 @@ pub struct Applied {
     pub memory_weight_of_claim: bool,
 }
 
-/// Combines the sets for a request; a claim takes precedence over a class.
+/// Combines the sets for a request; a claim's sets take precedence over a class's.
 ///
 /// # Errors
-/// The mistake, and the set that contains it.
+/// Returns the mistake, and the set that contains it.
 pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<Applied, String> {
     let ours = sets.iter().filter_map(|set| {
         let opaque = set.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER)?;

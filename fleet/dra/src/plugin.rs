@@ -112,7 +112,7 @@ impl Plugin {
         Self { driver, offers, node: node.to_owned() }
     }
 
-    /// Completes a change even if the kubelet stops waiting: otherwise a half-done change would need cleanup later.
+    /// Completes a change even if the kubelet stops waiting, because an incomplete change would need cleanup later.
     async fn whole<T: Send + 'static>(change: impl Future<Output = T> + Send + 'static) -> Result<T, Status> {
         tokio::spawn(change).await.map_err(|error| Status::internal(format!("internal error: {error}")))
     }

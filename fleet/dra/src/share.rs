@@ -12,7 +12,7 @@ use crate::device::Offer;
 use crate::parameters::Applied;
 use crate::{MEMORY, TIME, WHOLE_CARD_PERMILLE, quantity};
 
-/// The claim that a share belongs to.
+/// The claim to which a share belongs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim<'a> {
     /// Namespace of the claim.
@@ -85,7 +85,7 @@ pub fn socket(folder: &Path, name: &str, tenants: bool) -> PathBuf {
     folder.join(name).join(if tenants { "cuda.sock" } else { "vgpu.sock" })
 }
 
-/// Parts of a card that were allocated.
+/// Allocated parts of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Allocated {
     memory_mib: u64,
@@ -116,7 +116,7 @@ fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Al
 /// Creates the request to the daemon for the share with this number in a claim.
 ///
 /// # Errors
-/// The part of the request that is too large or invalid.
+/// Returns the part of the request that is too large or invalid.
 pub fn body(
     claim: &Claim<'_>,
     number: usize,
@@ -140,7 +140,7 @@ pub fn body(
         "memory": memory,
         "time": time,
         "socket": socket(sockets, &name, offer.tenants),
-        // Only users of the claim can see the folder; within it, any user of a container may connect.
+        // Only users of the claim can see the folder. Within the folder, any user of a container may connect.
         "mode": "0666",
         "labels": labels(claim, result),
     });
@@ -240,7 +240,7 @@ fn time(allocated: &Allocated, applied: &Applied) -> Result<Value, String> {
     Ok(time)
 }
 
-/// Checks a weight: a claim cannot set more than its allocation.
+/// Checks a weight: a claim cannot set a weight above its allocation.
 fn bounded(key: &str, weight: u32, of_claim: bool, allocated: &Allocated) -> Result<(), String> {
     let most = if of_claim { allocated.time_permille } else { 10_000 };
     if (1..=most).contains(&weight) {

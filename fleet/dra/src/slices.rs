@@ -24,7 +24,7 @@ const API_TIMEOUT: Duration = Duration::from_secs(15);
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Duration of a watch of the slices, in seconds.
 const WATCH_SECONDS: u32 = 240;
-/// Maximum time for which a change of the cluster's slices can be missed if the watch is silent.
+/// Maximum time for which a change of the cluster's slices can be missed if the watch reports nothing.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Polls the daemon, and sends changes to `offers`.
@@ -131,7 +131,7 @@ impl Publisher {
             Ok(events) => {
                 let mut events = std::pin::pin!(events);
                 if events.next().await.is_none() {
-                    // The watch has ended. Wait, in case it ends at once each time.
+                    // The watch has ended. Wait, in case every watch ends immediately.
                     sleep(RETRY_DELAY).await;
                 }
             }

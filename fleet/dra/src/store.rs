@@ -1,8 +1,7 @@
-//! Prepared claims, stored in a file that lists the claims to serve or remove after a restart of the driver or the
-//! node.
+//! Prepared claims, stored in a file, so that they can be served or removed after a restart of the driver or the node.
 //!
-//! A claim is recorded before its parts are created and deleted after they are removed, so all existing parts are known
-//! even after a crash.
+//! A claim is recorded before its parts are created, and deleted after its parts are removed, so that all existing
+//! parts are known even after a crash.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -29,7 +28,7 @@ pub struct KeptShare {
     pub pool: String,
     /// The device.
     pub device: String,
-    /// The allocation, if a device can have several allocations.
+    /// The allocation's identifier, if a device can have several allocations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
 }

@@ -1,5 +1,5 @@
 //! Tests the driver as a process, with a `mediatord` that has software cards: registration, slices, claims, restarts,
-//! trouble.
+//! failures.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -129,7 +129,7 @@ async fn a_container_with_two_claims_finds_the_shares_of_each() {
     for claim in ["one", "two"] {
         node.api.put_claim(allocated(claim, &[("gpu", "card0", "32Mi", "100")], Value::Null));
         kubelet.good(&named(claim)).await;
-        // Applies the mounts as a runtime does: a later mount hides an earlier one at the same path.
+        // Apply the mounts as a runtime does: a later mount hides an earlier one at the same path.
         for mount in spec(&node, &format!("uid-{claim}")).devices.remove(0).container_edits.mounts {
             found.insert(mount.container_path.display().to_string(), mount.host_path);
         }
@@ -226,7 +226,7 @@ async fn claims_survive_driver_kill_and_daemon_state_loss() {
     node.api.put_claim(allocated("kept", &[("gpu", "card0", "64Mi", "250")], Value::Null));
     let devices = kubelet.good(&named("kept")).await;
     node.kill_driver();
-    // Missing parts are created again without the claim, which may have been removed by then.
+    // Missing parts are created again without the claim object, which may have been removed by then.
     fs::remove_dir_all(node.path("cdi")).unwrap();
     node.api.remove_claim("prod", "kept");
     node.daemon = None;
@@ -269,7 +269,7 @@ async fn driver_killed_during_prepare_leaves_no_unknown_share() {
         node.start_driver(&[]);
         let kubelet = node.kubelet(NEW).await;
         node.slice(1).await;
-        // Half of the claims are requested again, the other half is not.
+        // Half of the claims are requested again, and the other half is not.
         until("the cards", async || {
             let answer = kubelet.prepare(&claims[..3]).await.unwrap();
             answer.claims.values().all(|one| one.error.is_empty()).then_some(())
@@ -304,7 +304,7 @@ async fn the_slice_is_kept_as_the_cards_are() {
     assert_eq!(attributes["vramMiB"].int, Some(256));
     until("the old slice goes", async || (node.api.slices().len() == 1).then_some(())).await;
 
-    // A starting kubelet removes the slice.
+    // A kubelet that starts removes the slice.
     node.api.wipe();
     let again = node.slice(1).await;
     assert_eq!(again.spec.devices, slice.spec.devices);
@@ -482,7 +482,7 @@ async fn junk_is_refused_and_changes_nothing() {
     assert_eq!(kubelet.prepare(&many).await.unwrap_err().code(), tonic::Code::InvalidArgument);
     // Unpreparing an unknown claim succeeds at once.
     kubelet.back(&named("never")).await;
-    // A VM has the name of a share, but a different owner.
+    // A VM has the name of a share but a different owner.
     let other = json!({ "name": "k8s-uid-mine-0", "card": "card0", "vram_mib": 16 });
     node.admin().post::<Value>("/v1/vms", &other).await.unwrap();
     node.api.put_claim(allocated("mine", &[("gpu", "card0", "16Mi", "10")], Value::Null));

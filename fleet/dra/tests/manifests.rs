@@ -1,5 +1,4 @@
-//! Tests the manifests and the image's recipe: they use only published types, only the necessary rights, and existing
-//! arguments.
+//! Tests the manifests and the image's recipe: they use only published types, necessary rights, and existing arguments.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -146,7 +145,7 @@ fn the_image_has_the_program_and_the_program_the_arguments() {
     let spec = set.spec.template.spec.unwrap();
     let container = &spec.containers[0];
     let recipe = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Containerfile")).unwrap();
-    // The package has the program, by the test of packages; a test builds the image from it.
+    // The test of packages shows that the package contains the program; another test builds the image from the package.
     let package = concat!("COPY gpu-mediator-kubernetes_", env!("CARGO_PKG_VERSION"), "_amd64.deb ");
     assert!(recipe.lines().any(|line| line.starts_with(package)), "{recipe}");
     let program = &container.command.as_ref().unwrap()[0];

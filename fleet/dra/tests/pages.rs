@@ -1,4 +1,4 @@
-//! Tests the operators' pages: the daemon accepts their configurations, and their tables name existing things.
+//! Tests the operators' pages: the daemon accepts the configurations, and the tables name only existing items.
 
 use std::fs;
 use std::path::Path;

@@ -23,10 +23,10 @@ use support::{Node, Process, allocated, named, until};
 /// Name of the node.
 const NODE: &str = "node-a";
 
-/// A call of a program that the shell started: its name and arguments, and the channel for its output.
+/// A call of a program by the shell: its name and arguments, and the channel for its output.
 type Call = (Vec<String>, oneshot::Sender<String>);
 
-/// The cluster and its node, as far as the quick start uses them.
+/// The cluster and its node, to the extent that the quick start uses them.
 struct Cluster {
     node: Node,
     labels: Vec<(String, String)>,

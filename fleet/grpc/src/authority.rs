@@ -1,10 +1,10 @@
 //! Rewrites requests whose `:authority` the crate `h2` refuses.
 //!
-//! The kubelet dials a plugin's socket by its path when the plugin registers, and kubelets before 1.34 also dial a DRA
-//! driver this way. Go's gRPC then sends the path as `:authority`: unchanged (`/var/lib/kubelet/x.sock`), or in newer
-//! versions escaped (`%2Fvar%2Flib%2Fkubelet%2Fx.sock`). The crate `h2` accepts neither form as an authority: it resets
-//! the stream, and has no option to change this (hyperium/h2#487). Over a UNIX socket the authority has no meaning, so
-//! this module replaces it with `localhost`.
+//! The kubelet dials a plugin's socket by its path when the plugin registers; kubelets before 1.34 also dial a DRA
+//! driver in this way. Go's gRPC then sends the path as `:authority`: unchanged (`/var/lib/kubelet/x.sock`), or in
+//! newer versions escaped (`%2Fvar%2Flib%2Fkubelet%2Fx.sock`). The crate `h2` accepts neither form as an authority: it
+//! resets the stream, and has no option to change this (hyperium/h2#487). Over a UNIX socket the authority has no
+//! meaning, so this module replaces it with `localhost`.
 //!
 //! Header blocks are compressed with a table that grows from block to block, so they cannot be changed in place. The
 //! [`Rewriter`] terminates the compression: it keeps the client's table, decodes each block, and encodes it again as
@@ -30,7 +30,7 @@ const MAX_FRAME: usize = 16 << 10;
 const MAX_BLOCK: usize = 64 << 10;
 /// Size of the client's table in bytes: the server keeps the initial limit.
 const TABLE: usize = 4096;
-/// Number of bytes that a header counts in addition to its name and value, according to RFC 9113.
+/// Number of bytes that a header counts in addition to its name and value (RFC 9113).
 const OVERHEAD: usize = 32;
 
 const HEADERS: u8 = 1;
@@ -46,7 +46,7 @@ pub enum Malformed {
     /// A frame is too long.
     #[error("a frame of {0} bytes, expected at most {MAX_FRAME}")]
     Frame(usize),
-    /// A frame interrupts a header block, or continues no header block.
+    /// A frame interrupts a header block, or continues a block that does not exist.
     #[error("a frame of kind {0} where a header block {1}")]
     Order(u8, &'static str),
     /// A frame's padding is longer than the frame.
@@ -88,7 +88,7 @@ pub struct Rewriter {
     preface_left: usize,
     head: Vec<u8>,
     frame: Option<Frame>,
-    /// Payload of a frame with headers, as far as it has arrived.
+    /// Payload of a frame with headers, to the extent that it has arrived.
     payload: Vec<u8>,
     block: Option<Block>,
     decoder: Decoder<'static>,

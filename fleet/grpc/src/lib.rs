@@ -1,7 +1,7 @@
-//! Protocols of the kubelet and of KubeVirt, and gRPC over UNIX sockets in the form that Go programs use.
+//! Protocols of the kubelet and of KubeVirt, and gRPC over UNIX sockets as Go programs use it.
 //!
 //! Parts: messages and services, generated from the files in `proto`; [`socket`], which serves them; [`authority`],
-//! which makes requests of the kubelet readable for the crate `h2`.
+//! which makes the kubelet's requests acceptable to the crate `h2`.
 //!
 //! The crate does not interpret claims or domains.
 
@@ -27,12 +27,12 @@ pub mod dra {
     pub use crate::protocols::k8s::io::kubelet::pkg::apis::dra::{v1, v1beta1};
 }
 
-/// Health of devices: the messages in [`health::v1alpha1`], the service under three names.
+/// Health of devices: the messages are in [`health::v1alpha1`], and the service has three names.
 pub mod health {
     pub use crate::protocols::{v1, v1alpha1, v1beta1};
 }
 
-/// Hooks of KubeVirt: the messages in [`hooks::v1alpha2`].
+/// Hooks of KubeVirt: the messages are in [`hooks::v1alpha2`].
 pub mod hooks {
     pub use crate::protocols::kubevirt::hooks::{info, v1alpha2, v1alpha3};
 }

@@ -15,7 +15,7 @@ use crate::authority::Localhost;
 /// Maximum number of concurrent requests per connection; the kubelet sends few requests.
 pub const MAX_STREAMS: u32 = 64;
 
-/// An error of creating the socket.
+/// An error while creating the socket.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum SocketError {

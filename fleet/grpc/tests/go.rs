@@ -1,9 +1,9 @@
-//! Tests a server with the recorded bytes of a Go client that dials like the kubelet.
+//! Tests a server with the recorded bytes of a Go client that dials as the kubelet does.
 //!
-//! `captures/*.hex` were recorded from google.golang.org/grpc 1.33.3, which dialled a UNIX socket
+//! `captures/*.hex` were recorded from google.golang.org/grpc 1.33.3, which dialled the UNIX socket
 //! `/tmp/cap/plugin.sock`: by its path, as the kubelet's watcher of plugins does (`path`), with `:authority` escaped as
 //! in newer versions (`escaped`, the same bytes with this literal substituted), and as `unix:` and the path, as a
-//! kubelet since 1.34 does for a DRA driver (`unix`). Each connection calls `GetInfo` twice, then
+//! kubelet since 1.34 does for a DRA driver (`unix`). Each connection calls `GetInfo` twice, and then
 //! `NotifyRegistrationStatus`: the later calls refer to the header table of the first call.
 
 use std::io::{Read, Write};

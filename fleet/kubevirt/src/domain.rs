@@ -38,8 +38,8 @@ fn xml(error: impl std::fmt::Display) -> DomainError {
     DomainError::Xml(error.to_string())
 }
 
-/// Returns the domain `document` with QEMU's devices `devices`, each the value of a `-device` argument, and with shared
-/// memory.
+/// Returns the domain `document` with shared memory and with QEMU's devices `devices`; each device is the value of a
+/// `-device` argument.
 ///
 /// An existing device is not added again.
 ///

@@ -1,9 +1,9 @@
 //! A KubeVirt hook that gives a virtual machine its vGPUs.
 //!
-//! KubeVirt starts it as a sidecar of virt-launcher, connects to its socket, and calls it for each domain before that
-//! is defined (kubevirt/kubevirt, pkg/hooks). The vGPU itself comes with a claim of the container in which QEMU runs:
-//! its socket is in a folder of that container, named after the request (`cdi-spec`), so the hook needs only the
-//! requests' names.
+//! KubeVirt starts it as a sidecar of virt-launcher, connects to its socket, and calls it for each domain before the
+//! domain is defined (kubevirt/kubevirt, pkg/hooks). The vGPU itself comes from a claim of the container in which QEMU
+//! runs: its socket is in a folder of that container that has the name of the request (`cdi-spec`), so that the hook
+//! only needs the requests' names.
 //!
 //! The hook does not create vGPUs, and does not check that a vGPU exists.
 
@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status, async_trait};
 
 pub mod domain;
 
-/// The annotation of a virtual machine with the names of the requests, separated by commas.
+/// The annotation of a virtual machine that contains the names of the requests, separated by commas.
 pub const ANNOTATION: &str = "gpu-mediator.internal/requests";
 /// Maximum number of vGPUs in a virtual machine.
 const MAX_VGPUS: usize = 16;
@@ -35,7 +35,7 @@ pub struct Hook {
     pub requests: Vec<String>,
 }
 
-/// Returns QEMU's argument for the vGPU of a request, which is the vGPU `number` of its virtual machine.
+/// Returns QEMU's argument for the vGPU of a request; it is vGPU number `number` of its virtual machine.
 fn device(request: &str, number: usize) -> Result<String, String> {
     let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if request.is_empty() || request.len() > 63 || !request.bytes().all(good) {

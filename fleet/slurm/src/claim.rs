@@ -1,4 +1,4 @@
-//! Computes a job's part for its shards: the table of a tenant or a virtual machine.
+//! Computes the part of a card that a job gets for its shards: the table of a tenant or a virtual machine.
 //!
 //! A job with N of a card's T shards is guaranteed N/T of the card's memory and time, so that everything that Slurm
 //! assigns can be guaranteed. The job may also use idle resources: memory up to its requested size, and time up to its
@@ -50,7 +50,7 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
 /// Creates the table for a job.
 ///
 /// # Errors
-/// If the job has no shards, or requests nothing.
+/// If the job has no shards or requests nothing.
 pub fn table(
     arguments: &Arguments,
     given: &Given,
@@ -66,7 +66,7 @@ pub fn table(
         return Err(format!("{shards} shards, expected at most the {all} of a card (`shards` in plugstack.conf)"));
     }
     let chunk = arguments.chunk_mib;
-    // Rounded down, so that all parts fit together.
+    // Round down, so that all parts fit together.
     let sure_mib = card.shared_mib.saturating_mul(shards.into()) / u64::from(all) / chunk * chunk;
     let asked_mib = given.memory_mib.unwrap_or(sure_mib).div_ceil(chunk).saturating_mul(chunk);
     if asked_mib == 0 {

@@ -1,7 +1,7 @@
 //! The shards that Slurm has assigned to a job on a node, according to the controller.
 //!
-//! A step's environment also contains the shards, but its user can write that environment: Slurm keeps variables that
-//! it does not set itself. So the environment is only a hint.
+//! A step's environment also contains the shards, but its user can write that environment, because Slurm keeps
+//! variables that it does not set itself. Therefore the environment is only a hint.
 //!
 //! The controller's text also contains the user's words, such as the job's name. An ambiguous text is refused.
 //!

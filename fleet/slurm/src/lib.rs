@@ -1,9 +1,9 @@
-//! A SPANK plugin for Slurm: a job with shards of a GPU (`--gres=shard:N`) becomes a tenant of the node's `mediatord`,
-//! or gets a vGPU, with the limits that it requested; when it ends, its use is recorded and its part is freed.
+//! A SPANK plugin for Slurm. A job with shards of a GPU (`--gres=shard:N`) becomes a tenant of the node's `mediatord`,
+//! or gets a vGPU, with the limits that it requested. When the job ends, its use is recorded and its part is freed.
 //!
 //! Parts: the entry points that Slurm calls (`spank`), the options of jobs ([`options`]), a job's shards according to
-//! the controller ([`granted`], [`nodes`]), the tenant or VM for them ([`claim`]), and the work of the program that the
-//! plugin runs ([`work`]): the plugin itself only reads options, starts this program, and sets variables.
+//! the controller ([`granted`], [`nodes`]), the tenant or VM for them ([`claim`]), and the work for a job ([`work`]).
+//! The plugin does this work in Slurm's processes.
 //!
 //! Slurm accounts for the shards: it assigns at most a card's number of shards, on any node and card. The daemon limits
 //! each job to its part. The plugin only decides the meaning of a number of shards.

@@ -63,7 +63,7 @@ pub struct Given {
     pub vgpu: bool,
 }
 
-/// Maximum part of a card's time.
+/// Limit on a job's part of a card's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cap {
     /// The part that corresponds to the shards.
@@ -148,7 +148,8 @@ pub struct Arguments {
     pub sockets: PathBuf,
     /// Number of shards of a card.
     pub shards: u32,
-    /// The daemon's cards in the order in which Slurm counts them. If no card is named, all cards of the kind, by name.
+    /// The daemon's cards in the order in which Slurm counts them. If no cards are named: all cards of the required
+    /// kind, by name.
     pub cards: Vec<String>,
     /// Unit of sizes in MiB: a multiple of the cards' chunk size.
     pub chunk_mib: u64,
@@ -188,7 +189,7 @@ impl Arguments {
     /// Parses the arguments.
     ///
     /// # Errors
-    /// The word that contains a mistake.
+    /// Returns the word that contains a mistake.
     pub fn read(words: &[&str]) -> Result<Self, String> {
         let mut read = Self::default();
         for word in words {

@@ -20,7 +20,7 @@ use crate::work::{self, Job};
 
 /// Name of the plugin, which is part of the variables through which Slurm passes options.
 const NAME: &[u8] = b"gpu_mediator\0";
-/// Type of the plugin.
+/// Type of the plugin as a C string.
 const TYPE: &[u8] = b"spank\0";
 /// Mark after the version, which the installation program searches for.
 pub const MARK: [u32; 3] = [0x6d70_6773, 0x5f61_6964, 0x7265_7376];
@@ -31,8 +31,8 @@ pub static plugin_name: [u8; NAME.len()] = *b"gpu_mediator\0";
 /// Type that Slurm reads.
 #[unsafe(no_mangle)]
 pub static plugin_type: [u8; TYPE.len()] = *b"spank\0";
-/// Version of the Slurm that the plugin is for: Slurm compares the first number with its own version. The installation
-/// program writes it into a copy of the library; empty here.
+/// Version of Slurm for which the plugin was built; Slurm compares the first number with its own version. The
+/// installation program writes it into a copy of the library; it is empty here.
 #[unsafe(no_mangle)]
 pub static plugin_version: [u32; 4] = [0, MARK[0], MARK[1], MARK[2]];
 /// Version of the plugin itself.
@@ -80,7 +80,7 @@ static GIVEN: Mutex<Given> = Mutex::new(Given::new());
 
 /// Returns a function of Slurm, found in this process.
 fn function<T>(name: &str) -> Option<Symbol<T>> {
-    // SAFETY: the type matches `spank(7)` for the name; this process, and so the symbol, stays loaded.
+    // SAFETY: the type matches `spank(7)` for the name; this process, and therefore the symbol, stays loaded.
     unsafe { Library::this().get::<T>(name.as_bytes()) }.ok()
 }
 
@@ -95,7 +95,7 @@ fn complain(what: &str) {
     }
 }
 
-/// Returns a variable of the step in full length.
+/// Returns the full value of a variable of the step.
 fn variable(handle: Handle, name: &CStr) -> Result<Option<Vec<u8>>, String> {
     type Get = unsafe extern "C" fn(Handle, *const c_char, *mut c_char, c_int) -> c_int;
     let Some(get) = function::<Get>("spank_getenv") else { return Ok(None) };
@@ -106,7 +106,7 @@ fn variable(handle: Handle, name: &CStr) -> Result<Option<Vec<u8>>, String> {
     })
 }
 
-/// Reads a value of any length with a function that fills a buffer, or reports that the buffer is too small.
+/// Reads a value of any length with a function that fills a buffer or reports that the buffer is too small.
 fn whole(name: &str, get: impl Fn(&mut [u8]) -> c_int) -> Result<Option<Vec<u8>>, String> {
     for size in [4 << 10, MAX_VARIABLE] {
         let mut value = vec![0u8; size];
@@ -218,7 +218,7 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
     guarded(|| {
         arguments(count, words)?;
         type Register = unsafe extern "C" fn(Handle, *const SpankOption) -> c_int;
-        // A context without options, such as that of the daemon.
+        // A context without options, such as the daemon's.
         let Some(register) = function::<Register>("spank_option_register") else { return Ok(()) };
         for (index, option) in OPTIONS.iter().enumerate() {
             let shown = SpankOption {
@@ -262,8 +262,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
         if variables.is_empty() {
             return Ok(());
         }
-        // This variable contains Slurm's number of the card. The library finds the tenant's card by itself, and no
-        // other card is visible.
+        // The variable contains Slurm's number of the card. The library finds the tenant's card by itself, and no other
+        // card is visible.
         unset_variable(handle, c"CUDA_VISIBLE_DEVICES");
         for (name, value) in variables {
             let there = if name == "LD_LIBRARY_PATH" { variable(handle, c"LD_LIBRARY_PATH")? } else { None };

@@ -1,7 +1,7 @@
 //! Work for a job: creates its tenant or vGPU, records its use, and removes it.
 //!
-//! All names are derived from the job, so that each step can be repeated: another process of the job finds the parts of
-//! the first, and after a crash the node finds leftovers by their names ([`reconcile`]).
+//! All names are derived from the job, so that each step can be repeated: another process of the job finds the parts
+//! that the first process created, and after a crash the node finds leftovers by their names ([`reconcile`]).
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -31,7 +31,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 // TIMEOUT: the controller answers immediately or not at all; a job must not wait for it.
 const NOTE: Duration = Duration::from_secs(10);
 
-/// A job one of whose processes is being started.
+/// A job of which a process is being started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// Number of the job.
@@ -71,7 +71,7 @@ fn name(job: u32) -> String {
     format!("{PREFIX}{job}")
 }
 
-/// Returns the job that a name belongs to.
+/// Returns the job to which a name belongs.
 fn job_of(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.parse().ok()
 }
@@ -93,7 +93,7 @@ fn code(error: &ClientError) -> Option<ErrorCode> {
     }
 }
 
-/// Sends a request until the daemon gives any answer, for at most the configured time.
+/// Repeats a request until the daemon gives any answer, for at most the configured time.
 fn patiently<T>(
     arguments: &Arguments,
     ask: impl Fn(&Client) -> Result<T, ClientError>,
@@ -124,11 +124,11 @@ fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
     Ok(list.cards.into_iter().map(card).collect())
 }
 
-/// Creates a job's part, unless it exists. Returns the variables of the job's processes; empty if the job has no shards
-/// and no requests.
+/// Creates a job's part if it does not exist yet. Returns the variables of the job's processes; empty if the job has no
+/// shards and no requests.
 ///
 /// # Errors
-/// The reason that the job cannot have its part, in words for its user.
+/// Returns the reason that the job cannot have its part, worded for its user.
 pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(String, String)>, String> {
     let name = name(job.id);
     let folder = if given.vgpu { "vms" } else { "tenants" };
@@ -284,7 +284,7 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     if !there.is_file() || there.nlink() != 1 || there.uid() != rustix::process::geteuid().as_raw() {
         return Err(std::io::Error::other("it is not a file of this user alone; move it away"));
     }
-    // A single write, so that other processes' lines are not mixed into it.
+    // Write with a single call, so that other processes' lines are not mixed into the line.
     file.write_all(line.as_bytes())
 }
 
@@ -301,7 +301,7 @@ pub fn reconcile(
     if there.is_empty() {
         return Ok(there);
     }
-    // Queried afterwards: a job that has a part and does not run now has ended.
+    // Query this afterwards: a job that has a part and is not running now has ended.
     let running = running()?;
     let over: Vec<u32> = there.into_iter().filter(|job| !running.contains(job)).collect();
     over.iter().try_for_each(|job| end(arguments, *job))?;

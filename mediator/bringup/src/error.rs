@@ -1,4 +1,4 @@
-//! Reasons that a card cannot be taken over, or has stopped answering.
+//! Reasons that a card cannot be taken over or has stopped answering.
 
 use card::DmaError;
 use nvspec::falcon::Falcon;

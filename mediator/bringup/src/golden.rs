@@ -13,15 +13,15 @@ use nvspec::instance::{INSTANCE_BYTES, context, vm};
 use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, Pde, Pte, Rights, SPT_BYTES, TableTarget};
 use nvspec::regs::{fecs, fecs_command};
 
-/// Number of polls for an answer of FECS: saving a context takes tens of microseconds, and each poll is a bus read of
-/// about a microsecond.
+/// Maximum number of polls for an answer of FECS. Saving a context takes tens of microseconds, and each poll is a bus
+/// read of about a microsecond.
 const ANSWER_POLLS: u32 = 2_000_000;
 /// The first small page of the image's mapping: address 0 is left unmapped.
 const FIRST_PAGE: u64 = 16;
 /// The size code of the table: an eighth, which is the minimum size.
 const SIZE_CODE: u8 = 3;
 
-/// Makes PGRAPH create and save a context. Returns its image.
+/// Makes PGRAPH create and save a context. Returns the context's image.
 ///
 /// # Errors
 /// If the firmware does not answer, or saves an empty image.

@@ -50,7 +50,7 @@ impl Layout {
         Ok(Self::new(VramAddr(0), u64::MAX, graph_image)?.bytes())
     }
 
-    /// Lays out the structures from `base` on, within `bytes`. PGRAPH's contexts have `graph_image` bytes.
+    /// Lays out the structures from `base` on, within `bytes`. PGRAPH's contexts have a size of `graph_image` bytes.
     ///
     /// # Errors
     /// If the structures do not fit, or such contexts are too large.
@@ -110,7 +110,7 @@ impl Layout {
         self.end.0 - self.base.0
     }
 
-    /// Returns the number of bytes that must be zero before BAR3 works: everything before USERD.
+    /// Returns the number of bytes that must be zero before BAR3 can be used: all bytes before USERD.
     #[must_use]
     pub fn bootstrap_bytes(&self) -> u64 {
         self.userd.0 - self.base.0

@@ -1,10 +1,10 @@
 //! Takes over a card: from power-on to the point where channels can be bound.
 //!
 //! Parts: [`start`] (starts units, in the order of a driver's probe), `load` (loads firmware), [`layout`] (the
-//! mediator's fixed structures in VRAM), [`memory`] (windows into VRAM, and barriers), [`golden`] (initial content of a
-//! context), [`CardError`].
+//! mediator's fixed structures in VRAM), [`memory`] (windows into VRAM, and barriers), [`golden`] (initial contents of
+//! a context), [`CardError`].
 //!
-//! The crate does not know VMs, channels in use, or the owners of resources; `card-manager` does.
+//! The crate does not know about VMs, channels in use, or the owners of resources; `card-manager` does.
 
 mod error;
 pub mod golden;

@@ -1,4 +1,4 @@
-//! The mediator's access to the card's VRAM: windows in BAR1 that are moved over VRAM on demand.
+//! The mediator's access to the card's VRAM, through windows in BAR1 that are moved over VRAM on demand.
 //!
 //! BAR1 is smaller than VRAM, so it is divided into windows of 2 MiB. The first window always maps USERD; each other
 //! window maps a naturally aligned 2 MiB of VRAM with sixteen large pages. A miss takes the least recently used window
@@ -19,8 +19,9 @@ use std::sync::Arc;
 pub const WINDOW_BYTES: u64 = 2 << 20;
 const ENTRIES_PER_WINDOW: u64 = WINDOW_BYTES / LARGE_PAGE;
 const NO_WINDOW: u16 = u16::MAX;
-/// Maximum number of polls for the end of a flush, before the flush and its caller fail. A flush takes microseconds,
-/// and each poll is a bus read of about a microsecond. A card that does not answer delays other callers by 2 ms.
+/// Maximum number of polls for the end of a flush; beyond it, the flush and its caller fail. A flush takes
+/// microseconds, and each poll is a bus read of about a microsecond. A card that does not answer delays other callers
+/// by 2 ms.
 const FLUSH_LOOKS: u32 = 2_000;
 
 /// The mediator's access to VRAM.
@@ -30,7 +31,7 @@ pub struct CardMemory {
     vram_bytes: u64,
     /// The window that maps each 2 MiB of VRAM.
     window_of: Vec<u16>,
-    /// The block that each window maps, and whether the window was used since the clock hand passed.
+    /// The block that each window maps, and true if the window was used since the clock hand passed.
     windows: Vec<Window>,
     hand: usize,
     /// Number of windows moved since the start.
@@ -198,7 +199,7 @@ impl CardMemory {
     }
 
     /// Waits for the completion of all earlier writes: of the CPU to the card's memory, and of engines to system
-    /// memory. An engine that has switched away, or has lost its translations, may have written just before; the memory
+    /// memory. An engine that has switched away or lost its translations may have written just before, so the memory
     /// may be reused only after the barrier.
     ///
     /// # Errors

@@ -1,4 +1,5 @@
-//! Initialises a card as its driver does: identity, memory size, units, scheduler, context switching.
+//! Initialises a card as its driver does: checks its identity, reads its memory size, and starts units, the scheduler
+//! and context switching.
 //!
 //! The order follows nouveau's probe, reduced to the steps that the mediator needs. This module refuses a card whose
 //! falcons do not report ready with the approved firmware.
@@ -14,11 +15,11 @@ use nvspec::regs::windows::prom;
 use nvspec::regs::{ce0, ce1, fecs, pbdma, pbfb, pfb, pfifo, pgraph, pmc, ppci, ptop};
 use std::sync::Arc;
 
-/// Number of polls for a falcon to report ready. Start-up takes milliseconds; each poll is a bus read of about a
-/// microsecond.
+/// Maximum number of polls until a falcon reports ready. Start-up takes milliseconds; each poll is a bus read of about
+/// a microsecond.
 const READY_POLLS: u32 = 2_000_000;
 
-/// The bit of each non-stall nibble that channels' work sets.
+/// Bit of each non-stall nibble that is set by channels' work.
 const NON_STALL_NORMAL: u32 = 1;
 
 /// Properties of a card that bring-up reads.
@@ -36,7 +37,7 @@ pub struct CardInfo {
     pub vbios: Arc<[u8]>,
 }
 
-/// Resets `card` and initializes it until channels can be bound. USERD is at offset 0 of BAR1.
+/// Resets `card` and initialises it to the point where channels can be bound. USERD is at offset 0 of BAR1.
 ///
 /// # Errors
 /// If the chip is unknown, or does not answer as expected.
@@ -61,7 +62,7 @@ pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> 
     Ok(CardInfo { chip, vram_bytes, context_bytes, pbdmas, vbios: read_vbios(card) })
 }
 
-/// Reads the properties of a card that another process has initialized with [`bring_up`], and changes nothing.
+/// Reads the properties of a card that another process has initialised with [`bring_up`], without changing the card.
 /// `context_bytes` is the size of PGRAPH's contexts, which only bring-up can read.
 ///
 /// # Errors
@@ -111,8 +112,7 @@ fn start_fifo(card: &dyn Card) -> u32 {
     card.write32(pmc::PBDMA_ENABLE::OFFSET, u32::MAX);
     card.write32(pfifo::PBDMA_PRESENT::OFFSET, u32::MAX);
     let pbdmas = card.read32(pmc::PBDMA_ENABLE::OFFSET).count_ones().min(pbdma::INTR_0::COUNT);
-    // Each engine is barred from all PBDMAs except one, so that a wait in one engine's channel does not block the
-    // others.
+    // Bar each engine from all PBDMAs except one, so that a wait in one engine's channel does not block the others.
     let spread = [(engine::GR, 0), (engine::CE0, 2), (engine::CE1, 1)];
     for (engine, unit) in spread {
         let unit = if unit < pbdmas { unit } else { 0 };

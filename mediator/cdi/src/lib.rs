@@ -1,5 +1,4 @@
-//! Container Device Interface: files with which a container runtime gives a container a tenant of a CUDA card, or a
-//! vGPU.
+//! Container Device Interface: files that make a container runtime give a container a tenant of a CUDA card, or a vGPU.
 //!
 //! A runtime (containerd, CRI-O, podman) reads the files in `/etc/cdi` and `/var/run/cdi`. Each file names devices of
 //! one kind, and the environment and mounts that a container gets with a device. The fields follow the specification
@@ -14,9 +13,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Version of the specification: the first version with all the features used by this crate.
+/// Version of the specification: the first version that has all features used by this crate.
 pub const VERSION: &str = "0.5.0";
-/// Vendor of the devices. Together with a device's class, it is the kind of a CDI device.
+/// Vendor of the devices. Vendor and class together form the kind of a CDI device.
 pub const VENDOR: &str = "gpu-mediator.internal";
 /// Class of the devices.
 pub const CLASS: &str = "share";
@@ -40,7 +39,7 @@ const MAX_NAME: usize = 128;
 pub struct Spec {
     /// Version of the specification.
     pub cdi_version: String,
-    /// Vendor and class.
+    /// Vendor and class of the devices.
     pub kind: String,
     /// Annotations that runtimes forward.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -95,16 +94,17 @@ impl Mount {
 /// A tenant of a CUDA card, for a container.
 #[derive(Clone, Debug)]
 pub struct Cuda<'a> {
-    /// Name of the tenant in the card's owner.
+    /// Name of the tenant, as the card's owner knows it.
     pub tenant: &'a str,
-    /// Socket of the tenant on the host, in its own folder, because the daemon creates a new socket when it restarts.
+    /// Socket of the tenant on the host. It has its own folder, because the daemon creates a new socket when it
+    /// restarts.
     pub socket: &'a Path,
     /// Folder on the host with gpu-mediator's library.
     pub library: &'a Path,
     /// NVIDIA's library on the host; if absent, the container gets the library in another way, such as through NVIDIA's
     /// own CDI files.
     pub driver: Option<&'a Path>,
-    /// Component of the socket's path in the container, which distinguishes several sockets.
+    /// Component of the socket's path in the container that distinguishes several sockets.
     pub place: &'a str,
 }
 
@@ -143,7 +143,7 @@ pub struct Vgpu<'a> {
 }
 
 impl Vgpu<'_> {
-    /// Returns the folder in a container that has the socket.
+    /// Returns the folder of the socket in a container.
     #[must_use]
     pub fn folder(place: &str) -> PathBuf {
         Path::new(SOCKETS).join("vgpu").join(place)
@@ -197,7 +197,7 @@ pub fn qualified(device: &str) -> String {
     format!("{VENDOR}/{CLASS}={device}")
 }
 
-/// A file for one user, such as a claim, in a folder that runtimes search.
+/// A file for one owner, such as a claim, in a folder that runtimes search.
 #[derive(Clone, Debug)]
 pub struct CdiFile {
     path: PathBuf,
@@ -241,7 +241,7 @@ impl CdiFile {
         serde_json::from_slice(&text).ok()
     }
 
-    /// Removes the file, if it exists, and the temporary file of a writer that was killed.
+    /// Removes the file if it exists, and the temporary file of a writer that was killed.
     ///
     /// # Errors
     /// If the host refuses.
@@ -277,8 +277,8 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Replaces a file atomically: after a crash either the old or the new file exists. Does not follow links at its path
-/// or at the temporary file's path.
+/// Replaces a file atomically: after a crash either the old or the new file exists. Does not follow links, neither at
+/// its path nor at the temporary file's path.
 ///
 /// # Errors
 /// If the host refuses.
@@ -291,8 +291,8 @@ pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // Always creates a new file: never writes to a file that another process created meanwhile. Other users can read
-    // the file only when it is complete.
+    // Always creates a new file, and never writes to a file that another process has created meanwhile. Other users can
+    // read the file only when it is complete.
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
     file.write_all(text)?;
     file.set_permissions(fs::Permissions::from_mode(mode))?;

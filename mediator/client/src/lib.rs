@@ -1,10 +1,10 @@
-//! HTTP over the admin socket, with one connection per request, for `mediatorctl`, and for programs that assign virtual
+//! HTTP over the admin socket, with one connection per request: for `mediatorctl`, and for programs that assign virtual
 //! machines and tenants automatically.
 //!
-//! Parts: [`Admin`] (requests), [`sockets`] (a privileged program gives a socket of the daemon to a user), [`terminal`]
-//! (untrusted text on a terminal).
+//! Parts: [`Admin`] (requests), [`sockets`] (passing a socket of the daemon from a privileged program to a user),
+//! [`terminal`] (untrusted text on a terminal).
 //!
-//! The crate does not retry requests, or cache answers.
+//! The crate neither retries requests nor caches answers.
 
 pub mod sockets;
 pub mod terminal;
@@ -25,7 +25,7 @@ use tokio::net::UnixStream;
 
 pub use hyper::Method;
 
-/// Default time limit of one request; a request to add a virtual machine waits until its memory has been scrubbed.
+/// Default time limit of one request; adding a virtual machine waits until its memory has been scrubbed.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Number of bytes per piece of a body that is sent in pieces.
 const BODY_PIECE_BYTES: usize = 256 << 10;
@@ -106,7 +106,7 @@ impl Admin {
         self.request(Method::DELETE, path, Bytes::new(), None).await.map(drop)
     }
 
-    /// Sends one request, which is refused if the revision differs from `expected`. Returns the body of a successful
+    /// Sends one request, which is refused if the current revision is not `expected`. Returns the body of a successful
     /// answer.
     ///
     /// # Errors
@@ -122,11 +122,11 @@ impl Admin {
         tokio::time::timeout(self.limit, exchange).await.unwrap_or(Err(AskError::TimedOut(self.limit)))
     }
 
-    /// Sends a request whose answer is a stream of bytes, which `sink` gets in order. If this succeeds, the stream was
-    /// complete.
+    /// Sends a request whose answer is a stream of bytes; `sink` gets the bytes in order. If this succeeds, the stream
+    /// was complete.
     ///
     /// # Errors
-    /// See [`AskError`]; also errors of `sink`.
+    /// See [`AskError`]; also the errors of `sink`.
     pub async fn stream_out<E: From<AskError>>(
         &self,
         path: &str,
@@ -154,7 +154,7 @@ impl Admin {
     /// between them. Returns when the daemon has ended the stream.
     ///
     /// # Errors
-    /// See [`AskError`]; also errors of `sink`.
+    /// See [`AskError`]; also the errors of `sink`.
     pub async fn follow<E: From<AskError>>(
         &self,
         path: &str,
@@ -218,7 +218,7 @@ impl Admin {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| protocol(&error))?;
         let connection = Connected(tokio::spawn(async {
-            // The answer to the request reports the error.
+            // The answer to the request contains the error.
             let _ended = connection.await;
         }));
         let mut request = Request::builder()
@@ -270,7 +270,7 @@ impl<R: Read + Unpin> Body for Source<R> {
     }
 }
 
-/// Returns the error for a socket to which no connection is possible.
+/// Returns the error for a socket that cannot be connected to.
 fn unreachable(socket: &Path, source: io::Error) -> AskError {
     let socket = socket.to_owned();
     match source.kind() {
@@ -289,7 +289,7 @@ fn refused(status: StatusCode, body: &[u8]) -> AskError {
 /// Parses the body of an answer.
 ///
 /// # Errors
-/// If the body has a type other than expected.
+/// If the body is not of the expected type.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, AskError> {
     serde_json::from_slice(body).map_err(|error| AskError::Protocol(error.to_string()))
 }

@@ -1,8 +1,8 @@
 //! Daemon sockets and folders that a privileged program gives to a user.
 //!
-//! The daemon has fewer rights than such a program, and owns the folder: it may replace files there at any time. So no
-//! operation uses a path. Each folder of the path is opened without following links, the file is opened once, and
-//! exactly the opened file is checked and changed.
+//! The daemon has fewer rights than such a program, and owns the folder: it may replace files there at any time.
+//! Therefore no operation uses a path. Each folder of the path is opened without following links, the file is opened
+//! once, and exactly the opened file is checked and changed.
 
 use std::fs::Permissions;
 use std::io;
@@ -29,7 +29,7 @@ fn is(stat: &Stat, kind: FileType) -> bool {
     FileType::from_raw_mode(stat.st_mode) == kind
 }
 
-/// Opens the file at `path` and its folder. `within` is a folder of the operator, and its path may contain links.
+/// Opens the file at `path` and its folder. `within` is a folder of the operator; its path may contain links.
 fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, Stat))> {
     let beneath = path.strip_prefix(within).ok().filter(|beneath| !beneath.as_os_str().is_empty());
     let beneath = beneath.ok_or_else(|| refused(format!("it is not in the folder {}", within.display())))?;
@@ -56,8 +56,8 @@ fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, 
 /// Gives a socket of the daemon to a user. Only that user may then connect.
 ///
 /// # Errors
-/// The path is not in the folder `within`, is not a socket, contains a link, or does not belong to the owner of its
-/// folder, the daemon's user; nothing has changed in this case. Also if this program lacks the permission.
+/// If the path is not in the folder `within`, is not a socket, contains a link, or does not belong to the owner of its
+/// folder (the daemon's user); in these cases nothing has changed. Also if this program lacks the permission.
 pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     let ((_, folder), (file, stat)) = opened(within, socket)?;
     if !is(&stat, FileType::Socket) {
@@ -75,11 +75,11 @@ pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     Ok(rustix::fs::chownat(&file, "", Some(Uid::from_raw(uid)), None, AtFlags::EMPTY_PATH)?)
 }
 
-/// Creates a folder with this mode that belongs to the owner of `like`, or checks an existing folder. The daemon can
+/// Creates a folder with this mode that belongs to the owner of `like`, or checks the existing folder. The daemon can
 /// then create folders in it.
 ///
 /// # Errors
-/// If the path has another kind of file, or the folder belongs to a third user; nothing has changed in this case.
+/// If the path is another kind of file, or the folder belongs to a third user; in these cases nothing has changed.
 pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     let owner = rustix::fs::stat(like)?;
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -107,11 +107,11 @@ pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the folder of one socket, together with the sockets in it, by its name in the folder `all`. A missing folder
-/// is not an error.
+/// Removes the folder of one socket from the folder `all`, together with the sockets in it. A missing folder is not an
+/// error.
 ///
 /// # Errors
-/// If the path has another kind of file, or the folder contains other files; these stay.
+/// If the path is another kind of file, or the folder contains other files, which are kept.
 pub fn remove_folder(all: &Path, name: &str) -> io::Result<()> {
     let missing = |error: &rustix::io::Errno| *error == rustix::io::Errno::NOENT;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -218,7 +218,7 @@ mod tests {
         }
     }
 
-    /// The folder's owner repeatedly replaces the socket with a link: the link's target is never changed.
+    /// The folder's owner repeatedly replaces the socket with a link. The link's target must never be changed.
     #[test]
     fn socket_swapped_for_link_leaves_link_target_unchanged() {
         let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Returns true if a terminal does not simply display a character.
+/// Returns true if a terminal does more than display the character.
 fn is_odd(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
@@ -28,7 +28,7 @@ fn escaped_except(text: &str, kept: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Escapes a word or a cell, so that no character is a command to a terminal or starts a line.
+/// Escapes a word or a cell, so that no character is a terminal command or starts a new line.
 #[must_use]
 pub fn word(text: &str) -> Cow<'_, str> {
     escaped_except(text, |_| false)
@@ -40,7 +40,8 @@ pub fn lines(text: &str) -> Cow<'_, str> {
     escaped_except(text, |c| c == '\n' || c == '\t')
 }
 
-/// Escapes JSON: strings keep their value, and non-ASCII characters that are commands to a terminal become escapes.
+/// Escapes JSON. Strings keep their value; non-ASCII characters that a terminal would execute as commands become
+/// escapes.
 #[must_use]
 pub fn json(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|c| is_odd(c) && c != '\n') {

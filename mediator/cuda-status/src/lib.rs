@@ -1,5 +1,5 @@
-//! The last status of a CUDA card's owner, for readers that never wait for the owner ([`StatusCell`], [`Seen`]), and in
-//! the form of the admin API ([`show`]).
+//! The last status of a CUDA card's owner, for readers that must never wait for the owner ([`StatusCell`], [`Seen`]),
+//! and its representation in the admin API ([`show`]).
 //!
 //! The crate does not communicate with the owner.
 

@@ -1,4 +1,4 @@
-//! Describes a CUDA card in the form of the admin API, with tenants in place of virtual machines.
+//! Describes a CUDA card for the admin API, with tenants in place of virtual machines.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use crate::Seen;
 use config::{CardSpec, TenantSpec};
 use overrides::Tuning;
 
-/// Engine that slices are accounted on; a slice is a grant of the whole card.
+/// Engine to which slices are charged; a slice is a grant of the whole card.
 const ENGINE: Engine = Engine::Compute;
 /// Number of nanoseconds in a millisecond.
 const MS: u64 = 1_000_000;
 /// Size of a MiB in bytes.
 const MIB: u64 = 1 << 20;
 
-/// Returns the state of a card's scheduler, in the form of the API.
+/// Returns the state of a card's scheduler as an API object.
 #[must_use]
 pub fn scheduler(
     spec: &CardSpec,
@@ -47,7 +47,7 @@ pub fn scheduler(
     }
 }
 
-/// Returns the history of a card's use, in the form of the API.
+/// Returns the history of a card's use as an API object.
 #[must_use]
 pub fn history(spec: &CardSpec, tenants: &[TenantSpec], seen: &Seen, since_ms: u64) -> api::SchedulerHistory {
     let sample = |(from_ns, used)| api::UseSample { from_ns, used_ns: BTreeMap::from([(ENGINE, used)]) };
@@ -101,7 +101,7 @@ fn share(spec: &TenantSpec, view: &TenantView, received_permille: u32) -> api::V
     }
 }
 
-/// Returns the reason of a wait in the form of the API.
+/// Returns the reason for a wait as an API object.
 fn wait_reason(wait: &Wait) -> WaitReason {
     match wait {
         Wait::Quarantine => WaitKind::Quarantine.into(),
@@ -124,23 +124,23 @@ fn state(view: &TenantView) -> api::WorkState {
     }
 }
 
-/// Returns a process that uses a card without its owner, in the form of the API.
+/// Returns a process that uses a card without its owner as an API object.
 #[must_use]
 pub fn stranger((pid, program, bytes): &(u32, String, Option<u64>)) -> api::Stranger {
     api::Stranger { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
-/// Returns a program that was given up, in the form of the API.
+/// Returns a program that was given up as an API object.
 fn given_up(cuda_control::GivenUp { pid, program, why }: cuda_control::GivenUp) -> api::GivenUp {
     api::GivenUp { pid, program, why }
 }
 
-/// Returns a tenant's process that uses memory outside its account, in the form of the API.
+/// Returns a tenant's process that uses memory outside its account as an API object.
 fn unaccounted((pid, program, bytes): &(u32, String, u64)) -> api::Unaccounted {
     api::Unaccounted { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
-/// Returns the state of a card's memory, in the form of the API.
+/// Returns the state of a card's memory as an API object.
 #[must_use]
 pub fn memory(spec: &CardSpec, tuning: &Tuning, tenants: &[TenantSpec], seen: &Seen) -> api::CardMemory {
     let card = &seen.card;
@@ -191,7 +191,7 @@ fn holdings(spec: &TenantSpec, view: &TenantView) -> api::VmMemory {
     }
 }
 
-/// Returns a tenant, in the form of the API. `seen` is `None` if the owner does not answer.
+/// Returns a tenant as an API object. `seen` is `None` if the owner does not answer.
 #[must_use]
 pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, seen: Option<&Seen>, window_ns: u64) -> api::Tenant {
     let view = seen.and_then(|seen| seen.tenant(&spec.name));

@@ -1,5 +1,5 @@
-//! The latest status of a card's owner, written by the thread that communicates with the owner, and read without
-//! waiting.
+//! The latest status of a card's owner. It is written by the thread that communicates with the owner, and readers do
+//! not wait.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use sched::History;
 // TIMEOUT: the owner answers at once; this limit allows for a very busy host.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A card as described by its owner, with the recent use of its time.
+/// A card as its owner describes it, with the recent use of its time.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// The last description.
     pub card: Card,
-    /// Time charged per interval, with the start of each interval, by tenant.
+    /// Time charged in each interval and the start of the interval, by tenant.
     uses: BTreeMap<String, VecDeque<(u64, u64)>>,
 }
 
@@ -52,7 +52,7 @@ impl Seen {
         self.card.now_ns - self.card.now_ns % History::INTERVAL_NS
     }
 
-    /// Returns the time that a tenant was charged in each complete interval of the last `window_ns`, with the start of
+    /// Returns the time that a tenant was charged in each complete interval of the last `window_ns`, and the start of
     /// the interval.
     pub fn uses(&self, tenant: &str, window_ns: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let (from, end) = (self.end().saturating_sub(window_ns), self.end());
@@ -60,7 +60,7 @@ impl Seen {
         uses.filter(move |(begin, _)| (from..end).contains(begin))
     }
 
-    /// Returns the part of the last `window_ns` for which a tenant was charged, in thousandths.
+    /// Returns the fraction of the last `window_ns` for which a tenant was charged, in thousandths.
     #[must_use]
     pub fn received_permille(&self, tenant: &str, window_ns: u64) -> u32 {
         let used: u64 = self.uses(tenant, window_ns).map(|(_, used)| used).fold(0, u64::saturating_add);
@@ -83,7 +83,7 @@ struct State {
     asked: Option<Instant>,
     /// Reason that no owner runs.
     ended: Option<String>,
-    /// Number of times that an owner was started after the first.
+    /// Number of times that an owner was started, not counting the first start.
     restarts: u64,
 }
 
@@ -101,12 +101,12 @@ impl StatusCell {
         Self { card: card.to_owned(), state: Mutex::new(State::default()) }
     }
 
-    /// Counts a start of an owner after the first.
+    /// Counts a start of an owner, except the first.
     pub fn restarted(&self) {
         self.state.lock().restarts += 1;
     }
 
-    /// Returns how often an owner was started after the first.
+    /// Returns the number of times that an owner was started, not counting the first start.
     pub fn restarts(&self) -> u64 {
         self.state.lock().restarts
     }
@@ -114,7 +114,7 @@ impl StatusCell {
     /// Returns the last description of the card.
     ///
     /// # Errors
-    /// Reason that the state of the card is unknown now.
+    /// Returns the reason that the current state of the card is unknown.
     pub fn seen(&self) -> Result<Arc<Seen>, String> {
         let state = self.state.lock();
         self.trouble_in(&state)?;
@@ -125,7 +125,7 @@ impl StatusCell {
     /// Checks that the owner answers.
     ///
     /// # Errors
-    /// The reason that the owner does not answer.
+    /// Returns the reason that the owner does not answer.
     pub fn trouble(&self) -> Result<(), String> {
         self.trouble_in(&self.state.lock())
     }

@@ -1,4 +1,4 @@
-//! The client's memory in the form for a card.
+//! The client's memory as host memory for a card.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use card::{DmaMemory, HostMemory};
 use vm_memory::{VolatileMemory, VolatileMemoryError, VolatileSlice};
 use vmm_glue::Mapping;
 
-/// A client's mapping that implements the card's trait.
+/// A client's mapping, as host memory for a card.
 #[derive(Debug)]
 struct ClientMemory(Arc<Mapping>);
 
@@ -26,7 +26,7 @@ pub(crate) fn shared_memory(mapping: &Arc<Mapping>) -> Arc<dyn HostMemory> {
     Arc::new(ClientMemory(Arc::clone(mapping)))
 }
 
-/// Returns a whole mapping. The card may write to it if `writable` is true.
+/// Returns a whole mapping as memory for a card. The card may write to it if `writable` is true.
 ///
 /// # Errors
 /// If the mapping is shorter than its own length.

@@ -1,4 +1,4 @@
-//! Status of a VM's device, and errors of its creation.
+//! Status of a VM's device, and errors that occur when it is created.
 
 use card_manager::ManagerError;
 use card_manager::shortage::Shortage;
@@ -19,14 +19,14 @@ pub enum InterruptKind {
     Msi,
 }
 
-/// Denied accesses to one place for one reason.
+/// Denied accesses to one place, for one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeniedAccess {
     /// Name of a register, or of another place.
     pub place: String,
     /// Offset in BAR0 in bytes, for a register.
     pub offset: Option<u32>,
-    /// Reason of the denial.
+    /// Reason for the denial.
     pub reason: String,
     /// Number of denied reads.
     pub reads: u64,
@@ -62,13 +62,13 @@ pub enum DeviceError {
     /// The card's owner refuses.
     #[error(transparent)]
     Host(ManagerError),
-    /// The device's description is out of range.
+    /// A value in the device's description is out of range.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The card's apertures are impossible for a PCI function.
+    /// The sizes of the card's apertures are not valid for a PCI function.
     #[error(transparent)]
     Bar(#[from] BadBar),
-    /// The card's ROM is impossible for a PCI function.
+    /// The size of the card's ROM is not valid for a PCI function.
     #[error(transparent)]
     Rom(#[from] BadRom),
     /// The operating system refuses an event descriptor or a thread.

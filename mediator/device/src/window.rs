@@ -1,5 +1,5 @@
-//! Host memory behind a part of an aperture: a file that is mapped by the VMM, by this process and for the card, or
-//! pages that a Xen domain has mapped.
+//! Host memory behind a part of an aperture: either a file that is mapped by the VMM, by this process and for the card,
+//! or pages that a Xen domain has mapped.
 
 use super::memory::shared_memory;
 use card::{DmaMemory, HostMemory};
@@ -24,7 +24,7 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 pub struct WindowMemory {
     file: Arc<OwnedFd>,
     region: Arc<dyn HostMemory>,
-    /// Set if the memory is the file's, and not pages that a client has lent.
+    /// Set if the memory is that of the file, and not pages that a client has lent.
     is_files: bool,
     area: MmapArea,
     iova: Iova,
@@ -42,7 +42,7 @@ impl WindowMemory {
         Self::mapped(Arc::new(file), start, end)?.placed(host)
     }
 
-    /// Maps the same memory for another card, or a second time for the same card: existing mappings remain valid.
+    /// Maps the same memory for another card, or for the same card a second time; existing mappings remain valid.
     ///
     /// # Errors
     /// If the card refuses the memory, or has no I/O addresses left.

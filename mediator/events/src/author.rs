@@ -1,5 +1,5 @@
-//! The originator of a change. The author follows a request from the connection to the threads that work for it, so
-//! that the code in between need not pass it along.
+//! The author of a change. The author follows a request from the connection to the threads that work for it, so that
+//! the code in between need not pass the author along.
 
 use std::cell::RefCell;
 
@@ -41,7 +41,7 @@ pub(crate) fn current() -> Author {
     OF_THREAD.with_borrow(Clone::clone).unwrap_or_else(daemon)
 }
 
-/// Calls `work`. Changes that it makes on this thread have this author.
+/// Calls `work`. Changes that `work` makes on this thread have this author.
 pub fn acting<T>(author: Author, work: impl FnOnce() -> T) -> T {
     /// Restores the previous author, even after a panic, because threads are reused.
     struct Before(Option<Author>);

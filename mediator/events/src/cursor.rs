@@ -1,4 +1,4 @@
-//! Cursors: positions in the log of one daemon, or of daemons that have taken over from each other.
+//! Cursors: positions in the log of one daemon, or of several daemons that have taken over from each other.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// Position after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
-    /// Start of the log, in ms since 1970. It differs between logs.
+    /// Start of the log, in ms since 1970. Each log has a different start.
     pub epoch: u64,
     /// Number of events of the log up to this position.
     pub count: u64,
@@ -18,7 +18,7 @@ impl fmt::Display for Cursor {
     }
 }
 
-/// A text that is not a cursor of this log.
+/// Text that is not a cursor of this log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadCursor {
     /// The text does not have the form of a cursor.
@@ -30,7 +30,7 @@ pub enum BadCursor {
 }
 
 impl BadCursor {
-    /// Remedy that the client is told.
+    /// Advice for the client.
     pub const ADVICE: &str = "give `next` of an earlier answer or `cursor` of an event, or leave `after` out";
 }
 

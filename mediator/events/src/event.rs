@@ -1,4 +1,4 @@
-//! Events in the form before they are added to the log.
+//! Events before they are added to the log.
 
 use std::time::Duration;
 

@@ -27,14 +27,14 @@ use crate::{Log, author};
 
 /// Maximum number of followers of one socket, including requests that wait for events.
 pub const MAX_FOLLOWERS: usize = 16;
-/// Number of events in a page if the request does not specify it.
+/// Number of events in a page if the request does not specify a number.
 const DEFAULT_LIMIT: usize = 256;
 /// Maximum number of events in a page.
 const MAX_LIMIT: usize = 1024;
 /// Maximum time to wait for an event, in seconds.
 const MAX_WAIT_S: u64 = 60;
-/// Maximum time for a follower to accept a page.
-// TIMEOUT: the output of a terminal may be stopped; the follower then continues with its cursor in a new request.
+/// Maximum time that a follower may take to accept a page.
+// TIMEOUT: a terminal's output may be stopped. The follower then continues with its cursor in a new request.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// State of the route.
@@ -50,7 +50,7 @@ pub fn router<S: Clone + Send + Sync + 'static>(log: Arc<Log>) -> Router<S> {
     Router::new().route("/v1/events", get(events)).with_state(served)
 }
 
-/// Serves a request with its client as the author, for [`author::of_request`].
+/// Serves a request whose client is its author, for [`author::of_request`].
 pub async fn with_author(request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<ConnectInfo<Peer>>();
     let author = peer.map_or_else(author::daemon, |ConnectInfo(Peer { uid, pid })| author::client(*uid, *pid));

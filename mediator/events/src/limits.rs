@@ -1,5 +1,5 @@
-//! Limits the events of one kind about one subject: in each window of [`WINDOW`], the first [`BURST`] events pass, and
-//! one further event represents the rest.
+//! Limits the events of one kind about one subject: in each window of length [`WINDOW`], the first [`BURST`] events
+//! pass, and one further event represents the rest.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,7 +38,7 @@ impl Limits {
     pub fn admit(&mut self, event: NewEvent, author: Author, now: Duration) -> Option<(NewEvent, Author)> {
         let key = (event.kind, event.subject.clone());
         if self.windows.len() >= MAX_WINDOWS && !self.windows.contains_key(&key) {
-            // Windows without suppressed events can be dropped at once.
+            // Windows without suppressed events can be dropped immediately.
             self.windows.retain(|_, window| window.held > 0 || !window.has_ended(now));
             if self.windows.len() >= MAX_WINDOWS {
                 self.unlisted.get_or_insert((now, 0)).1 += 1;
@@ -115,7 +115,7 @@ mod tests {
     fn event_after_ended_window_waits_for_report_of_that_window() {
         let mut limits = Limits::default();
         assert_eq!((0..6).filter(|ms| admit(&mut limits, "a", EventKind::Killed, *ms)).count(), 5);
-        // The report comes first, so that events are in the order of time.
+        // The report comes first, so that events are in chronological order.
         assert!(!admit(&mut limits, "a", EventKind::Killed, 20_000));
         assert_eq!(limits.ended(Duration::from_secs(20))[0].2, 2);
         assert!(admit(&mut limits, "a", EventKind::Killed, 20_001));

@@ -36,7 +36,7 @@ struct Books {
 pub(crate) struct News {
     /// Total number of events so far.
     pub count: u64,
-    /// True if the daemon ends.
+    /// True if the daemon is ending.
     pub closed: bool,
 }
 
@@ -86,7 +86,7 @@ impl Log {
         self.tell(&books);
     }
 
-    /// Reports suppressed events whose window has ended. Called regularly.
+    /// Reports suppressed events whose window has ended. Must be called regularly.
     pub fn tick(&self) {
         let mut books = self.books.lock();
         books.report_suppressed(self.began.elapsed());
@@ -132,7 +132,7 @@ impl Log {
         self.news.subscribe()
     }
 
-    /// Ends all followers: the daemon is about to end, and does not wait for them.
+    /// Ends all followers, because the daemon is about to end and does not wait for them.
     pub fn close(&self) {
         self.news.send_modify(|news| news.closed = true);
     }
@@ -148,7 +148,7 @@ impl Log {
         SavedLog { epoch: books.epoch, count: books.count, events }
     }
 
-    /// Adds the events since [`Self::freeze`], because the next daemon does not take over.
+    /// Adds the events that arrived since [`Self::freeze`], because the next daemon does not take over.
     pub fn thaw(&self) {
         let mut books = self.books.lock();
         for (event, author, suppressed) in books.deferred.take().unwrap_or_default() {

@@ -1,10 +1,10 @@
 //! Finds events by comparing successive states of the daemon, as the API shows them: long overruns, long waits,
-//! failures, connections; for virtual machines also kills and strikes, which are counted, and quarantines, which last
-//! for a second at least.
+//! failures, connections. For virtual machines, it also finds kills and strikes, which are counted, and quarantines,
+//! which last for at least a second.
 //!
-//! Other changes that begin and end between two states are missed. So code that acts adds its own events: the daemon
-//! for changes and moves, the owner of a CUDA card for kills, strikes and quarantines of tenants. The daemon compares
-//! before it removes a virtual machine, whose counts are lost then.
+//! Other changes that begin and end between two states are missed. Therefore the code that acts adds its own events:
+//! the daemon for changes and moves, and the owner of a CUDA card for kills, strikes and quarantines of tenants. The
+//! daemon compares states before it removes a virtual machine, because the machine's counts are then lost.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::event::NewEvent;
 const LONG_OVERRUN: Duration = Duration::from_secs(1);
 /// Minimum duration of a wait that causes an event.
 const LONG_WAIT: Duration = Duration::from_secs(5);
-/// Maximum remaining time of a quarantine at the last state, if its end counts as the end of its time.
+/// Maximum remaining time of a quarantine at the last state for which its end counts as the end of its time.
 const QUARANTINE_SLACK_MS: u64 = 3000;
 /// Maximum number of clients named in one text.
 const MAX_NAMED: usize = 4;
@@ -44,7 +44,7 @@ struct Sight {
     clients: BTreeMap<i64, String>,
     /// Killed submissions of a virtual machine. The owner of a CUDA card reports its actions itself.
     killed: u64,
-    /// Time for which a turn has run on after its slice.
+    /// Time by which a turn has exceeded its slice.
     overran: Duration,
     strikes: u64,
     quarantined: bool,
@@ -62,7 +62,7 @@ struct Wait {
     since: Duration,
     /// State and reason, without the parts that change during the wait.
     reason: (WorkState, Option<WaitReason>),
-    /// Value of [`Sight::progress`] at its begin.
+    /// Value of [`Sight::progress`] at the start of the wait.
     progress: u64,
     /// True if the wait was long enough for an event.
     reported: bool,
@@ -78,7 +78,7 @@ struct Known {
 /// Compares states of the daemon.
 #[derive(Debug, Default)]
 pub struct Observer {
-    /// False before the first state, whose objects are not compared with earlier ones.
+    /// False before the first state; objects of the first state are not compared with earlier ones.
     started: bool,
     known: BTreeMap<Subject, Known>,
     /// Names of failed cards.
@@ -86,10 +86,10 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Returns the events since the last state. `now` is the time since any fixed start.
+    /// Returns the events since the last state. `now` is the time since an arbitrary fixed start.
     pub fn compare(&mut self, states: &States, now: Duration) -> Vec<NewEvent> {
         let mut events = Vec::new();
-        // The owner of a CUDA card is restarted, which has its own event.
+        // The owner of a CUDA card is restarted; the restart has its own event.
         let failed = states.cards.iter().filter(|card| card.kind != "cuda");
         let failed: Vec<_> = failed.filter_map(|card| Some((card.name.clone(), card.error.clone()?))).collect();
         for (card, why) in failed.iter().filter(|(card, _)| !self.failed.contains(card)) {
@@ -165,7 +165,7 @@ fn sights(states: &States) -> Vec<(Subject, Sight)> {
     vms.chain(tenants).collect()
 }
 
-/// Returns the increase of a count. A count that is lower than before began at zero again, with a new owner.
+/// Returns the increase of a count. A count that is lower than before has restarted from zero, with a new owner.
 fn increase(before: u64, now: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }
@@ -174,7 +174,7 @@ fn increase(before: u64, now: u64) -> u64 {
 fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
     let event = |kind, text: String| NewEvent::about(kind, subject.clone(), text);
     let mut events = Vec::new();
-    // If an owner does not answer, its programs and counts are not available.
+    // If an owner does not answer, its programs and counts are unknown.
     if now.state == WorkState::Unserved || before.state == WorkState::Unserved {
         return events;
     }
@@ -235,11 +235,11 @@ fn count(number: u64, one: &str, several: &str) -> String {
 }
 
 impl Sight {
-    /// Returns the wait that the object is in.
+    /// Returns the wait in which the object currently is.
     fn wait(&self, now: Duration) -> Option<Wait> {
         let reason = match self.state {
             WorkState::Idle | WorkState::Working => return None,
-            // Others get and give slices during a wait for a slice.
+            // Other tenants get and lose slices during a wait for a slice.
             WorkState::Waiting => self.wait_reason.clone().map(|reason| match reason.kind {
                 WaitKind::Slice => WaitKind::Slice.into(),
                 _ => reason,
@@ -249,7 +249,7 @@ impl Sight {
         Some(Wait { since: now, reason: (self.state, reason), progress: self.progress, reported: false })
     }
 
-    /// Describes the wait that the object is in, with a number of seconds, as a present or past state.
+    /// Describes a wait of the given number of seconds, in the present or past tense.
     fn wait_in_words(wait: &Wait, seconds: Duration, ended: bool) -> String {
         let (state, reason) = &wait.reason;
         let seconds = format!("{:.1} s", seconds.as_secs_f64());

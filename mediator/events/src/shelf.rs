@@ -1,7 +1,8 @@
 //! The stored events of the log, within bounds.
 //!
 //! If the bounds are exceeded, the subject with the most events loses its oldest event; among several such subjects,
-//! the one with the oldest event. So a subject keeps its events until it has more than an equal part of the log.
+//! the one with the oldest event. Therefore a subject keeps all its events until it has more than an equal part of the
+//! log.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -1,4 +1,4 @@
-//! Describes changes of settings in words.
+//! Describes changes of settings as text.
 
 use serde_json::{Map, Value};
 

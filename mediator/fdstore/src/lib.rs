@@ -1,16 +1,17 @@
-//! The service manager's store of descriptors: it keeps descriptors of VMMs, so that a killed daemon does not end their
-//! devices.
+//! The service manager's store of descriptors. It keeps descriptors of VMMs, so that killing the daemon does not end
+//! their devices.
 //!
-//! For each VMM the store keeps the connection. Otherwise the kernel would reset a connection with unread data when the
-//! daemon is killed, which QEMU does not survive ([`vmm_glue::socket::end`]). If its capacity suffices, the store also
-//! keeps the VMM's journal and the descriptors that the journal names (`vmm_glue::journal`), with which the next daemon
-//! resumes the connection. A connection that the next daemon cannot resume is closed, so that the VMM notices.
+//! For each VMM the store keeps the connection. Otherwise, when the daemon is killed, the kernel would reset a
+//! connection that has unread data, which QEMU does not survive ([`vmm_glue::socket::end`]). If its capacity suffices,
+//! the store also keeps the VMM's journal and the descriptors that the journal names (`vmm_glue::journal`); with these,
+//! the next daemon resumes the connection. A connection that the next daemon cannot resume is closed, so that the VMM
+//! notices.
 //!
-//! Parts: [`Store`] and its keepers (which add descriptors), `pace` (limits the rate of messages to the service
+//! Parts: [`Store`] and its keepers (they add descriptors), `pace` (limits the rate of messages to the service
 //! manager), [`Left`] (descriptors of an earlier run), [`names`].
 //!
-//! The crate does not take descriptors from the environment, and sends the service manager no messages about anything
-//! else; the daemon does both.
+//! The crate does not take descriptors from the environment, and sends no other messages to the service manager; the
+//! daemon does both.
 
 #![forbid(unsafe_code)]
 
@@ -37,7 +38,7 @@ const CAPACITY: &str = "FDSTORE";
 /// Number of descriptors that journals must not use: two sockets of the daemon, and the socket and the connection of
 /// each virtual machine.
 const RESERVED_DESCRIPTORS: usize = 2 + 2 * MAX_VMS;
-/// All descriptors of a journal that the store can have, as bits of [`bit`].
+/// All descriptors of a journal that the store can contain, as bits of [`bit`].
 const ALL: u32 = (1 << (SLOTS + 1)) - 1;
 
 /// The service manager's store, if it has one.
@@ -46,7 +47,7 @@ pub struct Store {
     there: bool,
     /// Number of descriptors that journals may still add.
     room: Arc<AtomicUsize>,
-    /// True if another process has stored the descriptors that this process continues with.
+    /// True if another process has stored the descriptors with which this process continues.
     followed: bool,
 }
 
@@ -65,7 +66,7 @@ impl Store {
         self.there
     }
 
-    /// Logs whether VMMs would survive a kill of the daemon.
+    /// Logs whether VMMs would survive if the daemon were killed.
     pub fn tell(&self) {
         let room = self.room.load(Ordering::Relaxed);
         if !self.there || room < DESCRIPTORS {
@@ -121,7 +122,7 @@ impl InStore {
 
 impl Keeper for InStore {
     fn keep(&self, connection: BorrowedFd<'_>) {
-        // This takes two messages, because a VMM may also connect repeatedly.
+        // This takes two messages, and a VMM may also connect repeatedly.
         self.pace.wait();
         self.pace.wait();
         store(&self.connection(), connection);
@@ -172,8 +173,8 @@ impl Keeper for InStore {
 
 impl Drop for InStore {
     fn drop(&mut self) {
-        // Another process may continue with the stored descriptors; only the share of the capacity belongs to this
-        // process.
+        // Another process may continue with the stored descriptors; this process only releases its share of the
+        // capacity.
         let counted = usize::try_from(self.counted.load(Ordering::Relaxed).count_ones()).unwrap_or(0);
         self.room.fetch_add(counted, Ordering::Relaxed);
     }
@@ -187,8 +188,8 @@ fn bit(what: Kept) -> u32 {
     }
 }
 
-/// Descriptors that an earlier run left for a virtual machine's VMM. Unless another owner takes them, the connection is
-/// closed, and the descriptors are removed from the store.
+/// Descriptors that an earlier run left for a virtual machine's VMM. The connection is closed, and the descriptors are
+/// removed from the store, unless another owner takes them.
 #[derive(Debug)]
 pub struct Left {
     vm: String,

@@ -1,4 +1,5 @@
-//! Names of the descriptors that the service manager keeps for the daemon. Names of units' sockets have no slash.
+//! Names of the descriptors that the service manager keeps for the daemon. Names of units' sockets do not contain a
+//! slash.
 
 use vmm_glue::journal::Kept;
 

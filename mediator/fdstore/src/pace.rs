@@ -1,14 +1,15 @@
-//! A rate limit for the messages that the daemon sends to the service manager because of one VMM. Without it, a VMM
-//! that constantly maps and unmaps memory would keep the service manager busy for the whole host.
+//! A rate limit for the messages that the daemon sends to the service manager because of one VMM. Without this limit, a
+//! VMM that constantly maps and unmaps memory would occupy the whole host's service manager.
 //!
-//! No message is dropped, because the next daemon could then not resume the VMM. Only a VMM beyond the limit waits.
+//! No message is dropped, because the next daemon could then not resume the VMM. Only a VMM that exceeds the limit
+//! waits.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Number of messages that may be sent at once: a VMM that starts causes about thirty.
 const BURST_MESSAGES: u32 = 128;
-/// Time after which another message may be sent.
+/// Interval at which another message may be sent.
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(60);
 
 /// Rate limit of one VMM's messages.
@@ -97,7 +98,7 @@ mod tests {
             (0..steps).filter(|step| bucket.take(begin + Duration::from_secs(10) * *step / steps).is_ok()).count();
         let most = usize::try_from(Duration::from_secs(10).as_millis() / MESSAGE_INTERVAL.as_millis()).unwrap();
         assert!(sent <= most && sent + 2 >= most, "{sent} of {most}");
-        // After a quiet period, the VMM may cause the same number again, and no more.
+        // After a quiet period, the VMM may cause the same number of messages again, but no more.
         let later = begin + Duration::from_secs(3600);
         assert_eq!((0..2 * BURST_MESSAGES).filter(|_| bucket.take(later).is_ok()).count(), BURST_MESSAGES as usize);
     }

@@ -14,7 +14,7 @@ pub(crate) const FILE_BYTES_MAX: u64 = (HEADER_BYTES + 4 * (CODE_WORDS_MAX + DAT
 /// Reason that bytes are not an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// It does not start as an image does.
+    /// The bytes do not start like an image.
     #[error("this is not an image of falcon firmware: it does not begin with {:?}", String::from_utf8_lossy(&MAGIC))]
     Form,
     /// The image names an unknown falcon.
@@ -65,7 +65,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// Creates an image of `code` and `data`. Drops zeros at the end of the code, with which drivers pad the last page.
+    /// Creates an image of `code` and `data`. Drops zeros at the end of the code, which drivers use to pad the last
+    /// page.
     ///
     /// # Errors
     /// [`ImageError::Size`].
@@ -78,7 +79,7 @@ impl Image {
         Ok(Self { falcon, code: code.to_vec(), data: data.to_vec() })
     }
 
-    /// Creates an image that no falcon could execute, for cards that do not execute firmware.
+    /// Creates an image that no falcon could execute, for use with cards that do not execute firmware.
     #[must_use]
     pub fn stand_in(falcon: Falcon) -> Self {
         let word = |index: usize| 0x5157_0000 | (falcon as u32) << 12 | index as u32;

@@ -1,4 +1,4 @@
-//! A queue of guests' images for a store, so that no virtual CPU waits for a disk.
+//! A queue for guests' images on their way to a store, so that virtual CPUs never wait for a disk.
 
 use crate::image::Image;
 use crate::store::{Store, StoreError};
@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Maximum number of images that wait for the disk. Further images are dropped; they are offered again when their
-/// falcon next starts.
+/// Maximum number of images that wait for the disk. Further images are dropped, and offered again when their falcon
+/// next starts.
 const WAITING_MAX: usize = 8;
 /// Maximum number of new candidates accepted from one guest while the daemon runs.
 const NEW_MAX: u32 = 8;

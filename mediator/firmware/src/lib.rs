@@ -1,10 +1,10 @@
-//! Firmware of a card's falcons.
+//! Firmware for a card's falcons.
 //!
 //! The PGRAPH and copy engines of a real card do nothing until programs run on their falcons, and these programs
-//! control the card. So the mediator loads only the images that the operator approved, and a guest's images stay in its
-//! virtual falcons. The firmware is not shipped: images from a stock guest driver are stored as candidates.
+//! control the card. Therefore the mediator loads only images that the operator has approved, and a guest's images are
+//! confined to its virtual falcons. Firmware is not shipped: images from a stock guest driver are stored as candidates.
 //!
-//! Parts: [`Image`] (one falcon's code and data, a file with its own format), [`Set`] (a card's images), [`Store`] (a
+//! Parts: [`Image`] (one falcon's code and data, with its own file format), [`Set`] (a card's images), [`Store`] (a
 //! folder with images and the list of approved ones), [`Inbox`] (a queue of guests' images for the store).
 //!
 //! The crate does not interpret, change or load a program; `bringup` loads it.

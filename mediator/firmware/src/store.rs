@@ -1,4 +1,4 @@
-//! A folder with candidate images and images that the operator approved.
+//! A folder with candidate images and with images that the operator has approved.
 //!
 //! Each image is a file named after its digest; `approved` has a line for each falcon with the digest of its image.
 //! Both kinds of files are written to a temporary file and then renamed. The daemon reads the folder and adds
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Maximum number of images that are not approved, because guests determine their contents.
+/// Maximum number of images that are not approved; bounded because guests determine their contents.
 const CANDIDATES_MAX: usize = 32;
 /// Suffix of images' names.
 const SUFFIX: &str = ".falcon";
@@ -46,7 +46,7 @@ pub enum StoreError {
         /// Digest of the file's contents.
         digest: Digest,
     },
-    /// The prefix of a digest matches no image, or several images.
+    /// The prefix of a digest does not match exactly one image.
     #[error("{found} images have a digest that begins with `{prefix}`; `mediatorctl card firmware list` shows all")]
     Which {
         /// The requested prefix.
@@ -54,7 +54,7 @@ pub enum StoreError {
         /// Number of matching images.
         found: usize,
     },
-    /// The limit of candidates is reached.
+    /// The maximum number of candidates is reached.
     #[error(
         "there are {CANDIDATES_MAX} images that are not approved; remove some with `mediatorctl card firmware remove`"
     )]
@@ -145,7 +145,8 @@ impl Store {
         Ok(image.digest())
     }
 
-    /// Approves the image whose digest starts with `prefix` for its falcon, from the next start of a card on.
+    /// Approves the image whose digest starts with `prefix` for its falcon. This applies to cards that start
+    /// afterwards.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -263,7 +264,7 @@ fn load(path: &Path) -> Result<Image, StoreError> {
     Image::from_bytes(&bytes).map_err(|error| StoreError::Image { path: path.to_owned(), error })
 }
 
-/// Reads a file, but at most one byte more than `most`.
+/// Reads a file, up to one byte more than `most`.
 fn read_bounded(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
@@ -295,7 +296,7 @@ mod tests {
         }
         let set = store.approved().unwrap().unwrap();
         assert_eq!(set.image(Falcon::Gpccs), &Image::stand_in(Falcon::Gpccs));
-        // A new approval replaces the previous one; after a removal no image is approved.
+        // A new approval replaces the previous one; after a removal, no image is approved.
         store.add(&numbered(7)).unwrap();
         store.approve(&numbered(7).digest().to_string()).unwrap();
         assert_eq!(store.approved().unwrap().unwrap().image(Falcon::Fecs), &numbered(7));

@@ -13,7 +13,7 @@ pub enum Error {
     /// The other process uses another protocol version.
     #[error("the other process speaks version {0} of the handover, this one {1}: upgrade by a version in between")]
     Version(u32, u32),
-    /// The other process refuses the package.
+    /// The other process has refused the package.
     #[error("the next process does not take over: {0}")]
     Refused(String),
     /// The other process has ended.
@@ -25,7 +25,7 @@ pub enum Error {
     /// The package exceeds a limit.
     #[error("{0} cannot be handed over: {1} are more than {2}")]
     TooMuch(&'static str, u64, u64),
-    /// The operating system refuses.
+    /// The operating system has refused an operation.
     #[error("{0}: {1}")]
     Io(&'static str, #[source] io::Error),
 }

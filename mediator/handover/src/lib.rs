@@ -1,16 +1,16 @@
 //! Hands over state from one process to the next: a file of saved state, and descriptors by name.
 //!
-//! The processes communicate over a separate socket, and at each moment exactly one of them owns the package:
+//! The processes communicate over a separate socket, and at any time exactly one of them owns the package:
 //! 1. The receiver introduces itself, with the parts that it supports ([`Receiver::connect`], [`Sender::meet`]).
 //! 2. The sender saves its state for this receiver and sends it ([`Sender::give`], [`Receiver::take`]). The sender
 //!    still owns the state.
-//! 3. The receiver rebuilds everything without accessing the objects that the state describes, and reports that it is
-//!    ready, or the reason of a refusal ([`Receiver::ready`], [`Receiver::refuse`], [`Sender::await_ready`]).
+//! 3. The receiver rebuilds everything without accessing the objects that the state describes. It then reports that it
+//!    is ready, or its reason for a refusal ([`Receiver::ready`], [`Receiver::refuse`], [`Sender::await_ready`]).
 //! 4. The sender gives up ownership and notifies the receiver ([`Sender::let_go`]), which then owns everything
 //!    ([`Receiver::wait`]).
 //!
-//! Until step 4 the sender can continue as before: if the receiver refuses, is silent for too long, ends, or cannot
-//! read the state. All received data is untrusted: its size is bounded, and it is checked.
+//! Until step 4, the sender can continue as before if the receiver refuses, is silent for too long, ends, or cannot
+//! read the state. All received data is untrusted: its size is bounded, and its contents are checked.
 //!
 //! The crate does not interpret the package or start processes.
 

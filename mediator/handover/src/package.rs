@@ -14,17 +14,17 @@ pub(crate) const NAME_MAX: usize = 128;
 /// Seals that make a file immutable.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
 
-/// A file and descriptors that are handed over.
+/// A file and descriptors that are handed over together.
 #[derive(Debug, Default)]
 pub struct Package {
     /// A file of saved state.
     pub file: Vec<u8>,
-    /// Descriptors with their names. Several may have the same name; their order is then significant.
+    /// Descriptors with their names. Several descriptors may have the same name; their order is then significant.
     pub descriptors: Vec<(String, OwnedFd)>,
 }
 
 impl Package {
-    /// Removes and returns all descriptors with that name, in their order.
+    /// Removes and returns all descriptors with the given name, in order.
     pub fn take(&mut self, name: &str) -> Vec<OwnedFd> {
         self.descriptors.extract_if(.., |(of, _)| of == name).map(|(_, fd)| fd).collect()
     }
@@ -47,7 +47,7 @@ impl Package {
     }
 }
 
-/// Creates an unnamed, immutable file of these bytes.
+/// Creates an unnamed, immutable file with these contents.
 pub(crate) fn sealed(bytes: &[u8]) -> Result<OwnedFd, Error> {
     let failed = || Error::io("no file for what is handed over");
     let file = memfd_create("handover", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed())?;
@@ -60,7 +60,7 @@ pub(crate) fn sealed(bytes: &[u8]) -> Result<OwnedFd, Error> {
     Ok(file)
 }
 
-/// Returns the contents of a sealed file, whose size must be `bytes` bytes.
+/// Returns the contents of a sealed file, whose size must be `bytes`.
 pub(crate) fn unsealed(file: &OwnedFd, bytes: u64) -> Result<Vec<u8>, Error> {
     let failed = || Error::io("what is handed over cannot be read");
     let seals = fcntl_get_seals(file).map_err(failed())?;

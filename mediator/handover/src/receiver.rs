@@ -35,7 +35,7 @@ impl Receiver {
     /// Waits for the package, for at most `limit`. The sender still owns it.
     ///
     /// # Errors
-    /// If no package arrives, or a package other than announced.
+    /// If no package arrives, or its contents differ from the announcement.
     pub fn take(&self, limit: Duration) -> Result<Package, Error> {
         let awaits = "before it has given anything";
         let (message, fds) = self.0.receive(limit, awaits)?;
@@ -71,7 +71,7 @@ impl Receiver {
         self.0.send(&Message::Ready, &[])
     }
 
-    /// Sends the reason of a refusal.
+    /// Sends the reason for a refusal.
     ///
     /// # Errors
     /// If the sender has ended, or closed the connection.

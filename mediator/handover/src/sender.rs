@@ -11,7 +11,8 @@ use std::time::Duration;
 pub struct Sender(Wire);
 
 impl Sender {
-    /// Connects to the receiver at the other end of a `SOCK_SEQPACKET` socket, which introduces itself within `limit`.
+    /// Connects to the receiver at the other end of a `SOCK_SEQPACKET` socket. The receiver must introduce itself
+    /// within `limit`.
     ///
     /// # Errors
     /// If the process does not introduce itself, or is not a receiver.

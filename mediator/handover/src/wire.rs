@@ -20,7 +20,7 @@ const MAGIC: [u8; 4] = *b"GPUH";
 pub(crate) const PROTOCOL: u32 = 1;
 /// Maximum number of descriptors per message. The kernel accepts 253.
 pub(crate) const MAX_DESCRIPTORS: usize = 128;
-/// Maximum length of a message in bytes, which is determined by the names of a batch.
+/// Maximum length of a message in bytes. The names of a batch of descriptors determine it.
 const MESSAGE_MAX: usize = 64 << 10;
 /// Maximum time for which the other process may leave messages unread.
 // TIMEOUT: the other process only has to receive the messages. A busy host delays it by less.
@@ -37,7 +37,7 @@ pub(crate) enum Message {
     Descriptors(Vec<String>),
     /// Sent by the receiver: all state is rebuilt.
     Ready,
-    /// Sent by the receiver instead of any other message: the reason for not taking over.
+    /// Sent by the receiver instead of any other message: the reason that it does not take over.
     Refused(String),
     /// The last message of the sender: the receiver owns everything.
     Yours,
@@ -52,7 +52,7 @@ impl Wire {
         Self(socket)
     }
 
-    /// Sends a message, with descriptors.
+    /// Sends a message with its descriptors.
     pub(crate) fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(PROTOCOL.to_le_bytes());

@@ -1,5 +1,5 @@
-//! Sockets that the service manager passes (`LISTEN_FDS`): sockets of its units, of which one is named `admin` and the
-//! others are named after their virtual machines, and stored sockets from an earlier run of the daemon, including
+//! Sockets that the service manager passes (`LISTEN_FDS`): sockets of its units (one is named `admin`, and the others
+//! are named after their virtual machines), and stored sockets from an earlier run of the daemon, including
 //! connections.
 #![expect(unsafe_code, reason = "takes file descriptors by number")]
 // UNSAFETY: the service manager passes descriptors as numbers; each is converted to an owned descriptor once. No other
@@ -32,7 +32,7 @@ pub struct Activated {
 /// Reason that a passed descriptor cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ActivationError {
-    /// The environment does not follow the protocol.
+    /// The environment does not follow the service manager's protocol.
     #[error("the environment variables LISTEN_PID, LISTEN_FDS, LISTEN_FDNAMES are not as systemd sets them")]
     Environment(#[source] std::io::Error),
     /// The descriptor with this name is not a listening socket.
@@ -57,8 +57,8 @@ pub enum ActivationError {
 pub fn take() -> Result<Activated, ActivationError> {
     let fds = sd_notify::listen_fds_with_names().map_err(ActivationError::Environment)?;
     collect(fds.map(|(fd, name)| {
-        // SAFETY: by the protocol, the numbers in LISTEN_FDS are open descriptors that belong to this process alone,
-        // and `take` is called once, before any other code opens or closes descriptors; `listen_fds` checked the
+        // SAFETY: by the protocol, the numbers in LISTEN_FDS are open descriptors that belong only to this process;
+        // `take` is called once, before any other code opens or closes descriptors; `listen_fds` has checked the
         // process.
         let fd = unsafe { take_number(fd) };
         (fd, name)
@@ -68,16 +68,16 @@ pub fn take() -> Result<Activated, ActivationError> {
 /// Takes ownership of a descriptor by its number.
 ///
 /// # Safety
-/// The descriptor must be open and have no other owner.
+/// The descriptor must be open and must not have another owner.
 unsafe fn take_number(fd: RawFd) -> OwnedFd {
-    // SAFETY: the same requirement as this function's.
+    // SAFETY: this function's callers fulfil the same requirement.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, ActivationError> {
     let mut activated = Activated::default();
     for (fd, name) in fds {
-        // Of two stored descriptors with the same name, the later one is newer.
+        // If two stored descriptors have the same name, the later one is newer.
         if let Some((vm, what)) = stored::of_vmm(&name) {
             let left = activated.left.entry(vm.to_owned()).or_insert_with(|| Left::new(vm));
             match what {
@@ -115,7 +115,7 @@ impl Activated {
     /// Checks that all sockets listen.
     ///
     /// # Errors
-    /// The name of a socket without a virtual machine.
+    /// Returns the name of a socket that does not have a virtual machine.
     pub fn check(&self) -> Result<(), ActivationError> {
         let mut all = self.listeners.iter().chain(&self.stored);
         let other =

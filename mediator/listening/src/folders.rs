@@ -1,8 +1,8 @@
-//! Folders of sockets. A container mounts the folder of its socket, so that it finds the socket of the next daemon in
-//! this folder; such a folder must belong to only one tenant or VM.
+//! Folders of sockets. A container mounts the folder of its socket, so that it finds the next daemon's socket in the
+//! same folder. Such a folder must therefore belong to only one tenant or VM.
 //!
 //! The daemon creates and removes each folder that has the name of its tenant or VM (`config::own_folder`). Only
-//! programs with at most the daemon's rights access the folder.
+//! programs that have at most the daemon's rights access the folder.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -13,10 +13,11 @@ use config::{TENANTS, own_folder};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Access mode of such a folder, which only the daemon may change. The mode of the socket in it controls connections.
+/// Access mode of such a folder: only the daemon may change the folder. The mode of the socket in it controls
+/// connections.
 const MODE: Mode = Mode::from_raw_mode(0o755);
 
-/// Reason that a tenant or VM has no folder for its socket.
+/// Reason that a tenant or VM does not have a folder for its socket.
 #[derive(Debug, thiserror::Error)]
 #[error("`{name}`: socket: {what}")]
 pub struct FolderError {
@@ -83,13 +84,13 @@ fn ensure(folder: &Path, enforced: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the path of a tenant's socket in earlier versions, and the relative path of the socket from that location.
+/// Returns the path that a tenant's socket had in earlier versions, and the relative path from there to the socket.
 fn earlier(name: &str, socket_dir: &Path) -> (PathBuf, PathBuf) {
     (socket_dir.join(format!("{name}.cuda")), Path::new(TENANTS).join(name).join("cuda.sock"))
 }
 
-/// Creates a link at the path of a tenant's socket in earlier versions, which is used by programs that these versions
-/// started.
+/// Creates a link at the path that a tenant's socket had in earlier versions, for programs that were started under
+/// these versions.
 fn link_earlier(name: &str, socket_dir: &Path) {
     let (earlier, target) = earlier(name, socket_dir);
     if is_socket(&earlier) {
@@ -116,10 +117,10 @@ fn is_socket(path: &Path) -> bool {
 /// Checks the folder of sockets: other users must not be able to create files in it.
 ///
 /// # Errors
-/// If other users can create files, because they could then replace each other's and the daemon's sockets.
+/// If other users can create files in it, because they could then replace the sockets of other users and of the daemon.
 pub fn check(socket_dir: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
-    // A missing folder is reported with the first socket.
+    // A missing folder is reported when the first socket is created.
     let Ok(there) = std::fs::metadata(socket_dir) else { return Ok(()) };
     let shown = socket_dir.display();
     if there.mode() & 0o002 == 0 {
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!((mode(&folder.path().join("tenants")), mode(socket.parent().unwrap())), (0o755, 0o755));
         let _served = UnixListener::bind(&socket).unwrap();
         assert!(UnixStream::connect(folder.path().join("a.cuda")).is_ok());
-        // The folder survives the daemon, because a container still has this folder mounted.
+        // The folder survives the daemon, because a container still has it mounted.
         let before = fs::metadata(socket.parent().unwrap()).unwrap().ino();
         make("a", &socket, folder.path()).unwrap();
         assert_eq!(fs::metadata(socket.parent().unwrap()).unwrap().ino(), before);

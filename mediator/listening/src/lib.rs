@@ -1,10 +1,11 @@
-//! The listening sockets: sockets of the service manager's units, sockets from an earlier run, and new sockets.
+//! The listening sockets: sockets of the service manager's units, sockets of an earlier run, and new sockets.
 //!
 //! If the service manager stores file descriptors (`FileDescriptorStoreMax=`), it has a copy of each socket that the
 //! daemon creates. The copy outlives the daemon, so that a client that connects during a restart waits and is served
 //! afterwards. When the daemon ends, it keeps the paths of such sockets; a path is removed with its virtual machine.
 //!
-//! The store also has copies of the VMMs' connections, and the files needed to resume them (crate `fdstore`).
+//! The store also has copies of the VMMs' connections, and of the files that are needed to resume them (crate
+//! `fdstore`).
 //!
 //! Parts: [`Sockets`], [`folders`] (folders of one tenant or VM), [`descriptors`] (the limit of open files),
 //! `activation` (descriptors of the service manager).
@@ -48,7 +49,7 @@ pub struct SocketPath {
     bound: Option<BoundPath>,
     /// Name in the store, if the socket has a copy in the store.
     stored: Option<String>,
-    /// True while this process must remove the path.
+    /// True while this process is responsible for removing the path.
     ours: Arc<AtomicBool>,
 }
 
@@ -101,8 +102,8 @@ impl Sockets {
         Self { ours: Arc::new(AtomicBool::new(true)), store: Store::found(false), ..Self::handed(activated) }
     }
 
-    /// Creates the sources from another daemon's sockets. That daemon continues to use them unless [`Self::own`] is
-    /// called.
+    /// Creates the sources from the sockets of another daemon. That daemon continues to use them unless [`Self::own`]
+    /// is called.
     #[must_use]
     pub fn handed(Activated { listeners, stored, left }: Activated) -> Self {
         let (stored, left) = (Mutex::new(stored), Mutex::new(left));
@@ -214,13 +215,13 @@ impl Sockets {
         Ok(Listening { listener, path: Some(SocketPath { path: path.to_owned(), bound: Some(bound), stored, ours }) })
     }
 
-    /// Closes the unclaimed sockets of an earlier run, whose virtual machines no longer exist.
+    /// Closes the unclaimed sockets of an earlier run. Their virtual machines no longer exist.
     pub fn end_unused(&self) {
         let left = std::mem::take(&mut *self.left.lock());
         drop(left);
         for (name, listener) in self.stored.lock().drain() {
             tracing::info!(name, "a socket of an earlier run is removed");
-            // This removes the path.
+            // Dropping it removes the path.
             drop(socket::adopt(&listener));
             give_up(&name);
         }

@@ -1,6 +1,6 @@
-//! Locks of `shuttle`, and its strategies for choosing the next thread at each lock operation. A schedule in which all
-//! threads wait for each other fails the test, and so does an endless schedule; the printed schedule can then be
-//! replayed (`shuttle::replay`).
+//! Locks of `shuttle`, and strategies that choose the next thread at each lock operation. A schedule in which all
+//! threads wait for each other fails the test, and so does an endless schedule; the printed schedule can be replayed
+//! afterwards (`shuttle::replay`).
 
 use crate::{HeldRanks, Locks};
 use shuttle::scheduler::{DfsScheduler, PctScheduler, RandomScheduler, Scheduler};
@@ -55,7 +55,7 @@ fn run(scheduler: impl Scheduler + 'static, body: fn()) -> usize {
 }
 
 /// Runs `body` under `count` schedules (times the factor in the environment). Half of the schedules choose threads at
-/// random; the other half use PCT, which finds failures that need few but unlikely thread switches.
+/// random; the other half uses PCT, which finds failures that require few but unlikely thread switches.
 ///
 /// # Panics
 /// If `body` panics, if its threads wait for each other, or if a schedule does not end.
@@ -69,7 +69,7 @@ pub fn try_schedules(count: usize, body: fn()) {
 /// Runs `body` under all possible schedules, and returns their number.
 ///
 /// # Panics
-/// Same as for [`try_schedules`], and if more than `most` schedules exist.
+/// Same as for [`try_schedules`]; also if more than `most` schedules exist.
 pub fn try_all_schedules(most: usize, body: fn()) -> usize {
     let count = run(DfsScheduler::new(Some(most), false), body);
     assert!(count < most, "not all schedules were tried");

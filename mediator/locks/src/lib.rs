@@ -1,11 +1,11 @@
 //! The mediator's locks. Each lock has a rank, which is its position in the order in which a thread takes locks
-//! ([`rank`]). Taking a lock out of order panics in debug builds, and so does waiting while a VM's or a card's lock is
+//! ([`rank`]). In debug builds, taking a lock out of order panics, and so does waiting while a VM's or a card's lock is
 //! held. The hold times of these two kinds are always measured ([`holds`]).
 //!
 //! The underlying locks are `parking_lot`'s or, in tests, those of a checker that controls the scheduling of threads
 //! (`checked`, with the feature `checked`).
 //!
-//! The crate does not wait for anything except locks, and does not know the data of a lock.
+//! The crate does not wait for anything except locks, and does not know what data a lock protects.
 
 mod meter;
 mod order;
@@ -45,7 +45,7 @@ pub trait Locks: 'static {
     /// Takes the lock if it is free.
     fn try_lock<T>(mutex: &Self::Mutex<T>) -> Option<Self::Guard<'_, T>>;
 
-    /// Calls `act` with this thread's held locks. Does not call it if the thread is ending and holds no locks.
+    /// Calls `act` with this thread's held locks. Does nothing if the thread is ending and holds no locks.
     fn with_held(act: impl FnOnce(&HeldRanks));
 }
 
@@ -75,7 +75,7 @@ impl Locks for Real {
     }
 
     fn with_held(act: impl FnOnce(&HeldRanks)) {
-        // An ending thread may drop guards after its thread-local storage is gone; the order is not checked then.
+        // An ending thread may drop guards after its thread-local storage is destroyed; the order is then not checked.
         let _ = HELD.try_with(act);
     }
 }
@@ -220,7 +220,7 @@ impl<'a, K: Rank, T: 'a, L: Locks> Drop for Guard<'a, K, T, L> {
     }
 }
 
-/// A condition that holders of a lock wait for.
+/// A condition for which holders of a lock wait.
 #[derive(Debug, Default)]
 pub struct Condvar(parking_lot::Condvar);
 

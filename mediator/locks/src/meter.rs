@@ -1,8 +1,8 @@
-//! Measures how long locks are held: records counts in buckets of an eighth of an octave, the maximum, the sum, and the
+//! Measures how long locks are held. Records counts in buckets of an eighth of an octave, the maximum, the sum, and the
 //! source locations of long holds.
 //!
-//! For benchmarks, the holder's processor time is also measured ([`measure_work`]): time for which a busy host suspends
-//! the holder counts as hold time, but not as processor time.
+//! For benchmarks, the holder's processor time can also be measured ([`measure_work`]): time for which a busy host
+//! suspends the holder counts as hold time, but not as processor time.
 //!
 //! Each lock has its own meter, which only the lock's holder writes. Readers sum all meters of a kind, including the
 //! meters of dropped locks.
@@ -17,12 +17,12 @@ use std::sync::{Arc, Weak};
 /// Number of buckets per octave.
 const BUCKETS_PER_OCTAVE: u64 = 8;
 const STEPS_LOG2: u32 = BUCKETS_PER_OCTAVE.trailing_zeros();
-/// Number of octaves: buckets cover holds of up to 2^40 ns, which is 18 minutes.
+/// Number of octaves. The buckets cover holds of up to 2^40 ns, which is 18 minutes.
 const OCTAVES: u32 = 40;
 const BUCKETS: usize = ((OCTAVES - STEPS_LOG2 + 1) as usize) * BUCKETS_PER_OCTAVE as usize;
 
-/// Holds longer than this are counted by source location. Such holds are rare, about one in thousands, and the number
-/// of locations is bounded by the source.
+/// Longer holds, in ns, are counted by source location. Such holds are rare (about one in thousands), and the number of
+/// locations is bounded by the source code.
 const LONG_NS: u64 = 50_000;
 
 /// Source location where a lock was taken.
@@ -79,8 +79,8 @@ impl Meter {
         }
     }
 
-    /// Records a hold. Only the holder calls this, so that two threads never write concurrently: no locked instruction
-    /// is needed.
+    /// Records a hold. Only the holder calls this, so that two threads never write concurrently and no locked
+    /// instruction is needed.
     pub(crate) fn record(&self, ns: u64, place: Place) {
         let add = |word: &AtomicU64, more: u64| {
             word.store(word.load(Ordering::Relaxed).saturating_add(more), Ordering::Relaxed);
@@ -139,8 +139,8 @@ impl Holds {
         self.sum_ns
     }
 
-    /// Returns the duration that `permille` of 1000 holds do not exceed, in ns, rounded up by at most an eighth; 0
-    /// without holds.
+    /// Returns a duration that `permille` of 1000 holds do not exceed, in ns, rounded up by at most an eighth; 0 if
+    /// there are no holds.
     #[must_use]
     pub fn at(&self, permille: u64) -> u64 {
         let wanted = self.count().saturating_mul(permille).div_ceil(1000).max(1);
@@ -152,7 +152,7 @@ impl Holds {
         found.map_or(0, |bucket| upper(bucket).min(self.longest_ns))
     }
 
-    /// Returns the number of holds of at most `ns`. Holds that are shorter than `ns` by up to an eighth may be missing.
+    /// Returns the number of holds of at most `ns`. May omit holds that are shorter than `ns` by up to an eighth.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
@@ -206,7 +206,7 @@ struct Kind {
 /// True if the processor time of holders is measured.
 static WORK: AtomicBool = AtomicBool::new(false);
 
-/// Enables measuring the processor time of holds that start from now on: a system call at each end.
+/// Enables measuring the processor time of holds that start from now on, which takes a system call at each end.
 pub fn measure_work() {
     WORK.store(true, Ordering::Relaxed);
 }

@@ -5,11 +5,11 @@
 pub trait Rank: 'static {
     /// Position in the following table.
     const POSITION: u8;
-    /// Name used in messages.
+    /// Name for messages.
     const NAME: &'static str;
     /// True if the lock's holder may wait for the card, a VMM or another thread. False for all ranks after [`Moving`].
     const MAY_WAIT: bool;
-    /// The measurement that includes such locks, if any.
+    /// The measurement to which such locks contribute, if any.
     const MEASURED: Option<Measured>;
 }
 
@@ -36,7 +36,7 @@ impl Measured {
     }
 }
 
-/// Declares the ranks in their order: doc comment, type, whether the holder may wait, whether holds are measured.
+/// Declares the ranks in order: doc comment, type, true if the holder may wait, and the measurement, if any.
 macro_rules! ranks {
     ($($(#[$doc:meta])* $name:ident, $may_wait:expr, $measured:expr;)*) => {
         #[derive(Clone, Copy)]
@@ -69,9 +69,9 @@ ranks! {
     /// Daemon: held while a change is sent to the owner of one CUDA card, which may answer slowly. A thread that waits
     /// for this lock holds no other lock.
     CudaChanging, true, None;
-    /// Daemon: its state is compared with the last one, to find events.
+    /// Daemon: held while the daemon's state is compared with the last one, to find events.
     Observing, true, None;
-    /// Daemon: changes are written to the file that outlives it.
+    /// Daemon: held while changes are written to the file that outlives the daemon.
     OverrideStore, true, None;
     /// Daemon: the table of VMs and settings.
     Daemon, true, None;
@@ -95,7 +95,7 @@ ranks! {
     Inbox, false, None;
     /// One VM: its last status. Held only briefly.
     StatusCell, false, None;
-    /// Owner: true if the thread that moves memory was woken.
+    /// Owner: set if the thread that moves memory was woken.
     Wakeup, false, None;
     /// One VM: registers and control queue of its CUDA function. Held for one access or one command.
     CudaFunction, false, None;
@@ -115,6 +115,6 @@ ranks! {
     Level, false, None;
     /// Log of events. A thread that adds an event may hold any of the locks above.
     Events, false, None;
-    /// Log: number of events by their origin. A thread that logs may hold any lock.
+    /// Log: numbers of events by their origin. A thread that logs may hold any lock.
     Log, false, None;
 }

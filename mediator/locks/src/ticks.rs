@@ -1,8 +1,8 @@
-//! A clock for holds of locks, which is read twice per hold: the processor's time stamp counter if the kernel itself
-//! uses it, otherwise the kernel's clock.
+//! A clock for lock holds, which is read twice per hold. It is the processor's time stamp counter if the kernel itself
+//! uses the counter, otherwise the kernel's clock.
 
-// UNSAFETY: reading the time stamp counter, which every processor of this architecture has. All other code in this
-// module is safe.
+// UNSAFETY: reads the time stamp counter, which every processor of this architecture has. All other code in this module
+// is safe.
 #![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "see above"))]
 
 use std::sync::OnceLock;
@@ -50,7 +50,7 @@ impl Ticks {
     }
 }
 
-/// Initializes the scale early; otherwise the first reading would do so with a lock held.
+/// Initialises the scale early; otherwise the first reading would do so while a lock is held.
 pub(crate) fn prepare() {
     let _ = scale();
 }
@@ -72,7 +72,7 @@ fn scale() -> Option<u64> {
 
 #[cfg(target_arch = "x86_64")]
 fn counter() -> u64 {
-    // SAFETY: the instruction has no precondition, and touches no memory.
+    // SAFETY: the instruction has no precondition and accesses no memory.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
@@ -123,7 +123,7 @@ mod tests {
         let least = ns(inside.elapsed());
         let told = then.elapsed_ns();
         let most = ns(outside.elapsed());
-        // A part in a thousand is permitted, which is ten times the accuracy of the comparison.
+        // A part in a thousand is permitted, which is ten times the inaccuracy of the comparison.
         assert!(told >= least - least / 1000 && told <= most + most / 1000, "{told} ns of {least} to {most}");
     }
 

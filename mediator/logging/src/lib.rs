@@ -2,12 +2,12 @@
 //!
 //! Every event is limited, regardless of its level. Events of one VM (in a span named `VM_SPAN`, which every thread
 //! that works for a VM enters, or with a field named `vm`) have a bucket for each call site and VM: a burst of
-//! `BURST_EVENTS` events passes, followed by one event per `REFILL_INTERVAL`. All other events have a bucket of
+//! `BURST_EVENTS` events passes, and after that one event per `REFILL_INTERVAL`. All other events have a bucket of
 //! `BURST_OF_ALL` for each call site, because a socket client or a card can cause some of them. Records of crates that
 //! use `log` share one call site for each level. Suppressed events are counted in [`suppressed`], and
 //! [`tell_suppressed`] logs their number by origin.
 //!
-//! The crate does not select the logged events, or store them.
+//! The crate neither selects the logged events nor stores them.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
@@ -30,14 +30,14 @@ use config::check::parse_filter;
 
 /// Name of the span of a virtual machine's threads. Its field `name` is the name of the virtual machine.
 pub(crate) const VM_SPAN: &str = "vm";
-/// Environment variable that replaces the configured filter.
+/// Environment variable that overrides the configured filter.
 pub(crate) const FILTER_VARIABLE: &str = "MEDIATORD_LOG";
 /// Number of events of one call site and virtual machine that pass in a burst.
 pub(crate) const BURST_EVENTS: u32 = 10;
 /// Interval at which one further event may pass after a burst.
 pub const REFILL_INTERVAL: Duration = Duration::from_secs(5);
-/// Number of events of one call site without a virtual machine that pass in a burst: an operator may add many virtual
-/// machines at a time.
+/// Number of events of one call site without a virtual machine that pass in a burst. It is large because an operator
+/// may add many virtual machines at a time.
 pub(crate) const BURST_OF_ALL: u32 = 200;
 /// Maximum number of remembered pairs of call site and virtual machine. Beyond this number, events of other pairs are
 /// suppressed until a bucket is full again.
@@ -81,7 +81,7 @@ pub fn tell_suppressed() {
     }
 }
 
-/// A token bucket: initially full, refilled by one token per interval.
+/// A token bucket, which is initially full and gets one token per interval.
 #[derive(Clone, Debug)]
 struct Bucket {
     burst: u32,
@@ -144,7 +144,7 @@ struct Books {
     names: HashMap<Id, String>,
     /// Number of events that were suppressed for lack of a bucket and not reported yet.
     unknown: u64,
-    /// Time of the last search for buckets that are no longer needed, which is slow.
+    /// Time of the last search for unneeded buckets, which is slow.
     swept: Option<Instant>,
 }
 
@@ -257,8 +257,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Filter<S> for GuestLimit {
     }
 
     fn on_close(&self, id: Id, _: Context<'_, S>) {
-        // Identifiers of spans are reused: a new virtual machine starts with full buckets. Suppressed events of the old
-        // virtual machine are reported with the rest.
+        // Identifiers of spans are reused, and a new virtual machine must start with full buckets. Suppressed events of
+        // the old virtual machine are reported with the rest.
         let Books { buckets, names, unknown, .. } = &mut *self.books.lock();
         if names.remove(&id).is_some() {
             buckets.retain(|(_, whose), bucket| {

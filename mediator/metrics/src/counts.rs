@@ -1,4 +1,4 @@
-//! Counts of a virtual machine's device and of the connection to its VMM: with one family for each unit, because
+//! Counts of a virtual machine's device and of the connection to its VMM. There is one family for each unit, because
 //! samples of different units can be neither summed nor drawn together.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Metrics: the data of the admin API in Prometheus' text format, and further counts.
+//! Metrics: the data of the admin API, and further counts, in Prometheus' text format.
 //!
 //! Parts: cards, virtual machines and the daemon itself (this file), `counts` (of devices and connections), `scheduler`
 //! and `memory` (how cards are shared), [`tenants`], `locks`, [`moves`] (virtual machines that move between cards,
@@ -22,7 +22,8 @@ pub mod tenants;
 /// The format's media type.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A metric of one kind of object: name, type, meaning, and its samples as (further labels, value).
+/// A metric of one kind of object: name, type, meaning, and a function that returns its samples as (further labels,
+/// value).
 type Metric<T, V = u64> = (&'static str, &'static str, &'static str, fn(&T) -> Vec<(String, V)>);
 
 fn one(value: impl Into<u64>) -> Vec<(String, u64)> {

@@ -9,7 +9,7 @@ use api::{CardMemory, VmMemory};
 /// Samples of one object, as (further labels, value).
 type Samples = Vec<(&'static str, u64)>;
 
-/// A metric of a card: name, type, meaning, and its samples.
+/// A metric of a card: name, type, meaning, and a function that returns its samples.
 type OfCard = (&'static str, &'static str, &'static str, fn(&CardMemory) -> Samples);
 
 const CARD: [OfCard; 13] = [
@@ -59,7 +59,7 @@ const CARD: [OfCard; 13] = [
     ("host_memory_used_bytes", "gauge", "Host memory that is pinned for a card", |card| one(card.host_used_bytes)),
 ];
 
-/// A metric of a virtual machine: name, type, meaning, and its samples.
+/// A metric of a virtual machine: name, type, meaning, and a function that returns its samples.
 type OfVm = (&'static str, &'static str, &'static str, fn(&VmMemory) -> Samples);
 
 const VM: [OfVm; 11] = [

@@ -9,7 +9,7 @@ use std::path::Path;
 const PAGE: &str = "docs/reference/mediatorctl.md";
 /// Prefix of the names of all metrics.
 const PREFIX: &str = "gpu_mediator_";
-/// Kinds of metrics: heading, and the prefixes of names after the common prefix. The last kind includes all other
+/// Kinds of metrics: the heading, and the prefixes of names after the common prefix. The last kind includes all other
 /// metrics.
 const KINDS: [(&str, &[&str]); 4] = [
     ("Of a card, by `card`:", &["card_", "host_memory_"]),

@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Write};
 use super::escaped;
 use api::{CardScheduler, Durations, VmEngine, VmShare};
 
-/// A number of nanoseconds, which is written as seconds without loss.
+/// A number of nanoseconds, which is written as seconds without loss of precision.
 pub(super) struct Seconds(pub(super) u64);
 
 impl Display for Seconds {

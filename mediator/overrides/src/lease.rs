@@ -1,4 +1,4 @@
-//! Values of a tenant's keys that hold until a process ends, and the file that has them for the next daemon.
+//! Values of a tenant's keys that apply until a process ends, and the file that stores them for the next daemon.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use serde_json::Value;
 #[derive(Debug)]
 pub struct Process {
     pid: i32,
-    /// Number that differs for each process, if the kernel has it (Linux 6.9); otherwise one for all.
+    /// Number that differs for each process, if the kernel supports it (Linux 6.9); otherwise it is the same for all.
     number: u64,
     handle: OwnedFd,
 }
@@ -26,7 +26,7 @@ impl Process {
     /// Opens a process by its number.
     ///
     /// # Errors
-    /// If no process has the number, or the host lacks descriptors.
+    /// If no process has this number, or no descriptors are available.
     pub fn open(pid: i32) -> io::Result<Self> {
         let known = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
         let handle = pidfd_open(known, PidfdFlags::empty())?;
@@ -86,7 +86,7 @@ impl Lease {
         self.process.has_ended()
     }
 
-    /// Returns the values to restore: those of keys that still have the leased value.
+    /// Returns the values to restore: those of the keys that still have the leased value.
     pub fn values_before(&self, now: &TenantSpec) -> BTreeMap<String, Value> {
         let now = table(now).unwrap_or_default();
         let leased = self.keys.iter().filter(|(key, values)| patch::value(&now, key) == values.leased);
@@ -98,7 +98,7 @@ impl Lease {
         patch::with(now, &self.values_before(now)).unwrap_or_else(|_| now.clone())
     }
 
-    /// Returns the lease as the file has it.
+    /// Returns the lease in the form in which it is stored.
     pub fn saved(&self) -> SavedLease {
         SavedLease { pid: self.process.pid, number: self.process.number, keys: self.keys.clone() }
     }
@@ -115,10 +115,10 @@ impl SavedLease {
     }
 }
 
-/// Reads the leases in a file, by tenant; none if there is no file.
+/// Reads the leases in a file, by tenant; none if the file does not exist.
 ///
 /// # Errors
-/// If it is no such file.
+/// If the file is not a file of leases.
 pub fn read(path: &Path) -> io::Result<BTreeMap<String, SavedLease>> {
     match fs::read(path) {
         Ok(text) => Ok(serde_json::from_slice(&text)?),
@@ -130,7 +130,7 @@ pub fn read(path: &Path) -> io::Result<BTreeMap<String, SavedLease>> {
 /// Replaces the file.
 ///
 /// # Errors
-/// If it cannot be written; then the earlier one remains.
+/// If the file cannot be written; the earlier file then remains.
 pub fn write(path: &Path, leases: &BTreeMap<String, SavedLease>) -> io::Result<()> {
     let new = path.with_extension("json.new");
     fs::write(&new, serde_json::to_vec(leases)?)?;

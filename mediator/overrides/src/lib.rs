@@ -1,14 +1,14 @@
-//! Settings that were changed while the daemon ran, and remain in force after its restart.
+//! Settings that were changed while the daemon ran, and that remain in force after it restarts.
 //!
-//! Parts: the differences between the configuration file and the current settings (this file), `store` (the file for
-//! them, written so that a kill at any moment leaves the old or the new one), `override_store` (both, for the daemon),
-//! `revision` (numbers of states), [`lease`] (values that end with a process).
+//! Parts: the differences between the configuration file and the current settings (this file), `store` (the file that
+//! stores them, written so that after a kill at any time either the old or the new file exists), `override_store`
+//! (both, for the daemon), `revision` (numbers of states), [`lease`] (values that end with a process).
 //!
 //! Only differences are stored, each with the file's value at that time. When the daemon starts, a difference applies
 //! if the file still has that value; if the operator has edited the file since, the file takes precedence and the
 //! difference is dropped.
 //!
-//! The crate does not change settings, or know why they change; the daemon passes the current settings.
+//! The crate does not change settings and does not know why they change; the daemon passes the current settings.
 
 use std::collections::BTreeMap;
 
@@ -112,7 +112,7 @@ impl Tuning {
     }
 }
 
-/// All current settings that can be changed while the daemon runs.
+/// All current settings that can change while the daemon runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Live {
     /// The virtual machines by name.
@@ -277,7 +277,7 @@ fn changed<T: Serialize + serde::de::DeserializeOwned>(
     let table = patch::table(said)?;
     let mut values = BTreeMap::new();
     for (key, Change { file, now }) in changes.into_iter().flatten() {
-        // An unknown key means corruption; an operator cannot have added it.
+        // An unknown key means corruption, because an operator cannot have added it.
         patch::with(said, &BTreeMap::from([(key.clone(), now.clone())])).map_err(|error| format!("{what}: {error}"))?;
         let says = patch::value(&table, key);
         if says == *file {

@@ -1,4 +1,4 @@
-//! The stored state of a running daemon, which is read when the daemon starts and written after each change.
+//! The stored state of a running daemon. It is read when the daemon starts, and written after each change.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -26,10 +26,10 @@ pub enum StateError {
     Misfit { path: PathBuf, mistakes: Vec<String> },
 }
 
-/// Advice about a file that cannot be used.
+/// Advice for a file that cannot be used.
 const ADVICE: &str = "put a good copy there, or start once with --ignore-state, which sets it aside";
 
-/// The store of changes, if the configuration has a folder for it.
+/// The store of changes, if the configuration names a folder for it.
 #[derive(Debug, Default)]
 pub struct OverrideStore {
     /// The configuration file as it was at the daemon's start.
@@ -44,8 +44,8 @@ impl OverrideStore {
     /// changes. With `ignore`, the file with the stored changes is renamed and not used.
     ///
     /// # Errors
-    /// If the stored changes cannot be read, are damaged, or do not match the configuration. Nothing is guessed in this
-    /// case.
+    /// If the stored changes cannot be read, are damaged, or do not match the configuration. Nothing is guessed in
+    /// these cases.
     pub fn open(file: Config, ignore: bool) -> Result<(Config, Self), StateError> {
         let Some(folder) = &file.daemon.state_dir else {
             tracing::info!(
@@ -68,8 +68,8 @@ impl OverrideStore {
         Ok((config, override_store))
     }
 
-    /// Takes over the store of another daemon, which reports `state` as its content. `lock` is the lock of the daemon's
-    /// folder. Returns the configuration with the changes.
+    /// Takes over the store of another daemon, whose content is `state` according to that daemon. `lock` is the lock of
+    /// the daemon's folder. Returns the configuration with the changes.
     ///
     /// # Errors
     /// If the stored changes do not match the configuration.

@@ -1,7 +1,7 @@
 //! The file that stores the state.
 //!
-//! A new file is written next to the old file, synced, and replaces the old file with one rename; then the folder is
-//! synced. A kill in between leaves the complete old or new file, and perhaps an unused new file next to it.
+//! A new file is written next to the old file, synced, and renamed over the old file; then the folder is synced. After
+//! a kill at any step, the complete old or new file exists, and perhaps an unused new file next to it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ const NEW: &str = "state.json.new";
 const ASIDE: &str = "state.json.ignored";
 /// Name of the file with which a daemon locks the folder.
 const LOCK: &str = "lock";
-/// Maximum size in bytes of a file that is read: more than the maximum number of virtual machines can need.
+/// Maximum size in bytes of a file that is read. The maximum number of virtual machines needs less.
 const MAX_BYTES: u64 = 4 << 20;
 
 /// Reason that a state cannot be stored or read.
@@ -129,7 +129,7 @@ impl Store {
         self.write_by_steps(text, &mut |_| Ok(()))
     }
 
-    /// Same as [`Self::write`], but stops immediately if `before` fails at a step.
+    /// Same as [`Self::write`], but stops immediately if `before` fails for a step.
     pub(super) fn write_by_steps(
         &self,
         text: &[u8],

@@ -43,7 +43,7 @@ fn weight_of(config: &Config, name: &str) -> Option<u32> {
 
 #[test]
 fn differences_applied_to_file_restore_live_state() {
-    // Few different names, so that many names are in both lists.
+    // Use few different names, so that many names are in both lists.
     let vms = || {
         let one = (1..50u32, proptest::option::of(0..9u64), any::<bool>());
         btree_map(0..6u8, one, 0..6).prop_map(|vms| {
@@ -120,7 +120,7 @@ fn edited_file_value_wins_over_kept_override() {
     // The file was edited to the changed value, so there is nothing to report.
     let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 300 }}\n"))).unwrap();
     assert_eq!((weight_of(&config, "web"), forgotten.len()), (Some(300), 0));
-    // The file now contains the new VM and no longer the old VM.
+    // The file now contains the new VM, and no longer contains the old VM.
     let (config, forgotten) = state.applied(&file(&WEB.replace("web", "new"))).unwrap();
     assert_eq!((weight_of(&config, "web"), weight_of(&config, "new")), (None, Some(100)));
     assert_eq!(forgotten.len(), 2, "{forgotten:?}");
@@ -282,7 +282,7 @@ fn drain_mark_and_moved_vm_are_kept_across_restart() {
     let (config, forgotten) = state.applied(&old).unwrap();
     let marks: Vec<_> = config.cards.iter().map(|card| card.drained).collect();
     assert_eq!((marks, &*config.vms[0].card, forgotten.len()), (vec![true, false], "card1", 0));
-    // The file now contains the mark itself, so that undrained is a difference from the file.
+    // The file now contains the mark itself, so that an undrained card is a difference from the file.
     let edited = two("drained = true\n");
     let (config, forgotten) = state.applied(&edited).unwrap();
     assert_eq!((config.cards[0].drained, forgotten.len()), (true, 0));

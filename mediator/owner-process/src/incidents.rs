@@ -1,4 +1,4 @@
-//! Reports the actions of an owner on tenants and their programs: in the log, and as events.
+//! Reports an owner's actions on tenants and their programs, in the log and as events.
 
 use api::EventKind;
 use cuda_control::{Action, GivenUp, Incident};

@@ -30,22 +30,23 @@ use listening::folders;
 /// Time limit for an owner's answer.
 // TIMEOUT: a working owner answers at once; otherwise it is stuck in the driver.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Time limit for evicting other tenants' memory for a guarantee.
+/// Time limit for evicting other tenants' memory to provide a guarantee.
 // TIMEOUT: programs quiesce within 2 s each, and 60 GiB can move in this time.
 pub const GUARANTEE_TIMEOUT: Duration = Duration::from_secs(6);
 /// Time between two requests for a guarantee that needs evictions.
 pub const GUARANTEE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Name of the owner's program.
 const PROGRAM: &str = "cuda-owner";
-/// Folder of the program where it is installed by the package.
+/// Folder in which the package installs the program.
 const INSTALLED: &str = "/usr/lib/gpu-mediator";
-/// Interval at which the process is checked and describes the card. This also finds a process that hangs.
+/// Interval at which the process is checked and asked to describe the card. This also finds a process that hangs.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Delay before an owner that ended is restarted, doubled each time that it ends at once, up to [`DELAY_MOST`].
+/// Delay before an owner that ended is restarted. It doubles each time that the owner ends at once, up to
+/// [`DELAY_MOST`].
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);
 /// Maximum of this delay.
 const DELAY_MOST: Duration = Duration::from_secs(30);
-/// Uptime after which an owner's end does not count as an immediate end.
+/// Uptime after which the end of an owner no longer counts as an immediate end.
 const MIN_STABLE_UPTIME: Duration = Duration::from_secs(60);
 /// Time limit for the driver to open the card.
 // TIMEOUT: the driver's initialisation takes up to several seconds on a host with many cards.
@@ -63,7 +64,7 @@ const CARD_LOST: &str =
 
 /// A command to the thread of a [`Supervisor`].
 pub enum Command {
-    /// Sends a request to the owner; an error is the reason that no owner runs.
+    /// Sends a request to the owner. The error is the reason that no owner runs.
     Ask(Box<Request>, Sender<Result<Answer, String>>),
     /// Hands the owner over to another daemon. Nothing is sent to it until that has succeeded or failed.
     HandOver(HandingOver),
@@ -84,7 +85,7 @@ pub struct CardIdentity {
 pub struct Supervisor {
     card: String,
     settings: Settings,
-    /// Configured tenants, sent to each new process.
+    /// Configured tenants, which are sent to each new process.
     tenants: BTreeMap<String, Tenant>,
     process: Option<Process>,
     /// A killed process: the next one starts after it has ended.
@@ -127,7 +128,7 @@ impl Supervisor {
     /// Starts a process and sends it the configured tenants. Returns the identity of the card.
     ///
     /// # Errors
-    /// The reason that the owner does not start, or that the driver does not open the card.
+    /// Returns the reason that the owner does not start, or that the driver does not open the card.
     pub fn start(&mut self) -> Result<CardIdentity, String> {
         let mut process = Process::spawn()?;
         let started = self.tell_all(&mut process);
@@ -159,8 +160,8 @@ impl Supervisor {
                 if !matches!(answer, Answer::Moving(_)) || begin.elapsed() >= GUARANTEE_TIMEOUT {
                     break answer;
                 }
-                // Programs of previously added tenants are connected again, and use memory that this tenant is
-                // guaranteed.
+                // Programs of previously added tenants are connected again, and use memory that is guaranteed to this
+                // tenant.
                 std::thread::sleep(GUARANTEE_RETRY_INTERVAL);
             };
             if let Answer::Failed(what) | Answer::Moving(what) = answer {
@@ -208,7 +209,7 @@ impl Supervisor {
         Ok(answer)
     }
 
-    /// Sends a request to the process. A process that does not answer is no longer used.
+    /// Sends a request to the process. A process that does not answer is not used again.
     fn exchange(&mut self, request: &Request) -> Result<Answer, String> {
         let process = self.process.as_mut().ok_or("it is started again shortly")?;
         self.status_cell.asks();

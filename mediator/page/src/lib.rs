@@ -1,9 +1,9 @@
 //! The page that shows cards, tenants and VMs in a browser, and the TCP socket on which it is served.
 //!
-//! The page is one file, `page.html`. It reads the admin API with GET requests, changes nothing, and requests nothing
-//! from other hosts. Names that tenants choose are shown as text, never as HTML.
+//! The page is one file, `page.html`. It reads the admin API with GET requests, changes nothing, and sends no requests
+//! to other hosts. Names that tenants choose are shown as text, never as HTML.
 //!
-//! A browser connects to a loopback address without a password, so the crate limits which websites can access the
+//! A browser connects to a loopback address without a password, so the crate limits the websites that can access the
 //! daemon through the browser:
 //!
 //! - A website may resolve its own name to a loopback address and then read the answers ("DNS rebinding"). Requests

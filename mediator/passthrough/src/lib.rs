@@ -1,8 +1,8 @@
-//! A virtual machine connected directly to a card, without mediation: the baseline of every overhead figure, and a way
-//! to distinguish a fault of the card from a fault of the mediator.
+//! A virtual machine that is connected directly to a card, without mediation: the baseline of every overhead figure,
+//! and a way to distinguish a fault of the card from a fault of the mediator.
 //!
 //! BAR0 accesses become 32-bit register accesses (smaller ones are merged). BAR1 and BAR3 are the card's apertures, and
-//! the expansion ROM is the content of PROM. Guest memory is mapped at its guest physical address while the guest
+//! the expansion ROM contains the image in PROM. Guest memory is mapped at its guest physical address while the guest
 //! enables bus mastering. A thread relays the card's interrupt in the mode that the guest has selected.
 //!
 //! The crate does not check accesses: the guest can do the same to the card as a bare-metal driver. The guest has
@@ -23,7 +23,7 @@ use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{AccessError, Ack, Device, DmaRegion, Interrupts, Link, MapError, RegionIndex, RegionInfo};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
-/// Method of delivering the card's interrupt to the client.
+/// Way in which the card's interrupt is delivered to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Line {
@@ -249,8 +249,8 @@ impl PassthroughDevice {
 
     /// Lets the card signal again if its pin is still asserted; called after accesses that may have deasserted the pin.
     ///
-    /// While the client has the pin masked, another signal costs nothing; when the client unmasks the pin, the level
-    /// decides.
+    /// While the client has the pin masked, another signal costs nothing. When the client unmasks the pin, the level
+    /// decides whether it is signalled.
     fn look_at_pin(&self) {
         if self.shared.pin.lower(&self.shared.interrupts) {
             self.card.unmask_intx();
@@ -456,7 +456,7 @@ impl Drop for PassthroughDevice {
         self.clean();
         self.quiet_interrupts();
         self.stop.store(true, Ordering::Release);
-        // The write fails only if the counter is full, and in this case the relay wakes up as well.
+        // The write fails only if the counter is full; in this case, the relay wakes up as well.
         let _ = self.event.write(1);
         if self.relay.lock().take().is_some_and(|relay| relay.join().is_err()) {
             tracing::error!("the thread that relays the card's interrupts had panicked");
@@ -497,7 +497,7 @@ impl Relay {
     }
 }
 
-/// Returns the index of the byte at which an access at `offset` starts within the register at `register`.
+/// Returns the index within the register at `register` of the byte at which an access at `offset` starts.
 fn place(offset: u32, register: u32) -> usize {
     offset.saturating_sub(register).min(3) as usize
 }

@@ -1,4 +1,4 @@
-//! The connection between a vfio-user client and a card, with a card that records all accesses.
+//! Tests of the connection between a vfio-user client and a card, with a card that records all accesses.
 
 use super::*;
 use card::{DmaError, Identity};
@@ -326,12 +326,12 @@ fn pin_interrupt_repeats_after_unmask_only_while_asserted() {
     wired.card.set_pin(true);
     wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
 
-    // The handler accesses the card without lowering the pin, and ends: the interrupt is delivered again.
+    // The handler accesses the card without lowering the pin, and ends. The interrupt is then delivered again.
     client.read32(BAR0, 0x200).unwrap();
     client.unmask_intx().unwrap();
     wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
 
-    // This time the handler lowers the pin, so no interrupt arrives.
+    // This time the handler lowers the pin, so that no interrupt arrives.
     client.read32(BAR0, ACKNOWLEDGE.into()).unwrap();
     client.unmask_intx().unwrap();
     client.read32(BAR0, 0x200).unwrap();
@@ -378,7 +378,7 @@ fn reset_and_disconnect_leave_a_clean_card() {
 
 #[test]
 fn expansion_rom_matches_prom_and_is_read_only() {
-    // The image has 1 KiB; a BAR has at least two.
+    // The image has 1 KiB, but a BAR has at least two.
     let mut image: Vec<u8> = (0..1024_u32).map(|at| (at * 7) as u8).collect();
     image[..3].copy_from_slice(&[0x55, 0xaa, 2]);
     let wired = Wired::with(image.clone(), false);

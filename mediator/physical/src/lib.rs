@@ -1,10 +1,10 @@
 //! Cards of the configuration: software in this process, or functions behind VFIO. No other crate of the mediator
 //! depends on the kind of card.
 //!
-//! [`Physical`] is a card; [`GoingCard`] is a card that is handed over to another daemon: first halted
-//! ([`HaltedCard`]), then serialized ([`WrittenCard`]).
+//! [`Physical`] is a card. [`GoingCard`] is a card that is handed over to another daemon: it is first halted
+//! ([`HaltedCard`]) and then serialized ([`WrittenCard`]).
 //!
-//! The crate does not share a card (`card-manager` does), and does not handle CUDA cards.
+//! The crate does not share a card among VMs (`card-manager` does), and does not handle CUDA cards.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const PART: u32 = 0;
 /// Retry interval for halting a card that has a busy engine.
 const HALT_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Reason that a card cannot be opened or handed over, with the remedy.
+/// Reason that a card cannot be opened or handed over, and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unusable(String);
@@ -47,7 +47,7 @@ impl Physical {
     /// Opens the card that a configuration describes.
     ///
     /// # Errors
-    /// If the card cannot be opened, with the remedy.
+    /// If the card cannot be opened; the error contains the remedy.
     pub fn open(spec: &CardSpec) -> Result<Self, Unusable> {
         match spec.kind {
             CardKind::Simgpu => {
@@ -59,13 +59,13 @@ impl Physical {
         }
     }
 
-    /// Returns the card that arrived from another daemon.
+    /// Returns a card that arrived from another daemon.
     #[must_use]
     pub fn come(card: &GoingCard) -> Self {
         Self::Software(Arc::clone(&card.0))
     }
 
-    /// Returns the card in the form that all layers above use.
+    /// Returns the card through the interface that all layers above use.
     #[must_use]
     pub fn card(&self) -> Arc<dyn Card> {
         match self {
@@ -81,7 +81,7 @@ impl Physical {
         matches!(self, Self::Software(_))
     }
 
-    /// Returns the card in the form that can be handed over to another daemon.
+    /// Returns the card as a card that can be handed over to another daemon.
     ///
     /// # Errors
     /// If the card cannot be handed over.
@@ -142,7 +142,7 @@ impl GoingCard {
 }
 
 impl HaltedCard<'_> {
-    /// Makes the card switch all channels off its engines, waiting until `until` at most, and serializes the card
+    /// Makes the card switch all channels off its engines, waiting until `until` at the latest, and serializes the card
     /// without its memory.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
-//! Chooses virtual machines for automatic moves from full cards to empty ones, and decides when to move them.
+//! Chooses virtual machines to move automatically from full cards to empty ones, and decides when to move them.
 //!
 //! [`Rebalancer`] decides from given loads and a given time, and chooses at most one virtual machine per round.
 //!
-//! The crate does not read the load of cards, and moves nothing; the daemon does both.
+//! The crate neither reads the load of cards nor moves anything; the daemon does both.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use sched::Engine;
 
 /// A whole card, in thousandths.
 const WHOLE_CARD_PERMILLE: u64 = 1000;
-/// Minimum reduction of the difference by a move, in thousandths of a card, because loads fluctuate.
+/// Minimum amount, in thousandths of a card, by which a move must reduce the difference, because loads fluctuate.
 const MIN_GAIN_PERMILLE: u64 = 50;
-/// Cost of a move, as a divisor of the memory that it copies: a move must reduce the difference by its cost plus the
-/// margin.
+/// Divisor of the memory that a move copies; the result is the move's cost. A move must reduce the difference by its
+/// cost plus the margin.
 const COST: u64 = 10;
 
-/// Used parts of each engine's time, in thousandths.
+/// Used fraction of each engine's time, in thousandths.
 pub type Busy = [u32; Engine::COUNT];
 
 /// A card that virtual machines share.
@@ -35,7 +35,8 @@ pub struct CardLoad {
 }
 
 impl CardLoad {
-    /// Returns the load of the card in thousandths: of its memory, or of its busiest engine if that is higher.
+    /// Returns the load of the card in thousandths: the used part of its memory, or of its busiest engine's time if
+    /// that is higher.
     fn load(&self) -> u64 {
         let memory = self.placed_mib.saturating_mul(WHOLE_CARD_PERMILLE) / self.shared_mib.max(1);
         let busy = self.busy.iter().copied().max().unwrap_or(0);
@@ -102,7 +103,7 @@ impl Rebalancer {
     pub fn round(&mut self, now: Duration, cards: &[CardLoad], vms: &[VmLoad]) -> Option<Advice> {
         let rest = Duration::from_secs(self.spec.rest_s);
         self.moved.retain(|_, then| now.saturating_sub(*then) < rest);
-        // Among equal candidates the first by name is chosen, so that equal rounds give equal results.
+        // Among equal candidates, choose the first by name, so that equal rounds give equal results.
         let fullest = cards.iter().rev().max_by_key(|card| card.load())?;
         let emptiest = cards.iter().min_by_key(|card| card.load())?;
         let before = fullest.load() - emptiest.load();
@@ -116,7 +117,7 @@ impl Rebalancer {
         }
         let worth = |vm: &&VmLoad| {
             let (from, to) = (fullest.without(vm).load(), emptiest.with(vm).load());
-            // The fuller of the two cards stays the fuller one, so that the next move is never the reverse.
+            // The fuller of the two cards must stay the fuller one, so that the next move is never the reverse.
             let after = from.checked_sub(to)?;
             let cost = vm.placed_mib.saturating_mul(WHOLE_CARD_PERMILLE) / emptiest.shared_mib.max(1) / COST;
             (before.saturating_sub(after) > MIN_GAIN_PERMILLE.saturating_add(cost)).then_some(after)
@@ -140,7 +141,7 @@ impl Rebalancer {
         Some(Advice { vm: vm.name.clone(), to: emptiest.name.clone(), why })
     }
 
-    /// Keeps a virtual machine whose move was attempted in place for a while from now on.
+    /// Keeps a virtual machine in place for a while, because its move was just attempted.
     pub fn rests(&mut self, vm: String, now: Duration) {
         self.moved.insert(vm, now);
     }

@@ -1,4 +1,4 @@
-//! Tests of decisions from tables, and of cards that are rebalanced until no move is due.
+//! Tests of decisions from tables of loads, and of cards that are rebalanced until no move is due.
 
 use super::*;
 use proptest::prelude::*;
@@ -35,7 +35,7 @@ fn some(vm: &str, to: &str) -> Option<(String, String)> {
 fn best_balancing_vm_moves_after_rounds_of_imbalance() {
     let vms = [vm("large", "a", 500, 0), vm("half", "a", 200, 0), vm("small", "a", 50, 0)];
     let mut rebalancer = Rebalancer::new(SPEC);
-    // The loads are 750 and 0: moving `large` would reverse them, moving `half` results in 550 and 200.
+    // The loads are 750 and 0: moving `large` would reverse them, while moving `half` results in 550 and 200.
     assert_eq!(rounds(&mut rebalancer, &vms, 0..3), [None, None, some("half", "b")]);
     // A round without a difference restarts the count.
     let mut rebalancer = Rebalancer::new(SPEC);
@@ -48,7 +48,7 @@ fn best_balancing_vm_moves_after_rounds_of_imbalance() {
 fn busy_engines_count_as_memory_does_where_they_are_the_fuller() {
     let vms = [vm("mines", "a", 10, 500), vm("draws", "a", 10, 400), vm("sleeps", "a", 300, 0)];
     let mut rebalancer = Rebalancer::new(SPEC);
-    // The card's load is 90 % of compute and 32 % of memory: the move that reduces compute is chosen.
+    // The card's load is 90 % of compute and 32 % of memory, so the move that reduces compute is chosen.
     let advice = (0..3).find_map(|n| rebalancer.round(Duration::from_secs(60 * n), &cards(&vms), &vms)).unwrap();
     assert_eq!((&*advice.vm, &*advice.to), ("draws", "b"));
     assert_eq!(

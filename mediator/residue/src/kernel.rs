@@ -8,13 +8,13 @@ use nvspec::fifo::{HeaderOp, MethodHeader, host_method};
 
 /// The kernel's text.
 const SOURCE: &str = include_str!("scrub.sm20");
-/// Number of threads of a block; with their registers they fill a multiprocessor's register file.
+/// Number of threads of a block; these threads' registers fill a multiprocessor's register file.
 const THREADS: u32 = 1024;
 /// Number of registers of a thread.
 const REGISTERS: u32 = 32;
 /// Maximum size of a multiprocessor's shared memory in bytes.
 const SHARED_BYTES: u32 = 48 << 10;
-/// The subchannel that drivers bind compute to.
+/// The subchannel to which drivers bind compute.
 const SUBCHANNEL: u8 = 1;
 
 /// The assembled kernel.

@@ -8,11 +8,11 @@ use tenant::TenantId;
 // earlier.
 const TERM_NS: u64 = 4_000_000;
 /// Delay before clearing is retried after a failure, in ns.
-// TIMEOUT: the mediator's own channel has hung or faulted, which takes seconds.
+// TIMEOUT: the mediator's own channel has hung or faulted, and recovery takes seconds.
 const AGAIN_NS: u64 = 100_000_000;
 
-/// Time in ns that a tenant waits for PGRAPH if it switched to a copy engine and needs PGRAPH again in the middle of
-/// its work, while other tenants use PGRAPH.
+/// Time in ns for which a tenant waits for PGRAPH if it has switched to a copy engine and needs PGRAPH again in the
+/// middle of its work, while other tenants use PGRAPH.
 // TIMEOUT: twenty-five terms. Each time, PGRAPH is cleared twice for work that may end immediately.
 const RETURN_NS: u64 = 100_000_000;
 
@@ -29,7 +29,7 @@ pub enum Step {
     Admit(TenantId),
 }
 
-/// Number of PGRAPH's changes of tenants, and their durations.
+/// Number of changes of PGRAPH's tenant, and their durations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of times that PGRAPH was cleared.
@@ -42,7 +42,7 @@ pub struct Counts {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The tenant has PGRAPH, or PGRAPH has no tenant.
+    /// A tenant has PGRAPH, or no tenant does.
     Settled,
     /// The tenant must leave PGRAPH.
     Leaving,
@@ -52,7 +52,7 @@ enum Phase {
     Failed { at: u64 },
 }
 
-/// PGRAPH's tenant, the tenants that wait for it, and whether it holds another tenant's residue.
+/// PGRAPH's tenant, the tenants that wait for PGRAPH, and whether it contains residue of another tenant.
 #[derive(Debug)]
 pub struct Tenancy {
     tenant: Option<TenantId>,
@@ -124,7 +124,7 @@ impl Tenancy {
         }
     }
 
-    /// Returns true if a change is in progress or requested: [`Self::next`] must be called again soon.
+    /// Returns true if a change is in progress or requested. In this case, [`Self::next`] must be called again soon.
     #[must_use]
     pub fn is_changing(&self) -> bool {
         self.phase != Phase::Settled || !self.wanted.is_empty() || !self.returning.is_empty()
@@ -226,7 +226,7 @@ mod tests {
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
 
-    /// Executes one step for a tenant. The flags state whether the tenant works and whether it has left.
+    /// Executes one step for a tenant. The flags are true if the tenant works, and if it has left.
     fn step(tenancy: &mut Tenancy, now: u64, works: bool, left: bool) -> Step {
         tenancy.next(now, works, left)
     }
@@ -274,7 +274,7 @@ mod tests {
         assert!(tenancy.is_changing() && tenancy.is_wanted_by(B));
         assert_eq!(step(&mut tenancy, RETURN_NS, true, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 10 + RETURN_NS, true, true), Step::Close(A));
-        // The change happens soon if the tenant does nothing.
+        // The change happens soon if the tenant has no work.
         let mut tenancy = with(A, 0);
         tenancy.want_again(B, 10);
         assert_eq!(step(&mut tenancy, 9 + TERM_NS, false, true), Step::Wait);

@@ -1,5 +1,5 @@
-//! Initializes a vGPU behind a socket of `mediatord`, without a VMM and without a guest, and copies data within its
-//! VRAM and to RAM. Verifies every byte.
+//! Initialises a vGPU behind a socket of `mediatord`, without a VMM or a guest, copies data within its VRAM and to RAM,
+//! and verifies every byte. Verifies every byte.
 //!
 //! Usage: `copies SOCKET VRAM_MIB ROUNDS`
 

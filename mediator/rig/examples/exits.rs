@@ -2,13 +2,13 @@
 //! a device's register. The access is answered by this process, or by the server behind a socket of `mediatord`. The
 //! program also measures the cost of lending RAM to such a server.
 //!
-//! `exits SOCKET ROUNDS COUNT` needs a working KVM. `exits lend SOCKET MIB PAGES ROUNDS` needs no KVM; PAGES is `small`
-//! or `huge` (pages of 2 MiB, of which the host must have reserved enough). Each round prints one line of `name=value`
-//! pairs; the values are in nanoseconds.
+//! `exits SOCKET ROUNDS COUNT` needs a working KVM. `exits lend SOCKET MIB PAGES ROUNDS` does not need KVM; PAGES is
+//! `small` or `huge` (pages of 2 MiB, of which the host must have reserved enough). Each round prints one line of
+//! `name=value` pairs; the values are in nanoseconds.
 //!
 //! Sources: AMD64 manual volume 3 (encodings), the kernel's `Documentation/virt/kvm/api.rst`.
 #![expect(unsafe_code, reason = "gives a guest its memory")]
-// UNSAFETY: one call that registers a mapping with KVM; the mapping lives as long as the guest.
+// UNSAFETY: one call registers a mapping with KVM; the mapping exists as long as the guest.
 
 use std::error::Error;
 use std::os::fd::{AsFd, OwnedFd};
@@ -45,7 +45,7 @@ enum Access {
     Write,
 }
 
-/// The part that answers an access.
+/// The party that answers an access.
 enum Answer<'a> {
     /// This process, directly.
     Alone,
@@ -70,7 +70,7 @@ impl Answer<'_> {
     }
 }
 
-/// Returns a guest that makes `count` accesses and halts: EAX from or to [BX], ECX times.
+/// Returns a guest program that makes `count` accesses and halts. It transfers EAX to or from [BX], ECX times.
 fn program(access: Access) -> [u8; 8] {
     let [prefix, opcode, operand] = match access {
         Access::Read => [0x66, 0x8b, 0x07],
@@ -80,7 +80,7 @@ fn program(access: Access) -> [u8; 8] {
     [prefix, opcode, operand, 0x66, 0x49, 0x75, 0xf9, 0xf4]
 }
 
-/// A guest in the processor's real mode. Its memory is dropped last.
+/// A guest in real mode. Its memory is dropped last.
 struct Guest {
     cpu: VcpuFd,
     _vm: VmFd,
@@ -90,7 +90,7 @@ struct Guest {
 impl Guest {
     fn new(kvm: &Kvm) -> Result<Self> {
         let vm = kvm.create_vm()?;
-        // Three pages that some processors need for this mode, below a PC's firmware, where this guest has no memory.
+        // Three pages that some processors need for real mode, below a PC's firmware, where this guest has no memory.
         vm.set_tss_address(TSS)?;
         let memory = MmapRegion::new(MEMORY)?;
         let region = kvm_userspace_memory_region {
@@ -161,12 +161,12 @@ fn ram(bytes: u64, huge: bool) -> Result<OwnedFd> {
     Ok(file)
 }
 
-/// Measures the time from a client's request to lend RAM to the server's answer, and the time for taking the RAM back.
+/// Measures the time from a client's request to lend RAM to the server's answer, and the time to take the RAM back.
 fn lend(socket: &Path, mib: u64, huge: bool, rounds: u32) -> Result<()> {
     let file = ram(mib * MIB, huge)?;
     let mut client = Client::connect(socket)?;
     client.set_timeout(Some(ANSWER_TIMEOUT))?;
-    // Enables memory space and bus mastering, without which a card accesses no memory.
+    // Enable memory space and bus mastering; without them, a card does not access memory.
     client.write(7, 4, &6_u16.to_le_bytes())?;
     for _ in 0..rounds {
         let began = Instant::now();

@@ -1,4 +1,4 @@
-//! A software card whose answers a test can change.
+//! A software card whose answers can be changed by a test.
 
 use card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use simgpu::SimGpu;
@@ -17,7 +17,7 @@ pub trait Alter: Send + Sync + 'static {
         card.write32(offset, value);
     }
 
-    /// Returns the reason that the host takes the card away, if it does.
+    /// Returns the reason that the host takes the card away; `None` if it does not.
     fn lost(&self) -> Option<&'static str> {
         None
     }

@@ -20,13 +20,13 @@ const RING_LOG2: u32 = 6;
 const PUSH_BYTES: u64 = 0x4000;
 /// Number of entries of a ring.
 pub const RING_ENTRIES: u32 = 1 << RING_LOG2;
-/// Maximum number of used entries of a ring: one stays free, so that a full ring differs from an empty ring.
+/// Maximum number of used entries of a ring. One entry stays free, so that a full ring differs from an empty one.
 const RING_ROOM: u32 = RING_ENTRIES - 1;
 /// Maximum time for which a ring may stay full. Afterwards its channel counts as dead, and its entries do not matter.
 const FULL_RING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a full ring is checked.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
-/// Maximum number of a unit's faults that are handled in one call.
+/// Maximum number of faults of a unit that are handled in one call.
 const FAULTS_AT_ONCE: u32 = 64;
 /// Number of pages of a context image.
 const IMAGE_PAGES: u64 = 16;
@@ -71,13 +71,13 @@ pub struct Channel {
     /// Guest VRAM address of the GPFIFO ring.
     pub ring: u64,
     push: u64,
-    /// Guest VRAM address of the fence that each submission ends with.
+    /// Guest VRAM address of the fence with which each submission ends.
     pub fence: u64,
     used: u64,
     put: u32,
     /// Known number of free entries in the ring.
     free: u32,
-    /// Half of the push buffer that new segments use, and for each half the fence after its last segment.
+    /// Half of the push buffer for new segments, and for each half the fence after its last segment.
     half: u64,
     halves: [u32; 2],
     /// Number of submissions so far, which is the value of the fence when all of them have ended.
@@ -108,14 +108,14 @@ pub struct Driver<M = Guest> {
     /// The VM.
     pub guest: M,
     next: u64,
-    /// Start of the memory of channels.
+    /// Start of the memory for channels.
     first: u64,
     userd: u64,
     /// Address spaces of BAR1 and BAR3.
     pub apertures: [Space; 2],
     list: u64,
     listed: Vec<u8>,
-    /// Faults that were handled, in order.
+    /// Handled faults, in order.
     pub faults: Vec<Fault>,
 }
 
@@ -150,7 +150,7 @@ impl<M: Machine> Driver<M> {
         self.userd != 0
     }
 
-    /// Resets the driver's knowledge about the vGPU.
+    /// Resets the driver's knowledge of the vGPU.
     pub fn forget(&mut self) {
         (self.next, self.first, self.userd) = (FIRST_VRAM_ADDR, FIRST_VRAM_ADDR, 0);
         self.listed.clear();
@@ -201,7 +201,7 @@ impl<M: Machine> Driver<M> {
         self.next = self.first;
     }
 
-    /// Initializes the vGPU again after a reset, which preserves VRAM: first zeroes all memory of the driver.
+    /// Initialises the vGPU again after a reset, which preserves VRAM. First zeroes all memory of the driver.
     pub fn start_over(&mut self) {
         self.first = FIRST_VRAM_ADDR;
         self.rewind();
@@ -348,8 +348,8 @@ impl<M: Machine> Driver<M> {
         self.submit_runlist();
     }
 
-    /// Waits until a channel's ring has a free entry, and reserves it. Meanwhile handles interrupts, which may include
-    /// an error that stops the channel.
+    /// Waits until a channel's ring has a free entry, and reserves the entry. Meanwhile handles interrupts, which may
+    /// include an error that stops the channel.
     fn take_room(&mut self, channel: &mut Channel) {
         let began = Instant::now();
         while channel.free == 0 {
@@ -370,8 +370,8 @@ impl<M: Machine> Driver<M> {
         channel.free -= 1;
     }
 
-    /// Switches to a half of the push buffer once its previous content has been executed, which a fetch from the
-    /// guest's ring does not imply.
+    /// Switches to a half of the push buffer once its previous contents have been executed. A fetch from the guest's
+    /// ring does not imply that.
     fn take_half(&mut self, channel: &mut Channel, half: u64) {
         let index = half as usize % 2;
         let fence = channel.halves[index];
@@ -434,7 +434,7 @@ impl<M: Machine> Driver<M> {
         self.guest.write(RegionIndex::Bar1, at, &put.to_le_bytes());
     }
 
-    /// Same as [`Self::queue`], with a fence and an interrupt at the end.
+    /// Same as [`Self::queue`], but with a fence and an interrupt at the end.
     pub fn queue_fenced(&mut self, channel: &mut Channel, words: &[u32]) -> u32 {
         channel.fences += 1;
         let end = [release(FENCE_VA, channel.fences), methods(0, 0x20, &[0])].concat();
@@ -477,7 +477,7 @@ impl<M: Machine> Driver<M> {
     pub fn service(&mut self) {
         let guest = &mut self.guest;
         let intr = guest.rd(pfifo::INTR::OFFSET);
-        // A unit can show one fault; the next fault appears when the first is acknowledged.
+        // A unit shows one fault at a time; the next fault appears when the first is acknowledged.
         for _ in 0..FAULTS_AT_ONCE {
             if !pfifo::INTR::MMU_FAULT.is_set(guest.rd(pfifo::INTR::OFFSET)) {
                 break;
@@ -582,7 +582,7 @@ pub fn ce_copy(from: u64, to: u64, pages: u32) -> Vec<u32> {
     words
 }
 
-/// Returns the words of a semaphore release of 16 bytes.
+/// Returns the words of a 16-byte semaphore release.
 #[must_use]
 pub fn release(va: u64, payload: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, 2])

@@ -1,9 +1,9 @@
 //! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not be affected: the body of
-//! the fuzz target, and of a test of its seeds.
+//! the fuzz target, and of a test over its seeds.
 //!
-//! No code may panic. At the end of each input, after the hostile client has disconnected, checks that the other VM's
-//! VRAM and RAM are unchanged, that it saw no interrupt and no fault, and that the card's accounts have their initial
-//! values.
+//! No code may panic. At the end of each input, after the hostile client has disconnected, the harness checks that the
+//! other VM's VRAM and RAM are unchanged, that it saw no interrupt and no fault, and that the card's accounts have
+//! their initial values.
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use super::paravirtual::{Interface, Ops, RAM_BYTES};
@@ -27,15 +27,15 @@ const MAX_BRING_UPS: u32 = 4;
 const MIB: u64 = 1 << 20;
 const CARD_MIB: u32 = 64;
 const VM_MIB: u64 = 16;
-/// Pattern of the other VM's memory: the byte for `fill`, changed for each 64 bytes.
+/// Pattern of the other VM's memory: the byte for `fill`, which changes every 64 bytes.
 const CANARY: u8 = 0xc9;
 /// Size of the other VM's RAM in bytes.
 const CANARY_RAM: u64 = 0x1_0000;
-/// Guest-physical distance of the regions that are lent.
+/// Distance between the regions that are lent, in guest physical addresses.
 const SLOT: u64 = 0x20_0000;
-/// Number of inputs after which all of the other VM's memory is checked, instead of a part.
+/// Number of inputs after which all of the other VM's memory is checked, instead of only a part.
 const FULL_CHECK: u64 = 32;
-/// Maximum time until an input's resources are free, and interval of the checks.
+/// Maximum time until an input's resources are free, and interval between the checks.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -43,7 +43,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Step {
-    /// Writes a register, given by its number in the list of all registers and its index.
+    /// Writes the register that is given by its number in the list of all registers and its index.
     Register { number: u16, index: u8, value: u32 },
     /// Reads a register.
     Look { number: u16, index: u8 },
@@ -77,9 +77,9 @@ pub enum Step {
     Service,
     /// The driver sets up its paravirtual interface in lent RAM.
     Paravirtual { slot: u8 },
-    /// Makes a batch of one operation available and rings the doorbell.
+    /// Publishes a batch of one operation and rings the doorbell.
     Operation { code: u8, handle: u8, a: u32, b: u32, c: u64 },
-    /// Makes a chain of one descriptor available at any address and rings the doorbell.
+    /// Publishes a chain of one descriptor at any address and rings the doorbell.
     Chain { head: u16, at: u64, bytes: u32, flags: u8 },
     /// The VMM resets the device.
     Reset,
@@ -293,7 +293,7 @@ impl World {
                 if let Some((region, offset, size)) = place(region, offset, size) {
                     let data = &value.to_le_bytes()[..size];
                     guest.write(region, offset, data);
-                    // Mapped memory is written directly wherever a client can map it.
+                    // Mapped memory is written directly if a client can map it.
                     if let Some(file) = guest.mapped(region).filter(|_| guest.maps(region, offset, size as u64)) {
                         assert_eq!(rustix::io::pwrite(&file, data, offset), Ok(size));
                     }
@@ -464,7 +464,7 @@ fn canary(bytes: u64) -> Vec<u8> {
     (0..bytes).map(|at| CANARY ^ (at >> 6) as u8).collect()
 }
 
-/// Returns an aligned access inside the region, in the form in which the server passes accesses to a device.
+/// Returns an aligned access inside the region, in the form that the server passes to a device.
 fn place(region: u8, offset: u32, size: u8) -> Option<(RegionIndex, u64, usize)> {
     let (region, bytes) = match region % 5 {
         0 => (RegionIndex::Bar0, 16 * MIB),
@@ -480,7 +480,7 @@ fn place(region: u8, offset: u32, size: u8) -> Option<(RegionIndex, u64, usize)>
 /// Runs one input on a VM with trapped apertures and on one with mapped apertures.
 ///
 /// # Panics
-/// If the mediator violates one of the checks.
+/// If the mediator fails one of the checks.
 pub fn run(input: &[u8]) {
     static WORLDS: LazyLock<[Mutex<World>; 2]> =
         LazyLock::new(|| [Apertures::Trapped, Apertures::Remapped].map(|apertures| Mutex::new(World::new(apertures))));

@@ -1,5 +1,5 @@
-//! Hands over a card and its VMs to another owner, as between processes: through a file, the memory of the card and of
-//! the host as descriptors, and the links to the VMs' clients.
+//! Hands over a card and its VMs to another owner, as between processes: through a file, descriptors of the card's and
+//! the host's memory, and the links to the VMs' clients.
 
 use super::{Guest, Rig, WAIT_TIMEOUT};
 use card::Card;
@@ -28,7 +28,7 @@ const VRAM: &str = "vram";
 const HOST_MEMORY: &str = "host-memory";
 const APERTURES: &str = "apertures-";
 
-/// Settings with which the card was created, needed to hand it over.
+/// Settings with which the card was created; they are needed to hand it over.
 #[derive(Clone, Debug)]
 pub struct Handover {
     /// Settings of the card, which is [shared](Config::shared).
@@ -37,7 +37,7 @@ pub struct Handover {
     pub sharing: Sharing,
 }
 
-/// A card and its VMs in the next owner, before the takeover.
+/// A card and its VMs at the next owner, before the takeover.
 struct Next {
     card: Arc<SimGpu>,
     reopened: Reopened,
@@ -61,7 +61,7 @@ impl Handover {
         Rig::made(&self.config, &self.sharing, |card| card)
     }
 
-    /// Hands over the rig's card, with all of its `guests`, to another owner. Guests only notice that time has passed.
+    /// Hands over the rig's card, with all of its `guests`, to another owner. To guests, only time passes.
     ///
     /// # Panics
     /// If a part cannot be handed over, or the previous owner accesses the card after the next owner has it.
@@ -85,7 +85,7 @@ impl Handover {
             (guest.device, guest.backend) = (device, backend);
             guest.backend.go_on();
         }
-        // The previous owner was dropped, so it has no references left. On hardware, both would use the same card.
+        // The previous owner was dropped, so that it has no references left. On hardware, both would use the same card.
         assert_eq!(before.read32(pbus::BAR1_BLOCK::OFFSET), apertures, "a card that was given away is left alone");
         assert!(pbus::BAR1_BLOCK::VALID.is_set(apertures));
     }
@@ -106,7 +106,7 @@ impl Handover {
         offered
     }
 
-    /// Sends everything to another owner, which opens it as in another process. The card still belongs to the rig.
+    /// Sends everything to another owner, which opens it as another process would. The card still belongs to the rig.
     fn offered(&self, rig: &Rig, guests: &[&mut Guest], written: Package) -> Result<(Sender, Receiver, Next), Refusal> {
         let (sender, receiver) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let receiver = Receiver::connect(receiver, &Introduction { program: "the next".into(), reads: self.reads() })?;
@@ -151,7 +151,7 @@ impl Handover {
     }
 }
 
-/// Serializes everything, including the files of memory under the apertures. The card must be quiescent.
+/// Serialises everything, including the files behind mapped apertures. The card must be quiescent.
 fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest], reads: Vec<Known>) -> Package {
     let began = Instant::now();
     let (host, sides) = loop {

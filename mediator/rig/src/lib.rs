@@ -1,11 +1,11 @@
 //! Mediated VMs without a VMM: a software card, its owner, and devices that are called as the server calls them.
 //!
 //! Parts: [`Rig`] (the card), [`altered`] (a card with changed behaviour), [`Guest`] (one VM: registers, apertures,
-//! RAM, interrupts), [`driver`] (a driver in the guest), [`paravirtual`] (a driver that knows the mediator), [`fuzz`]
-//! (arbitrary sequences of accesses), [`Handover`] (hands over everything to another owner); [`RemoteGuest`] (a VM
-//! behind the socket of a daemon), [`xen`] (a Xen domain without Xen) and [`Machine`] (the interface that a driver
-//! needs from any kind of VM); [`service_manager`] (starts a daemon, and keeps its sockets). Mistakes of the caller
-//! panic.
+//! RAM, interrupts), [`driver`] (a driver in the guest), [`paravirtual`] (a driver that uses the paravirtual
+//! interface), [`fuzz`] (arbitrary sequences of accesses), [`Handover`] (hands over everything to another owner);
+//! [`RemoteGuest`] (a VM behind the socket of a daemon), [`xen`] (a Xen domain without Xen) and [`Machine`] (the
+//! interface that a driver needs from any kind of VM); [`service_manager`] (starts a daemon, and keeps its sockets).
+//! Mistakes of the caller panic.
 //!
 //! The crate does not boot guests or run VMMs; the crate `tests` does.
 
@@ -38,7 +38,7 @@ use machine::Ram;
 pub use machine::{Machine, read_file};
 pub use remote::RemoteGuest;
 
-/// Maximum time of a wait. No operation takes this long, so a wait that reaches the limit has failed.
+/// Maximum duration of a wait. No operation takes this long, so a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Size of a chunk in bytes.
 pub const CHUNK: u64 = 2 << 20;
@@ -62,7 +62,7 @@ impl Rig {
         Self::wrapped(vram_mib, |card| card)
     }
 
-    /// Same as [`Self::new`], but the owner accesses the card through the result of `wrap`.
+    /// Same as [`Self::new`], but the owner accesses the card through the value that `wrap` returns.
     #[must_use]
     pub fn wrapped(vram_mib: u32, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         Self::made(&Config { vram_mib, ..Config::default() }, &sharing(), wrap)
@@ -75,7 +75,7 @@ impl Rig {
         Self::made(&Config { vram_mib, time: Some(time), ..Config::default() }, &sharing, |card| card)
     }
 
-    /// Creates a card with the settings `sharing`. Its owner accesses it through the result of `wrap`.
+    /// Creates a card with the settings `sharing`. Its owner accesses the card through the value that `wrap` returns.
     #[must_use]
     pub fn made(config: &Config, sharing: &Sharing, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         let card = Arc::new(SimGpu::new(config).expect("a card"));
@@ -89,7 +89,7 @@ impl Rig {
         self.guest_with(vm, &settings(vram_mib, channels))
     }
 
-    /// Creates a VM of any kind, without RAM.
+    /// Creates a VM with arbitrary settings, without RAM.
     #[must_use]
     pub fn guest_with(&self, vm: u32, settings: &Settings) -> Guest {
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
@@ -107,7 +107,7 @@ impl Rig {
         matches!(found, vram::Lookup::Placed(vram::Place::Host(_)))
     }
 
-    /// Returns the resources of the card in use: chunks by state, channels, I/O address ranges.
+    /// Returns the card's resources in use: chunks by state, channels, I/O address ranges.
     #[must_use]
     pub fn usage(&self) -> (Summary, u32, usize) {
         let channels = self.host.channels_in_use();
@@ -178,8 +178,7 @@ impl Guest {
         }
     }
 
-    /// Same as [`Self::write`], but returns when the client has its answer. The result is the deferred part of the
-    /// write.
+    /// Same as [`Self::write`], but returns when the client has its answer. Returns the deferred part of the write.
     pub fn write_until_answered(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Option<Deferred> {
         match self.device.region_write(region, offset, data) {
             Ok(Ack::Deferred(deferred)) => Some(deferred),
@@ -187,7 +186,7 @@ impl Guest {
         }
     }
 
-    /// Executes the deferred part of a write. The guest must not use its device before this call.
+    /// Executes the deferred part of a write. The guest must not use its device before this.
     pub fn complete(&mut self, deferred: Deferred) {
         self.device.complete(deferred);
     }
@@ -216,7 +215,7 @@ impl Guest {
         self.rd(pramin::BASE + (at & 0xffff) as u32)
     }
 
-    /// Reads the guest's VRAM in any location, bypassing the guest's device.
+    /// Reads the guest's VRAM wherever it is, bypassing the guest's device.
     pub fn vram_read(&self, at: u64, data: &mut [u8]) {
         self.backend.vram_peek(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
@@ -304,7 +303,7 @@ impl Guest {
         wait_event(self.msi.as_fd(), Duration::ZERO).is_ok()
     }
 
-    /// Returns the VM, for threads that inspect the VM while it is served.
+    /// Returns the VM, for threads that inspect it while it is served.
     #[must_use]
     pub fn vm(&self) -> Arc<MediatedVm> {
         Arc::clone(&self.backend)
@@ -363,13 +362,15 @@ impl Guest {
     /// first evicted from its current card. Returns the number of bytes that were copied while the VM was stopped.
     ///
     /// # Errors
-    /// The obstacle. The VM then continues on its current card.
+    /// Returns the obstacle. The VM then continues on its current card.
     pub fn move_to(&mut self, to: &Rig, vm: u32, emptied: bool) -> Result<u64, DeviceError> {
         self.move_beside(to, vm, emptied, |_| (), |_, left| drop(left))
     }
 
-    /// Same as [`Self::move_to`]. Calls `meanwhile` before the stop, after the other card has received everything that
-    /// it can get while the guest works. Calls `behind` when the VM has resumed, before its remains on this card are
+    /// Same as [`Self::move_to`], but calls `meanwhile` before the stop, after the other card has received everything
+    /// that it can receive while the guest works, and calls `behind` when the VM has resumed, before its remains on
+    /// this card are released. Calls `meanwhile` before the stop, after the other card has received everything that it
+    /// can get while the guest works. Calls `behind` when the VM has resumed, before its remains on this card are
     /// released.
     ///
     /// # Errors
@@ -417,7 +418,7 @@ impl Guest {
     /// Saves the VM as an operator does. The VM continues.
     ///
     /// # Errors
-    /// The operator's error.
+    /// Returns the operator's error.
     pub fn save(&mut self) -> Result<Vec<u8>, DeviceError> {
         let mut saving = self.backend.save_all(WAIT_TIMEOUT)?;
         let mut all = Vec::new();
@@ -430,7 +431,7 @@ impl Guest {
     /// Restores the VM from `saved` as an operator does, as `vm` on a card.
     ///
     /// # Errors
-    /// The obstacle. The VM then continues unchanged.
+    /// Returns the obstacle. The VM then continues unchanged.
     pub fn restore(&mut self, to: &Rig, vm: u32, saved: &[u8]) -> Result<u64, DeviceError> {
         let (device, there) = MediatedVm::build(&to.host, TenantId(vm), &self.settings, &self.link)?;
         let restore = || {
@@ -461,7 +462,7 @@ impl Guest {
     /// Checks that an operator could move the VM, or hand it over to another process.
     ///
     /// # Errors
-    /// The obstacle.
+    /// Returns the obstacle.
     pub fn check_movable(&self) -> Result<(), card_manager::ManagerError> {
         self.backend.check_movable()
     }
@@ -469,7 +470,7 @@ impl Guest {
     /// Removes the VM as an operator does.
     ///
     /// # Errors
-    /// The operator's error.
+    /// Returns the operator's error.
     pub fn remove(self) -> Result<(), card_manager::ManagerError> {
         let Self { device, backend, .. } = self;
         drop(device);

@@ -1,4 +1,4 @@
-//! The machine that a driver runs in, independent of the vGPU's transport.
+//! The machine in which a driver runs, independent of the vGPU's transport.
 
 use super::Guest;
 use nvspec::regs::{pbus, windows::pramin};
@@ -8,8 +8,8 @@ use std::io;
 use vmm_glue::RegionIndex;
 use vmm_glue::client::memory_file;
 
-/// A guest's CPU and RAM, as far as a driver uses them. As on hardware, a driver sees no errors: refused reads return
-/// ones, and so do all reads once the device is gone.
+/// A guest's CPU and RAM, to the extent that a driver uses them. As on hardware, a driver sees no errors: refused reads
+/// return ones, and so do all reads once the device is gone.
 pub trait Machine {
     /// Reads a region.
     fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]);
@@ -95,7 +95,7 @@ impl Machine for Guest {
     }
 }
 
-/// A region of RAM, which is a memory file as in a VMM.
+/// A region of RAM, which is a memory file as for a VMM.
 struct Region {
     size: u64,
     file: OwnedFd,

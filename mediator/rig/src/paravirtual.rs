@@ -1,4 +1,4 @@
-//! The guest's side of the paravirtual interface in a minimal form: a queue in RAM.
+//! A minimal form of the guest's side of the paravirtual interface: a queue in RAM.
 
 use super::Machine;
 use pv::abi::register;
@@ -66,7 +66,7 @@ impl Interface {
         machine.rd(OFFSET + register::STATUS)
     }
 
-    /// Makes a batch available, and rings the doorbell. Returns the reply.
+    /// Publishes a batch, and rings the doorbell. Returns the reply.
     pub fn call(&mut self, machine: &mut impl Machine, ops: &Ops) -> Reply {
         self.send(machine, &ops.bytes())
     }
@@ -79,7 +79,7 @@ impl Interface {
         self.reply(machine)
     }
 
-    /// Makes arbitrary bytes available as a batch, and rings the doorbell.
+    /// Publishes arbitrary bytes as a batch, and rings the doorbell.
     pub fn post(&mut self, machine: &mut impl Machine, batch: &[u8]) {
         let head = (self.next % (ENTRIES / 2)) * 2;
         machine.ram_write(self.base + REQUEST, batch);
@@ -89,8 +89,8 @@ impl Interface {
         self.publish(machine, head);
     }
 
-    /// Writes a descriptor: address, number of bytes, flags (1 for chained, 2 for device-writable), index of the next
-    /// descriptor.
+    /// Writes a descriptor: address, number of bytes, flags (1 for chained, 2 for device-writable), and index of the
+    /// next descriptor.
     pub fn descriptor(&self, machine: &impl Machine, index: u16, at: u64, bytes: u32, flags: u16, next: u16) {
         let mut raw = at.to_le_bytes().to_vec();
         raw.extend(bytes.to_le_bytes());
@@ -99,7 +99,7 @@ impl Interface {
         machine.ram_write(self.base + u64::from(index) * 16, &raw);
     }
 
-    /// Makes the chain that starts with `head` available, and rings the doorbell.
+    /// Publishes the chain that starts with `head`, and rings the doorbell.
     pub fn publish(&mut self, machine: &mut impl Machine, head: u16) {
         let slot = self.base + AVAILABLE + 4 + 2 * u64::from(self.next % ENTRIES);
         machine.ram_write(slot, &head.to_le_bytes());

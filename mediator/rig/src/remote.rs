@@ -13,8 +13,8 @@ use vmm_glue::RegionIndex;
 use vmm_glue::client::{Client, ClientError};
 use vmm_glue::protocol::{STATE_RESUMING, STATE_RUNNING, STATE_STOP_COPY};
 
-/// Maximum time of a wait. No operation takes this long, even on a loaded host, so a wait that reaches the limit has
-/// failed.
+/// Maximum duration of a wait. No operation takes this long, even on a loaded host, so a wait that reaches the limit
+/// has failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Wire number of MSI.
 const MSI: u32 = 1;
@@ -24,10 +24,10 @@ const STATE_PART: u32 = 32 << 10;
 /// Size of one message to or from VRAM in bytes.
 const MESSAGE_BYTES: u64 = 4096;
 
-/// One VM. Writes are posted, as by QEMU.
+/// One VM. Writes are posted, as they are by QEMU.
 ///
-/// The device may disappear at any time, when the operator removes the VM; [`Self::is_there`] is then false. A server
-/// that does not answer, or violates the protocol, causes a panic.
+/// The device may disappear at any time, because the operator may remove the VM; [`Self::is_there`] then returns false.
+/// A server that does not answer, or violates the protocol, causes a panic.
 pub struct RemoteGuest {
     /// `None` once the device is gone.
     client: RefCell<Option<Client>>,
@@ -82,7 +82,7 @@ impl RemoteGuest {
     pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
         let (file, lent) = Ram::file(size).expect("a memory file");
         let mapped = self.ask(|client| client.dma_map(gpa, size, writable, Some((lent.as_fd(), 0)))).is_some();
-        // The guest has its RAM even if the device cannot access it.
+        // The guest has this RAM even if the device cannot access it.
         self.ram.insert(gpa, size, file);
         mapped
     }
@@ -138,7 +138,7 @@ impl RemoteGuest {
         self.client.borrow_mut().as_mut().ok_or(ClientError::Closed)?.set_device_state(state)
     }
 
-    /// Disconnects without a message, as a client that is killed. Returns the files of its RAM.
+    /// Disconnects without a message, like a client that is killed. Returns the files of its RAM.
     #[must_use]
     pub fn vanish(mut self) -> Vec<OwnedFd> {
         std::iter::from_fn(|| self.ram.remove(self.ram.first()?)).map(|(_, file)| file).collect()
@@ -211,12 +211,12 @@ impl Machine for RemoteGuest {
             assert_eq!(rustix::io::read(&self.msi, &mut count), Ok(count.len()));
             return true;
         }
-        // No request is outstanding, so the connection has ended.
+        // No request is outstanding, so the error means that the connection has ended.
         *place = None;
         false
     }
 
-    /// Writes with one message, like a VMM that gathers posted writes.
+    /// Writes with one message, like a VMM that combines posted writes.
     fn poke(&mut self, at: u64, value: u32) {
         let (window, offset) = window(at);
         let (window, value) = (window.to_le_bytes(), value.to_le_bytes());

@@ -1,4 +1,4 @@
-//! A service manager for tests: it receives notifications of daemons (`sd_notify`), keeps the file descriptors that
+//! A service manager for tests. It receives notifications from daemons (`sd_notify`), keeps the file descriptors that
 //! they store, and passes these to the next daemon.
 
 use std::io::{self, IoSliceMut};
@@ -17,7 +17,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 
 /// Maximum number of descriptors that the service manager keeps.
 const MAX_DESCRIPTORS: u32 = 1026;
-/// The first descriptor that is passed on.
+/// Number of the first descriptor that is passed on.
 const FIRST_PASSED_FD: i32 = 3;
 /// Message that the service manager sends to itself to end the listening thread.
 const STOP_MESSAGE: &[u8] = b"X_LAST=1";
@@ -41,7 +41,7 @@ impl Heard {
         Some(())
     }
 
-    /// Returns true if exactly these descriptors are kept; names are given in order.
+    /// Returns true if exactly the descriptors with these names are kept, in this order.
     #[must_use]
     pub fn keeps(&self, names: &[&str]) -> bool {
         let mut kept: Vec<_> = self.kept.iter().map(|(name, _)| name.as_str()).collect();
@@ -73,7 +73,7 @@ impl ServiceManager {
     /// Listens on `path`.
     ///
     /// # Errors
-    /// If the path cannot be used for listening.
+    /// If it is not possible to listen on the path.
     pub fn new(path: &Path) -> io::Result<Self> {
         let socket = UnixDatagram::bind(path)?;
         let heard = Arc::new((Mutex::default(), Condvar::new()));

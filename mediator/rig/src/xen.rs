@@ -14,8 +14,8 @@ use vram::TenantId;
 use xen_device::fake::{FakeDomain, FakeSpec, FakeXen};
 use xen_device::{XenOptions, XenServer};
 
-/// Maximum time of a wait. No operation takes this long, even on a loaded host, so a wait that reaches the limit has
-/// failed.
+/// Maximum duration of a wait. No operation takes this long, even on a loaded host, so a wait that reaches the limit
+/// has failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Addresses of the guest's BARs: BAR0, BAR1 and BAR3. The larger BARs are above 4 GiB, as firmware would place them.
 const PLACES: [(u64, u64); 3] = [(0x10, 0xe000_0000), (0x14, 0x10_0000_0000), (0x1c, 0x20_0000_0000)];
@@ -31,7 +31,7 @@ pub struct XenVm {
     thread: Option<JoinHandle<()>>,
     name: String,
     vram_bytes: u64,
-    /// Number of pages that the host has for one of its domains, in addition to the domain's RAM.
+    /// Number of pages that the host can add to one of its domains, in addition to the domain's RAM.
     pub spare: u64,
 }
 
@@ -56,7 +56,7 @@ impl XenVm {
         Self { xen, backend, stop, thread: Some(thread), name: name.to_owned(), vram_bytes, spare }
     }
 
-    /// Creates a domain of the VM with `kib` of RAM and two processors, of which a driver uses the first. The domain is
+    /// Creates a domain of the VM with `kib` of RAM and two processors; a driver uses only the first. The domain is
     /// served, its BARs are placed, and its interrupt messages are enabled.
     #[must_use]
     pub fn domain(&self, id: u16, kib: u64) -> XenGuest {
@@ -101,13 +101,13 @@ impl Drop for XenVm {
 pub struct XenGuest {
     /// The domain.
     pub domain: FakeDomain,
-    /// Number of messages that were already waited for.
+    /// Number of messages that were already awaited.
     taken: Cell<usize>,
     vram_bytes: u64,
 }
 
 impl XenGuest {
-    /// Accesses up to 8 bytes of a region: writes `data`, or reads without `data`.
+    /// Accesses up to 8 bytes of a region: writes `data`, or reads if `data` is `None`.
     fn access(&self, region: RegionIndex, offset: u64, size: u32, data: Option<u64>) -> u64 {
         match (region, data) {
             (RegionIndex::Config, data) => self.domain.config(offset, size, data),

@@ -1,4 +1,5 @@
-//! Bodies that are streams. Few pieces are in flight, and a stalled client is disconnected, because other clients wait.
+//! Bodies that are streams. Only few pieces are in flight, and a stalled client is disconnected, because other clients
+//! wait.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,7 @@ impl Given {
     /// Sends a piece.
     ///
     /// # Errors
-    /// Reason that further pieces are pointless.
+    /// Returns the reason that further pieces are pointless.
     pub fn give(&self, piece: Vec<u8>) -> Result<(), String> {
         self.send(Ok(piece.into()))
     }
@@ -61,8 +62,8 @@ impl Given {
     }
 }
 
-/// Starts `work`, which blocks on another thread and sends the pieces of an answer. Returns the answer's body once its
-/// first piece exists, or the result of `work` if it ends without a piece.
+/// Starts `work`, which runs on another thread, may block, and sends the pieces of an answer. Returns the answer's body
+/// once its first piece exists, or the result of `work` if it ends without a piece.
 pub async fn given<T, W: Future<Output = T> + Send + 'static>(work: impl FnOnce(Given) -> W) -> Result<Body, Option<T>>
 where
     T: Send + 'static,
@@ -86,14 +87,14 @@ impl Taken {
     /// Returns the next piece, or an empty piece after the last one. Blocks until the piece arrives.
     ///
     /// # Errors
-    /// Reason that the body has no further piece.
+    /// Returns the reason that the body has no further piece.
     pub fn take(&mut self) -> Result<Vec<u8>, String> {
         self.0.blocking_recv().unwrap_or_else(|| Ok(Bytes::new())).map(Vec::from)
     }
 }
 
-/// Starts `work`, which blocks on another thread and receives the pieces of a request's body. Returns the result of
-/// `work`, or `None` if it has panicked.
+/// Starts `work`, which runs on another thread, may block, and receives the pieces of a request's body. Returns the
+/// result of `work`, or `None` if it has panicked.
 pub async fn taken<T, W: Future<Output = T> + Send + 'static>(
     mut body: Body,
     work: impl FnOnce(Taken) -> W,
@@ -104,7 +105,7 @@ where
     let (to, from) = mpsc::channel::<Piece>(MAX_PIECES_IN_FLIGHT);
     let done = tokio::spawn(work(Taken(from)));
     let began = Instant::now();
-    // The whole body is read even after a refusal, because a client that is cut off sees no answer.
+    // The whole body is read even after a refusal, because a client whose connection is cut does not see the answer.
     while began.elapsed() < BODY_TIMEOUT {
         let piece = match tokio::time::timeout(STALL_TIMEOUT, body.frame()).await {
             Ok(None) => {

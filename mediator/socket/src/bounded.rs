@@ -1,5 +1,4 @@
-//! A listening socket with a limit on its connections, so that read-only clients cannot exhaust the daemon's
-//! descriptors.
+//! A listening socket that limits its connections, so that read-only clients cannot exhaust the daemon's descriptors.
 
 use std::io;
 use std::net::{SocketAddr as InetAddr, TcpListener};
@@ -54,7 +53,7 @@ impl Listener for Bounded<tokio::net::TcpListener> {
     type Addr = InetAddr;
 
     async fn accept(&mut self) -> (Connection<TcpStream>, InetAddr) {
-        // `None` is impossible: the semaphore is never closed.
+        // `None` is impossible, because the semaphore is never closed.
         let place = Arc::clone(&self.places).acquire_owned().await.ok();
         let (stream, address) = Listener::accept(&mut self.listener).await;
         (Connection { stream, _place: place }, address)
@@ -70,7 +69,7 @@ impl Listener for Bounded {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
-        // `None` is impossible: the semaphore is never closed.
+        // `None` is impossible, because the semaphore is never closed.
         let place = Arc::clone(&self.places).acquire_owned().await.ok();
         let (stream, address) = Listener::accept(&mut self.listener).await;
         (Connection { stream, _place: place }, address)
@@ -93,7 +92,7 @@ pub struct Connection<S = UnixStream> {
 pub struct Peer {
     /// User of the process; `None` if the kernel does not report it.
     pub uid: Option<u32>,
-    /// Number of the process as seen by the daemon; `None` for a process in a namespace that the daemon does not see.
+    /// Number of the process in the daemon's namespace; `None` if the process is not visible there.
     pub pid: Option<i32>,
 }
 

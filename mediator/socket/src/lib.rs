@@ -1,8 +1,8 @@
 //! Sockets and bodies of the admin API: a limit on concurrent connections ([`Bounded`]), the process at the other end
-//! ([`Peer`]), bodies between a client and blocking work that are never in memory as a whole ([`given`], [`taken`]),
-//! and files that buffer a body for a slow client ([`Spool`]).
+//! ([`Peer`]), bodies that are passed in pieces between a client and blocking work ([`given`], [`taken`]), and files
+//! that buffer a body for a slow client ([`Spool`]).
 //!
-//! The crate does not know the requests or the daemon.
+//! The crate does not know about requests or the daemon.
 
 #![forbid(unsafe_code)]
 

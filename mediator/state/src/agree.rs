@@ -9,7 +9,7 @@ use sched::Scheduler;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{ChunkTable, TenantId};
 
-/// Checks that all parts have the same VMs, and that the channels also include the mediator.
+/// Checks that all parts have the same VMs, and that the channels include the mediator as well.
 pub(crate) fn agree_on_vms(
     chunks: &ChunkTable,
     channels: &Channels,
@@ -32,8 +32,7 @@ pub(crate) fn check_vram(vm: TenantId, gpu: &VGpu, chunks: &ChunkTable) -> Resul
     Invalid::unless(has == Some(shown), || format!("its guest sees {shown:#x} bytes of VRAM, and it has {has:x?}"))
 }
 
-/// Checks that each channel belongs to a VM that has the channel's directory, and whose guest sees the channel as
-/// bound.
+/// Checks that each channel belongs to a VM that has the channel's directory and whose guest sees the channel as bound.
 pub(crate) fn check_channels(channels: &Channels, vms: &BTreeMap<TenantId, RestoredVm>) -> Result<(), Invalid> {
     for (vm, directory) in channels.directories().filter(|(vm, _)| !vm.is_mediator()) {
         let shadows = vms.get(&vm).map(|vm| &vm.spaces);

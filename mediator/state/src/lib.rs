@@ -2,7 +2,7 @@
 //!
 //! Each crate saves its own part, and checks only this part. This crate combines the parts of a card and of a VM
 //! ([`SavedCard`]) in one file ([`SavedCard::write`], [`SavedCard::read`]), and makes the checks between them
-//! ([`SavedCard::restore`]). Without these checks, a file whose parts are each valid could give one VM the resources of
+//! ([`SavedCard::restore`]). Without these checks, a file whose parts are all valid could give one VM the resources of
 //! another VM:
 //! - the same VMs are in all parts, and each VM has the number of chunks that its guest's VRAM needs;
 //! - each of the mediator's chunks belongs to one pool, and pages of address spaces belong to their own VM's pool;
@@ -13,8 +13,8 @@
 //! provides it. All channels must be off the engines when a card is saved, and its TLBs must be flushed when it is
 //! restored; each address space must then be prepared before its channels run.
 //!
-//! The owner of a card and a VM save their own state separately (`card-manager`, `vgpu`), and so do the connections of
-//! VMMs (`vmm-glue`), and segments that VMs share (`card-memory`, `vgpu`).
+//! The owner of a card and a VM save their own state separately (`card-manager`, `vgpu`); so do the connections of VMMs
+//! (`vmm-glue`) and the segments that VMs share (`card-memory`, `vgpu`).
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

@@ -13,7 +13,7 @@ use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
 use vram::{Balancer, ChunkTable, PagePool, Quanta, TenantId, UnclaimedChunks};
 
-/// Settings and the card, which the restored state needs.
+/// Settings and the card, both of which the restored state needs.
 pub trait Surroundings {
     /// Returns the addresses of the host's structures on the card.
     fn layout(&self) -> Layout;
@@ -82,7 +82,7 @@ impl SavedCard {
     /// Restores the card and its VMs. Only the directories of address spaces are written to the card.
     ///
     /// # Errors
-    /// If a part is not valid, or not consistent with another part. Directories may have been written by then: their
+    /// If a part is not valid, or not consistent with another part. Directories may have been written by then; their
     /// channels must not run.
     pub fn restore(self, host: &mut impl Surroundings) -> Result<RestoredCard, Invalid> {
         let Self { chunks, balancer, quanta, channels, scheduler, pool, segments, vms } = self;

@@ -65,9 +65,9 @@ pub const X_COUNT: u32 = 0x324;
 pub const Y_COUNT: u32 = 0x328;
 /// Conversion of elements, see [`format`].
 pub const FORMAT: u32 = 0x32c;
-/// First constant that a component can be taken from.
+/// First constant from which a component can be taken.
 pub const SWIZZLE_CONST0: u32 = 0x330;
-/// Second constant that a component can be taken from.
+/// Second constant from which a component can be taken.
 pub const SWIZZLE_CONST1: u32 = 0x334;
 /// Query address, bits 39:32.
 pub const QUERY_ADDRESS_HIGH: u32 = 0x338;

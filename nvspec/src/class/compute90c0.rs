@@ -1,6 +1,6 @@
 //! Class 0x90c0: compute.
 //!
-//! Earlier methods set the state for the launch of a grid; it has no descriptor in memory.
+//! The state of a grid is set by methods before its launch; it has no descriptor in memory.
 //!
 //! Source: NVIDIA's class header, rnndb `graph/gf100_compute.xml`, Mesa's code.
 
@@ -107,7 +107,7 @@ pub const INVALIDATE_SHADER_CACHES_NO_WAIT: u32 = 0x1698;
 pub const INVALIDATE_CONSTANTS: u32 = 0x1930;
 /// Overrides the render condition, see [`render_override`](crate::class::m2mf9039::render_override).
 pub const RENDER_ENABLE_OVERRIDE: u32 = 0x1944;
-/// Does nothing, in the pipeline.
+/// Does nothing in the pipeline.
 pub const PIPE_NOP: u32 = 0x1a2c;
 /// Semaphore address, bits 39:32.
 #[doc(alias = "QUERY_ADDRESS_HIGH")]

@@ -212,7 +212,7 @@ regs! {
         WORD[1024; 4] @ 0x1bc000 Rw {}
     }
 
-    /// VGA registers in bytes, as far as drivers access them on a card without outputs.
+    /// VGA byte registers that drivers access on a card without outputs.
     mod pvga @ 0x601000 .. 0x602000 {
         /// CRTC index and data bytes, head 0.
         CRTC @ 0x6013d4 Rw {}

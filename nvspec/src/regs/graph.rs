@@ -127,7 +127,7 @@ regs! {
         INTR @ 0x400100 W1c { 21:21 TRAP; 20:20 DATA_ERROR; 19:19 CTXCTL; 5:5 ILLEGAL_CLASS; 4:4 ILLEGAL_METHOD; 0:0 NOTIFY; }
         /// Units that trapped.
         TRAP @ 0x400108 W1c { 25:25 ROP; 24:24 GPC; 7:7 MACRO; 4:4 SHADER; 3:3 CCACHE; 1:1 M2MF; 0:0 DISPATCH; }
-        /// Reason of a data error.
+        /// Reason for a data error.
         DATA_ERROR @ 0x400110 Rw {}
         /// Clusters that trapped, one bit each.
         TRAP_GPCS @ 0x400118 W1c {}
@@ -247,7 +247,7 @@ regs! {
         DMEM_DATA @ 0x41a1c4 Rw {}
     }
 
-    /// GPC 0's units, as far as they report capabilities.
+    /// GPC 0's units, limited to registers that report capabilities.
     mod gpc_units @ 0x500000 .. 0x580000 {
         /// Number of TPCs of each GPC.
         TPC_COUNT[16; 0x8000] @ 0x502608 Ro { 4:0 TPCS; }

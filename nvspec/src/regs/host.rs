@@ -96,13 +96,13 @@ regs! {
         ENG_RUNLIST[7; 8] @ 0x002284 Ro { 20:20 PENDING; }
         /// Timeslice scale.
         TIMESLICE @ 0x002310 Rw {}
-        /// Reason of INTR_0 (channel table).
+        /// Reason for INTR_0 (channel table).
         INTR_0_REASON @ 0x00252c Ro {}
-        /// Reason of the scheduler error.
+        /// Reason for the scheduler error.
         SCHED_ERROR_REASON @ 0x00254c Ro { 7:0 CODE; }
-        /// Reason of INTR_16.
+        /// Reason for INTR_16.
         INTR_16_REASON @ 0x00256c Rw {}
-        /// Reason of INTR_24.
+        /// Reason for INTR_24.
         INTR_24_REASON @ 0x00258c Rw {}
         /// MMU fault units pending.
         MMU_FAULT_ID @ 0x00259c W1c {}

@@ -54,7 +54,7 @@ pub(crate) struct Machine {
     pending: Vec<Raw>,
     /// Changes of the batch's bytes: index and mask.
     pokes: Vec<(usize, u8)>,
-    /// Remaining part of the batch's length, in 256ths.
+    /// Part of the batch's length that remains after a truncation, in 256ths.
     cut: Option<u8>,
     /// Known places of tables.
     places: BTreeMap<Nth, u64>,
@@ -93,7 +93,7 @@ impl Machine {
         assert_eq!(self.seen, BTreeMap::new());
     }
 
-    /// Does the same as [`Self::run`], and also saves and restores the tables after each `every`-th step.
+    /// Like [`Self::run`], but saves and restores the tables after each `every`-th step.
     #[cfg(test)]
     pub(crate) fn run_restored(mut self, bytes: &[u8], every: usize) {
         for (nth, step) in (1..).zip(bytes.chunks_exact(STEP_BYTES).take(MAX_STEPS)) {

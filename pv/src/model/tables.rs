@@ -60,7 +60,7 @@ impl Model {
         self.handles.get(&handle).map(|nth| self.live[nth].kind)
     }
 
-    /// Returns the reason for which `handle` cannot be named as a table of `kind`.
+    /// Returns the reason that `handle` does not name a table of these kinds.
     fn against(&self, handle: u32, kinds: &[u32]) -> Option<Status> {
         match self.kind(handle) {
             None => Some(Status::NoObject),
@@ -103,7 +103,7 @@ impl Model {
         all
     }
 
-    /// Applies an operation without a reason to refuse it.
+    /// Applies an operation that no reason forbids.
     pub(crate) fn apply(&mut self, raw: &Raw) {
         let table = self.handles.get(&raw.handle).copied();
         match raw.code {

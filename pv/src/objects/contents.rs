@@ -18,7 +18,7 @@ type Page = [U64; PAGE_ENTRIES as usize];
 /// Size of a page in bytes.
 const PAGE_BYTES: usize = size_of::<Page>();
 
-/// The entries of a table. Empty pages of 4 KiB take no memory.
+/// The entries of a table. Empty 4 KiB pages take no memory.
 #[derive(Debug)]
 pub(super) struct Contents {
     pages: Box<[Option<Box<Page>>]>,
@@ -41,7 +41,7 @@ impl Contents {
         self.pages.iter().flatten().flat_map(|page| page.iter()).map(|entry| entry.get()).filter(|entry| *entry != 0)
     }
 
-    /// Writes `count` entries starting at `first`: `value(0)`, `value(1)` and so on, but writes no entry after the end.
+    /// Writes `count` entries starting at `first`: `value(0)`, `value(1)` and so on; ignores entries after the end.
     /// Returns a bit for each page that changed.
     pub(super) fn write(&mut self, first: u32, count: u32, value: impl Fn(u32) -> u64) -> u64 {
         let mut changed = 0;

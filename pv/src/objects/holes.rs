@@ -1,4 +1,4 @@
-//! Tests of the holes in GPUvm's paravirtual interface, one test each. The numbers come from our reading of its code.
+//! One test for each hole in GPUvm's paravirtual interface. The numbers come from our reading of its code.
 
 use super::*;
 use crate::abi::{BatchHeader, Entries, MAX_BATCH_OPS, OpHeader, op};
@@ -115,7 +115,7 @@ fn hole_15_types_are_not_confused() {
     assert_eq!(written(&mut tables), []);
 }
 
-/// 15: an entry of a directory names the tables that it was given.
+/// 15: an entry of a directory names exactly the tables that were written to it.
 #[test]
 fn hole_15_an_entry_names_the_tables_it_was_given() {
     let mut tables = tables(0);
@@ -174,7 +174,7 @@ fn hole_16_bound_directory_and_tables_survive_destroy() {
     assert_eq!(tables.counts(), Counts::default());
 }
 
-/// 16: an entry is set to its previous value.
+/// 16: an entry is set again to its previous value.
 #[test]
 fn hole_16_naming_table_again_does_not_free_it() {
     let mut tables = tables(0);
@@ -207,7 +207,7 @@ fn hole_16_tables_count_at_full_size_against_limit() {
     assert_eq!(tables.create(id(11), Kind::Large), Ok(()));
 }
 
-/// 16: the addresses had no end.
+/// 16: the addresses of tables were unlimited.
 #[test]
 fn hole_16_table_space_ends_where_entries_of_directories_end() {
     let mut tables = Tables::new(GuestVramAddr((1 << 40) - SLOT_BYTES), u64::MAX);
@@ -239,7 +239,7 @@ fn hole_17_a_new_table_is_empty() {
     assert!(written(&mut tables).contains(&(place.0 - BASE.0, 256 << 10)));
 }
 
-/// 17: a smaller table takes the place of a larger table.
+/// 17: a smaller table takes the slot of a larger table.
 #[test]
 fn hole_17_shorter_table_exposes_no_old_entries_past_its_end() {
     let mut tables = tables(0);
@@ -254,7 +254,7 @@ fn hole_17_shorter_table_exposes_no_old_entries_past_its_end() {
     assert_eq!(tables.read(GuestVramAddr(place.0 + 1023 * 8), &mut [0; 9]), Err(NoTable));
 }
 
-/// 17: tables had old contents after a reset.
+/// 17: tables kept their old contents after a reset.
 #[test]
 fn hole_17_a_reset_leaves_nothing() {
     let mut tables = tables(0);
@@ -289,7 +289,7 @@ fn hole_18_indices_and_counts_do_not_wrap() {
     assert_eq!((written(&mut tables), tables.counts().resident_bytes), (vec![], 0));
 }
 
-/// 18: counts exceeded the request.
+/// 18: counts exceeded the size of the request.
 #[test]
 fn hole_18_a_list_ends_where_the_batch_ends() {
     let list = |units: u16, count: u32| {

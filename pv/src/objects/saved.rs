@@ -1,4 +1,5 @@
-//! Saved page tables that are kept for a guest. A table's reference count is derived from the objects that refer to it.
+//! The saved form of the page tables that are kept for a guest. A table's reference count is derived from the objects
+//! that refer to it.
 
 use super::contents::{Contents, SavedPage};
 use super::slots::{Object, SavedSlot, SlotId, Slots};
@@ -17,11 +18,11 @@ pub struct SavedTables {
     /// Beginning of table space.
     pub(crate) base: u64,
     pub(crate) slots: Vec<SavedSlot>,
-    /// Places without a table; the next one to be used is last.
+    /// Slots without a table; the slot that is used next is last.
     pub(crate) free: Vec<u32>,
     /// Slots, sorted by handle.
     pub(crate) handles: Vec<(u32, u32)>,
-    /// Instance blocks and places, sorted by address.
+    /// Instance blocks with their directories' slots, sorted by address.
     pub(crate) bindings: Vec<(u64, u32)>,
 }
 
@@ -55,8 +56,8 @@ impl Tables {
         SavedTables { limit: *limit, base: base.0, slots, free, handles, bindings }
     }
 
-    /// Restores the tables of a guest whose VRAM ends at `base` and whose tables may have `limit` bytes in total; they
-    /// may exceed this if the limit was lowered.
+    /// Restores the tables of a guest whose VRAM ends at `base` and whose tables may have `limit` bytes in total. The
+    /// tables may exceed this if the limit was lowered.
     ///
     /// # Errors
     /// If the tables are invalid.
@@ -95,7 +96,7 @@ impl Tables {
     }
 }
 
-/// Number of references to each table.
+/// Number of references to each table, by slot.
 struct Names(BTreeMap<u32, u64>);
 
 impl Names {

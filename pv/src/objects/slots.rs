@@ -1,4 +1,4 @@
-//! Table space: the places of tables, and the written pages.
+//! Table space: the slots of tables, and the written pages.
 
 mod saved;
 
@@ -31,7 +31,7 @@ struct Slot {
 
 const _: () = assert!(SLOT_BYTES / SMALL_PAGE <= u64::BITS as u64);
 
-/// All places. Their number is the peak number of tables, so the limit on tables bounds it.
+/// All slots. Their number is the peak number of tables, and is therefore bounded by the limit on tables.
 #[derive(Debug)]
 pub(super) struct Slots {
     base: GuestVramAddr,
@@ -43,7 +43,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Creates table space from `base` on, which is a multiple of [`SLOT_BYTES`].
+    /// Creates table space that starts at `base`, a multiple of [`SLOT_BYTES`].
     pub(super) const fn new(base: GuestVramAddr) -> Self {
         Self { base, slots: Vec::new(), free: Vec::new(), written: Vec::new() }
     }
@@ -56,7 +56,7 @@ impl Slots {
         self.base.offset(u64::from(slot.0).saturating_mul(SLOT_BYTES))
     }
 
-    /// Returns the place that contains `address`.
+    /// Returns the slot that contains `address`.
     pub(super) fn at(&self, address: GuestVramAddr) -> Option<SlotId> {
         let slot = address.0.checked_sub(self.base.0)? / SLOT_BYTES;
         u32::try_from(slot).ok().map(SlotId)
@@ -70,7 +70,7 @@ impl Slots {
         self.slots.iter().filter_map(|slot| slot.object.as_ref())
     }
 
-    /// Puts an empty table into a free place, with one reference. Returns `None` if the place's address does not fit an
+    /// Puts an empty table into a free slot, with one reference. Returns `None` if the slot's address does not fit an
     /// entry of a directory.
     pub(super) fn insert(&mut self, kind: Kind) -> Option<SlotId> {
         let slot = match self.free.pop() {
@@ -86,7 +86,7 @@ impl Slots {
             }
         };
         let contents = Contents::new(kind);
-        // The place could not be read before; it now contains zeros.
+        // The slot could not be read before; it now contains zeros.
         self.mark(slot, contents.all_pages());
         self.slots.get_mut(slot.0 as usize)?.object = Some(Object { kind, names: 1, contents });
         Some(slot)
@@ -99,7 +99,7 @@ impl Slots {
         }
     }
 
-    /// Removes a reference. Returns the table if this was the last reference; the table then has no place.
+    /// Removes a reference. Returns the table if this was the last reference; the table then no longer has a slot.
     pub(super) fn release(&mut self, slot: SlotId) -> Option<Object> {
         let object = self.get_mut(slot)?;
         object.names = object.names.saturating_sub(1);
@@ -112,7 +112,7 @@ impl Slots {
         Some(object)
     }
 
-    /// Writes entries of a table, but nothing after its end.
+    /// Writes entries of a table; ignores entries after its end.
     pub(super) fn write(&mut self, slot: SlotId, first: u32, count: u32, value: impl Fn(u32) -> u64) {
         let Some(object) = self.get_mut(slot) else { return };
         let pages = object.contents.write(first, count, value);
@@ -128,7 +128,7 @@ impl Slots {
     /// Removes all tables.
     pub(super) fn clear(&mut self) {
         self.free.clear();
-        // The first places are the next to be used.
+        // The first slots are used first again.
         for index in (0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX)).rev() {
             let slot = SlotId(index);
             let object = self.slots.get_mut(index as usize).and_then(|slot| slot.object.take());
@@ -141,7 +141,7 @@ impl Slots {
 
     pub(super) fn take_written(&mut self, mut each: impl FnMut(GuestVramAddr, u64)) {
         self.written.sort_unstable();
-        // The range that may still be extended.
+        // The current range, which may still be extended.
         let mut range = (self.base, 0u64);
         for slot in std::mem::take(&mut self.written) {
             let address = self.address(slot);
@@ -172,7 +172,7 @@ impl Slots {
         self.slots.get_mut(slot.0 as usize)?.object.as_mut()
     }
 
-    /// Records that pages of a place were written.
+    /// Records that pages of a slot were written.
     fn mark(&mut self, slot: SlotId, pages: u64) {
         let Some(found) = self.slots.get_mut(slot.0 as usize) else { return };
         if found.written == 0 && pages != 0 {

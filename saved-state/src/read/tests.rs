@@ -161,7 +161,7 @@ fn an_unknown_section_is_refused_by_name() {
 #[test]
 fn a_section_of_another_file_is_refused() {
     let (one, other) = (file(IDENTITY), file([7; 16]));
-    // Both files have the same parts, so that they differ only in their identity and the checksums.
+    // Both files have the same parts, so that they differ only in their identities and checksums.
     let mut mixed = one.clone();
     let at = mixed.windows(6).position(|bytes| bytes == b"second").unwrap();
     mixed[at..].copy_from_slice(&other[at..]);

@@ -12,7 +12,7 @@ fn vram(at: u64) -> Place {
     Place::Vram(GuestVramAddr(at))
 }
 
-/// Creates a BAR of 16 MiB, with an instance block and a directory with both tables.
+/// Creates a 16 MiB BAR, with an instance block and a directory with both tables.
 fn guest() -> Guest {
     let mut guest = Guest::new();
     guest.write64(vram(INSTANCE + vm::PDB_LO), DIRECTORY);
@@ -108,7 +108,7 @@ fn hits_are_cached_until_a_flush_and_misses_are_not() {
 }
 
 proptest! {
-    /// For any content of the tables, the walk has the same result as an independent walker; pages that share a cache
+    /// For any contents of the tables, the walk has the same result as an independent walker; pages that share a cache
     /// slot do not affect one another.
     #[test]
     fn the_walk_is_the_walkers(

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Indices of the host's directory entries: for shared pages, and for its own pages.
 const HOST_ENTRIES: [u64; 2] = [8190, 8191];
 
-/// Required agreement of a shadow with the guest's current tables.
+/// Required agreement between a shadow and the guest's current tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     /// The shadow maps only granted memory.
@@ -86,7 +86,7 @@ impl View<'_> {
         }
     }
 
-    /// Returns entry `at` of one of the guest's tables; 0 if the table does not exist.
+    /// Returns entry `at` of one of the guest's tables, or 0 if the table does not exist.
     fn raw(&self, (target, table, count, _): Half, at: u64) -> u64 {
         if target == 0 || at >= count as u64 { 0 } else { self.guest64(target != 1, table + at * 8) }
     }

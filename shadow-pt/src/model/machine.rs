@@ -33,7 +33,7 @@ const DIRECTORIES: [Place; 5] = [
     Place::Vram(GuestVramAddr(GUEST_VRAM - PAGE)),
 ];
 
-/// Tables: some overlap, are also directories, are partly or wholly outside of memory, or are in RAM.
+/// Tables: some overlap, some are also directories, some are partly or wholly outside of memory, and some are in RAM.
 const TABLES: [Place; 8] = [
     Place::Vram(GuestVramAddr(LPT)),
     Place::Vram(GuestVramAddr(SPT)),
@@ -161,7 +161,7 @@ impl Machine {
             self.prepare(index);
             // Entries that are not granted are read twice.
             self.prepare(index);
-            // Nothing has changed since then, so no work is due.
+            // Nothing has changed since then, so no work must be left.
             let again = self.prepare(index);
             assert_eq!((again.translated, again.entries_written, again.denied.total()), (0, 0, 0));
         }
@@ -338,7 +338,7 @@ impl Machine {
                 }
             }
             _ => {
-                // Memory that still belongs to the guest is withdrawn nevertheless, and granted again.
+                // Withdraw memory that still belongs to the guest, and grant it again.
                 let range = GuestRange::Vram(GuestVramAddr(of.byte() * PAGE), (1 + of.below(64)) * PAGE);
                 self.invalidate(range);
                 self.given(range, of.byte() & 1 != 0);
@@ -373,8 +373,8 @@ impl Machine {
         self.prepare(index);
     }
 
-    /// Withdraws RAM; then the guest may unmap it and may flush; then the RAM is granted again. `at` is the entry, in a
-    /// page with few other entries, so that the page may have no permissions to lose.
+    /// Withdraws RAM; then the guest may unmap it and may flush; then the RAM is granted again. `at` selects the entry,
+    /// in a page with few other entries, so that the page may have no permissions to lose.
     fn withdraw_and_give(&mut self, index: usize, at: u64, shape: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 3 << 2 | 1 << 32 | (SPT >> 12) << 36);
@@ -400,7 +400,7 @@ impl Machine {
 
     fn fill(&mut self, start: u64, len: u64, value: u64) {
         for at in (start..start + len).step_by(8) {
-            // Each entry names the next page, as when a driver fills tables.
+            // Each entry names the page after the previous entry's page, as when a driver fills tables.
             let value = if value & 1 == 0 { 0 } else { value.wrapping_add(((at / 8) % 64) << 4) };
             self.guest.write64(Place::Vram(GuestVramAddr(at)), value);
         }
@@ -543,7 +543,7 @@ impl Machine {
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) {
         let pages = first..(first + pages).min(GUEST_VRAM / PAGE);
         let places = to.map(|to| to..to + (pages.end - pages.start));
-        // Pages that occupy the destination are moved away first.
+        // Move pages that occupy the destination away first.
         let others =
             self.grants.hosted.iter().filter(|(page, at)| {
                 !pages.contains(page) && places.as_ref().is_some_and(|places| places.contains(at))
@@ -608,7 +608,7 @@ impl Machine {
     }
 }
 
-/// Selects one of the places; half of the selections are among the first four.
+/// Selects one of the places; half of the time, one of the first four.
 fn pick(places: &[Place], nth: usize) -> Option<Place> {
     let among = if nth & 2 == 0 { places.len().min(4) } else { places.len() };
     (nth / 4).checked_rem(among).map(|index| places[index])

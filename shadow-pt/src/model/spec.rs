@@ -5,7 +5,7 @@ use super::world::{Grants, LARGE, PAGE};
 /// Number of 4 KiB pages in a large page.
 const PAGES: u64 = LARGE / PAGE;
 
-/// Returns the shadow of each 4 KiB of the guest entry `raw`, as separate entries; `None` if any page is not granted or
+/// Returns the shadow of each 4 KiB of the guest entry `raw`, as separate entries; `None` if a page is not granted or
 /// the entry is invalid.
 fn pages(raw: u64, large: bool, grants: &Grants) -> Option<Vec<u64>> {
     let bytes = if large { LARGE } else { PAGE };

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 pub(crate) const PAGE: u64 = 0x1000;
 pub(crate) const LARGE: u64 = 0x2_0000;
-/// Size of the guest's VRAM. The card's chunks of 128 KiB are in another order than the guest's, and the last chunk is
+/// Size of the guest's VRAM. The card's 128 KiB chunks are in another order than the guest's, and the last chunk is
 /// partial.
 pub(crate) const GUEST_VRAM: u64 = 8 * LARGE - 0x4000;
 const CARD_CHUNKS: [u64; 8] = [40, 41, 7, 90, 12, 13, 3, 55];
@@ -17,7 +17,7 @@ const SHADOW_BASE: u64 = 0x1_0000_0000;
 pub(crate) struct Guest {
     pub(crate) vram: Vec<u8>,
     pub(crate) ram: BTreeMap<u64, Vec<u8>>,
-    /// Chunks of VRAM that currently have no place, one bit each.
+    /// Chunks of VRAM that currently are at no place, one bit each.
     pub(crate) gone: u8,
     pub(crate) reads: u64,
 }
@@ -88,7 +88,7 @@ impl GuestMemory for Guest {
 /// Grants to the guest, page by page.
 #[derive(Clone)]
 pub(crate) struct Grants {
-    /// Places of the chunks of VRAM, in chunks of the card.
+    /// Locations of the VRAM chunks, as chunk numbers of the card.
     pub(crate) chunks: [Option<u64>; 8],
     /// Maps pages of guest VRAM in host memory to I/O pages.
     pub(crate) hosted: BTreeMap<u64, u64>,
@@ -185,13 +185,13 @@ pub(crate) struct Card {
 }
 
 impl Card {
-    /// Returns the bytes of one allocation from `at` on.
+    /// Returns the bytes of one allocation, starting at `at`.
     pub(crate) fn bytes(&self, at: u64) -> &[u8] {
         let (start, bytes) = self.allocated.range(..=at).next_back().expect("the card follows a pointer to nowhere");
         bytes.get((at - start) as usize..).expect("the card follows a pointer to nowhere")
     }
 
-    /// Returns `count` entries from `at` on.
+    /// Returns `count` entries, starting at `at`.
     pub(crate) fn entries(&self, at: u64, count: usize) -> impl Iterator<Item = u64> + '_ {
         let bytes = &self.bytes(at)[..count * 8];
         bytes.chunks_exact(8).map(|entry| u64::from_le_bytes(entry.try_into().unwrap()))
@@ -255,8 +255,8 @@ fn page(raw: u64, va: u64, large: bool) -> Page {
     }
 }
 
-/// Walks tables with its own shifts and masks. The arguments of `read` are true for host memory, and the address. An
-/// unreadable entry counts as invalid.
+/// Walks tables with its own shifts and masks. `read` gets true for host memory, and the address. An unreadable entry
+/// counts as invalid.
 pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> Option<u64>) -> Option<Page> {
     let pde = read(directory.0, directory.1 + (va >> 27) * 8)?;
     let size = (pde >> 2) & 3;

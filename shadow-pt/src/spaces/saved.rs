@@ -1,4 +1,4 @@
-//! Address spaces in their saved form: the guest's directories and the shadow directories, without the content of the
+//! Address spaces in their saved form: the guest's directories and the shadow directories, without the contents of the
 //! guest's tables.
 //!
 //! The guest's tables are in the guest's memory, and are read again. A restored shadow maps no guest memory: its

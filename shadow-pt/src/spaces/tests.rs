@@ -154,7 +154,7 @@ fn legal_entries_of_both_sizes_are_translated() {
     assert_eq!(world.at(6 * PAGE), Some((2, 0x8003 * PAGE)));
     assert_eq!(world.at(7 * PAGE), None);
     assert_eq!((report.denied.total(), report.lost_permission, report.tables_scanned), (0, false, 3));
-    // The directory, 1024/8 large entries and 32768/8 small entries were read.
+    // The report covers the directory, 1024/8 large entries and 32768/8 small entries.
     assert_eq!(report.bytes_scanned, 0x1_0000 + 0x400 + 0x8000);
     world.check_isolation();
 }
@@ -352,7 +352,7 @@ fn withdrawn_ram_is_unmapped_in_bounded_steps() {
     while let Some((_, step)) = world.spaces.invalidate(&mut withdrawal, &mut world.card) {
         written.push(step.entries_written);
     }
-    // The lock is free between two steps, for other waiters.
+    // Other waiters can take the lock between two steps.
     assert!(written.len() > 2 && written.iter().all(|entries| *entries <= 1024), "{written:?}");
     assert!(before > 1024 && mapped(&world) == 0, "{before} entries were mapped");
 }

@@ -86,7 +86,7 @@ fn scattered_or_unaligned_large_page_becomes_small_entries() {
     grants.map(0x1000, 0x8001, 32, true);
     let shifted: Vec<_> = (0..32).map(|page| (3, 0x8001 + page)).collect();
     assert_eq!(split(raw(3, 0x1000 * PAGE), &grants), shifted);
-    // First, one page of VRAM is in host memory; then all pages are, contiguously; then all pages are, unaligned.
+    // First, one page of VRAM is in host memory; then all of them are, first contiguously and then unaligned.
     grants.hosted.insert(64 + 5, 0xf005);
     let mixed: Vec<_> = (0..32).map(|page| if page == 5 { (2, 0xf005) } else { (0, 7 * 32 + page) }).collect();
     assert_eq!(split(raw(0, 2 * LARGE), &grants), mixed);
@@ -189,7 +189,7 @@ fn exhaustive_small_world() {
                 let wanted = crate::model::spec::entry(guest, large, &grants);
                 let pieces = crate::model::spec::pieces(guest, &grants).filter(|_| large);
                 let found = translate(guest, size, &mut grants);
-                // Entries that could be granted at all are recognized without a request.
+                // Every entry that could be granted at all is recognized without asking for a grant.
                 assert!(named(guest, size).is_some() || (wanted == 0 && pieces.is_none()));
                 granted += u32::from(wanted != 0);
                 denied += u32::from(found.is_err());

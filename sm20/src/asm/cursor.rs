@@ -19,7 +19,7 @@ impl Failure {
     }
 }
 
-/// A position in a line. The line is ASCII and without comments; a byte is a column.
+/// A position in a line. The line is ASCII and has no comments, so that each byte is a column.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor<'a> {
     /// Line number, starting at 1.
@@ -28,8 +28,7 @@ pub(super) struct Cursor<'a> {
     at: usize,
 }
 
-/// Returns true for the characters of names; a dot starts suffixes, and is otherwise only part of labels and
-/// directives.
+/// Returns true for the characters of names. A dot starts a suffix, and otherwise occurs only in labels and directives.
 const fn in_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == '$'
 }
@@ -70,7 +69,7 @@ impl<'a> Cursor<'a> {
         self.rest().is_empty()
     }
 
-    /// Skips this text if it comes next, including spaces before it.
+    /// Skips this text if it comes next, and the spaces before it.
     pub(super) fn eat(&mut self, text: &str) -> bool {
         let before = self.at;
         self.skip_spaces();
@@ -114,14 +113,14 @@ impl<'a> Cursor<'a> {
         self.take(|c| in_name(c) || c == '.')
     }
 
-    /// Fails if other text is left.
+    /// Fails if any text is left.
     pub(super) fn finish(&mut self) -> Result<(), Failure> {
         if self.at_end() { Ok(()) } else { self.fail("nothing more is expected here") }
     }
 }
 
 impl<'a> Cursor<'a> {
-    /// Returns the text from here to another position in the same statement.
+    /// Returns the text between this position and another in the same statement.
     pub(super) fn between(&self, other: &Self) -> &'a str {
         self.text.get(self.at..other.at).unwrap_or("")
     }

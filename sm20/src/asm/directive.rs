@@ -18,7 +18,7 @@ const MAX_BARRIERS: i64 = 16;
 /// Maximum size of the parameters in bytes.
 const MAX_PARAMS: i64 = 4096;
 
-/// First pass: `word` is the directive, at `start`; `cursor` is after it.
+/// First pass. `word` is the directive, at `start`; `cursor` is after it.
 pub(super) fn first_pass<'a>(
     layout: &mut Layout<'a>,
     word: &str,

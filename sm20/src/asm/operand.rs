@@ -60,7 +60,7 @@ fn template(mnemonic: &str) -> Option<(Op, bool)> {
     has_long.then_some((op, true))
 }
 
-/// The suffixes of a mnemonic, each taken by its modifier.
+/// The suffixes of a mnemonic; each is taken by the modifier to which it belongs.
 struct Suffixes<'a> {
     mnemonic: &'a str,
     /// Suffixes that are not taken yet, with their columns; `None` once taken.
@@ -172,7 +172,7 @@ impl<'b> Operands<'_, 'b> {
         Ok(Source::Immediate(value))
     }
 
-    /// Reads `c[bank][offset]`, if it comes next.
+    /// Reads `c[bank][offset]` if it comes next.
     fn constant_address(&mut self) -> Read<Option<ConstAddress>> {
         let Some(bank) = self.bank()? else { return Ok(None) };
         self.cursor.expect("[")?;
@@ -181,7 +181,7 @@ impl<'b> Operands<'_, 'b> {
         Ok(Some(ConstAddress { bank, offset: u16::try_from(offset).unwrap_or(u16::MAX) }))
     }
 
-    /// Reads `c[bank]`, if it comes next.
+    /// Reads `c[bank]` if it comes next.
     fn bank(&mut self) -> Read<Option<u8>> {
         let mut ahead = *self.cursor;
         if !matches!(ahead.name(), "c" | "C") || !ahead.eat("[") {
@@ -204,7 +204,7 @@ impl<'b> Operands<'_, 'b> {
         }
     }
 
-    /// Reads an immediate's 32 bits: for floats a number with or without a point or exponent, or the bits in
+    /// Reads an immediate's 32 bits. For floats, this is a number with or without a point or exponent, or the bits in
     /// hexadecimal.
     fn immediate(&mut self, kind: Kind) -> Read<u32> {
         self.cursor.skip_spaces();
@@ -251,7 +251,7 @@ impl<'b> Operands<'_, 'b> {
         Ok((true, value))
     }
 
-    /// Returns true if an operand that allows the prefix follows, and not a name in a number.
+    /// Returns true if an operand that allows the prefix follows, and not a name that is part of a number.
     fn is_operand(&self, mut cursor: Cursor<'b>) -> bool {
         match cursor.peek() {
             Some('(' | '|') => true,
@@ -407,7 +407,7 @@ impl Visitor for Operands<'_, '_> {
 
     fn address(&mut self, address: &mut Address) -> Read<()> {
         self.next()?;
-        // Also try the number as unsigned: an address without a register.
+        // Try the number as unsigned as well: it may be an address without a register.
         let (base, offset) = self.base_and_offset((i32::MIN.into(), u32::MAX.into()))?;
         address.base = base;
         let unsigned = u32::try_from(offset).map(u32::cast_signed);

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::cursor::Failure;
 use crate::ir::{Predicate, Register};
 
-/// Meaning of a name of `.reg`.
+/// Meaning of a name that `.reg` defines.
 #[derive(Clone, Copy)]
 pub(super) enum Named {
     Register(Register),
@@ -23,7 +23,7 @@ pub(super) struct Symbols {
 }
 
 impl Symbols {
-    /// Adds a label at this address, in the current scope. A kernel's name is a label everywhere.
+    /// Adds a label at this address, in the current scope. A kernel's name is a label that is valid everywhere.
     pub(super) fn label(&mut self, name: &str, address: u32, everywhere: bool, column: u32) -> Result<(), Failure> {
         let scope = if everywhere { None } else { self.scope };
         if self.values.insert((scope, name.to_owned()), address).is_some() {
@@ -58,7 +58,7 @@ impl Symbols {
     }
 }
 
-/// Returns the register of a name from R0 to R62, or RZ.
+/// Returns the register with a name from R0 to R62, or RZ.
 pub(super) fn plain_register(name: &str) -> Option<Register> {
     match split(name)? {
         ('R', "Z" | "z") => Some(Register::ZERO),
@@ -67,7 +67,7 @@ pub(super) fn plain_register(name: &str) -> Option<Register> {
     }
 }
 
-/// Returns the predicate of a name from P0 to P6, or PT.
+/// Returns the predicate with a name from P0 to P6, or PT.
 pub(super) fn plain_predicate(name: &str) -> Option<Predicate> {
     match split(name)? {
         ('P', "T" | "t") => Some(Predicate::TRUE),

@@ -7,8 +7,8 @@ use crate::ir::*;
 const NOT_WIDE: Reason = "a 64-bit address cannot be encoded here";
 const TOO_FAR: Reason = "the displacement does not fit its field";
 
-/// A base register at bit 20, and a displacement with its `low` lower bits at bit 26 and its `high.1` upper bits at
-/// `high.0`, shifted left by `shift`. If `wide`, bit 58 marks 64-bit addresses.
+/// A base register at bit 20 and a displacement, whose `low` lower bits are at bit 26 and whose `high.1` upper bits are
+/// at bit `high.0`; the displacement is shifted left by `shift`. If `wide`, bit 58 marks 64-bit addresses.
 pub(super) struct Memory {
     low: u32,
     high: (u32, u32),
@@ -16,16 +16,16 @@ pub(super) struct Memory {
     wide: bool,
 }
 
-/// A displacement of 32 bits, or a 64-bit address.
+/// A 32-bit displacement, or a 64-bit address.
 pub(super) const GLOBAL: Memory = Memory { low: 32, high: (0, 0), shift: 0, wide: true };
-/// A displacement of 32 bits.
+/// A 32-bit displacement.
 pub(super) const GLOBAL_LOCK: Memory = Memory { low: 32, high: (0, 0), shift: 0, wide: false };
-/// A displacement of 20 bits in two parts.
+/// A 20-bit displacement in two parts.
 pub(super) const ATOMIC: Memory = Memory { low: 17, high: (55, 3), shift: 0, wide: true };
-/// A displacement of 24 bits, for shared and local memory.
+/// A 24-bit displacement, for shared and local memory.
 pub(super) const WINDOW: Memory = Memory { low: 24, high: (0, 0), shift: 0, wide: false };
 
-/// A displacement of 30 bits, in words, at bit 28.
+/// A 30-bit displacement, in words, at bit 28.
 pub(super) struct CacheLine;
 
 impl Field for Memory {
@@ -79,7 +79,8 @@ impl Field for CacheLine {
     }
 }
 
-/// Target of a control instruction: bit 14 set means a word of a constant bank (bank at 42, byte offset at 26).
+/// Target of a control instruction. If bit 14 is set, the target is a word of a constant bank (bank at bit 42, byte
+/// offset at bit 26).
 pub(super) enum Goto {
     /// 24 bits at bit 26, relative to the end of the instruction.
     Relative,

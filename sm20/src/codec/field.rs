@@ -1,11 +1,11 @@
-//! Fields of encodings: each field knows its bits, and reads an operand from them or writes it to them.
+//! Fields of encodings. Each field knows its bits, and reads an operand from them or writes it to them.
 
 use std::marker::PhantomData;
 
 use super::bits::{low8, low16, low32, mask, place, place_signed, take, take_signed};
 use crate::ir::*;
 
-/// Reason that a field has no value, or a value does not fit a field.
+/// Reason that a field has no value, or that a value does not fit into a field.
 pub(crate) type Reason = &'static str;
 
 const NOT_A_REGISTER: Reason = "only a register can be encoded here";
@@ -294,7 +294,7 @@ impl<T: Copy + PartialEq> Field for Fixed<T> {
     }
 }
 
-/// An integer type of a conversion: size at two bits, sign at another.
+/// An integer type of a conversion: the size is at one position (two bits), and the sign at another.
 pub(super) struct Int {
     pub size: u32,
     pub sign: u32,
@@ -345,8 +345,8 @@ impl Immediate {
     }
 }
 
-/// Reads a word of a constant bank: its address is in bits 28 to 41, and the bank in bits 42 to 45, with bit 26 as the
-/// bank's fifth bit.
+/// Reads a word of a constant bank. Its address is in bits 28 to 41 and the bank in bits 42 to 45; bit 26 is the bank's
+/// fifth bit.
 fn get_constant(word: u64) -> Result<Source, Reason> {
     if take(word, 27, 1) != 0 {
         return Err(RESERVED);
@@ -381,7 +381,7 @@ const fn selector(value: u64) -> u64 {
     value.wrapping_shl(kind::SHIFT)
 }
 
-/// The second operand: register, constant or 20-bit immediate.
+/// The second operand: a register, a constant or a 20-bit immediate.
 pub(super) struct Src(pub Immediate);
 
 impl Field for Src {
@@ -411,7 +411,7 @@ impl Field for Src {
     }
 }
 
-/// The second and third operand: one of them can be a constant, and the second an immediate.
+/// The second and third operand. One of them can be a constant, and the second can be an immediate.
 pub(super) struct SrcPair(pub Immediate);
 
 impl Field for SrcPair {

@@ -10,7 +10,7 @@ const TOO_WIDE: Reason = "the value does not fit the 32-bit encoding's field";
 /// The banks that short encodings can name; the selector value before the first bank means a register.
 const BANKS: [u8; 3] = [0, 1, 16];
 
-/// A register or one of the first 64 words of three constant banks, at `at`; selector at `select`.
+/// A register, or one of the first 64 words of three constant banks, at `at`. The selector is at `select`.
 pub(super) struct Small {
     pub at: u32,
     pub select: u32,
@@ -54,7 +54,7 @@ impl Field for Small {
     }
 }
 
-/// Like [`Small`], but never a register.
+/// Like [`Small`], but without registers.
 pub(super) struct SmallConstant(pub Small);
 
 impl Field for SmallConstant {
@@ -85,9 +85,9 @@ pub(super) struct SplitImmediate {
     pub high: (u32, u32),
 }
 
-/// An immediate of 8 bits.
+/// An 8-bit immediate.
 pub(super) const IMMEDIATE: SplitImmediate = SplitImmediate { low: (26, 6), high: (8, 2) };
-/// An immediate of 12 bits.
+/// A 12-bit immediate.
 pub(super) const MOVED: SplitImmediate = SplitImmediate { low: (20, 12), high: (0, 0) };
 
 impl Field for SplitImmediate {
@@ -112,7 +112,8 @@ impl Field for SplitImmediate {
     }
 }
 
-/// The upper 12 bits of a word, at bit 20. They count as a 32-bit immediate, so that zero does not have two encodings.
+/// The upper 12 bits of a word, at bit 20. They count as a 32-bit immediate, because zero would otherwise have two
+/// encodings.
 pub(super) struct UpperImmediate;
 
 impl Field for UpperImmediate {
@@ -135,7 +136,7 @@ impl Field for UpperImmediate {
     }
 }
 
-/// A shift count of 5 bits at bit 26.
+/// A 5-bit shift count at bit 26.
 pub(super) struct Count;
 
 impl Field for Count {
@@ -157,7 +158,7 @@ impl Field for Count {
     }
 }
 
-/// An address in units of the access: displacement of 8 bits (two at bit 8, six at bit 26), base at bit 20.
+/// An address in units of the access: an 8-bit displacement (two bits at bit 8, six at bit 26), and a base at bit 20.
 pub(super) struct Near {
     /// Left shift of the displacement: 2 or 3.
     pub shift: u32,
@@ -193,7 +194,7 @@ impl Field for Near {
     }
 }
 
-/// LDC's base and displacement, like [`Near`] with words.
+/// LDC's base and displacement. Like [`Near`], but in words.
 pub(super) struct NearConstant;
 
 impl Field for NearConstant {
@@ -241,7 +242,7 @@ impl Field for NearTarget {
     }
 }
 
-/// An integer type of 16 or 32 bits: size and sign bit.
+/// A 16-bit or 32-bit integer type: a size and a sign bit.
 pub(super) struct SmallInt {
     pub size: u32,
     pub sign: u32,

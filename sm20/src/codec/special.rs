@@ -1,4 +1,4 @@
-//! Barriers, votes, NOP: type 4; and instructions of all types that are not modelled.
+//! Barriers, votes, NOP (type 4); and instructions of all types that are not modelled.
 
 use super::field::*;
 use super::table::{Guarding, Row, group, named, rows, union, values};
@@ -16,7 +16,7 @@ rows! { ROWS, Guard, true, 0x8;
     }
 }
 
-/// Name, value and mask of instructions that exist and are not modelled. Their other bits are ignored.
+/// Name, value and mask of instructions that exist but are not modelled. Their other bits are ignored.
 pub(super) static UNSUPPORTED: &[(&str, u64, u64)] = &[
     ("FSWZ", 0x4800_0000_0000_0000, 0xf800_0000_0000_000f),
     ("IPA", 0xc000_0000_0000_0000, 0xf800_0000_0000_000f),
@@ -28,7 +28,7 @@ pub(super) static UNSUPPORTED: &[(&str, u64, u64)] = &[
     ("VSHL", 0xe800_0000_0000_0004, 0xf800_0000_0000_000f),
     ("VMAD", 0xf000_0000_0000_0004, 0xf800_0000_0000_000f),
     ("VSETP", 0xf800_0000_0000_0004, 0xf800_0000_0000_000f),
-    // A load from shared and one from global memory, or two from global memory, in one instruction.
+    // Loads one value from shared and one from global memory, or two from global memory, in one instruction.
     ("LDS_LDU", 0xa800_0000_0000_0005, 0xf800_0000_0000_000f),
     ("LD_LDU", 0xb000_0000_0000_0005, 0xf000_0000_0000_000f),
     ("SULD", 0xd400_0000_0000_0005, 0xfc00_0000_0000_000f),

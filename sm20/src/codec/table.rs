@@ -35,7 +35,7 @@ pub(super) struct Row {
     pub fields: fn() -> (u64, u64),
     /// Decodes a matching word.
     pub decode: fn(u64) -> Result<Op, FieldError>,
-    /// Encodes an operation, without its guard; returns `None` for another operation.
+    /// Encodes an operation without its guard; returns `None` for other operations.
     pub encode: fn(&Op) -> Option<Result<u64, FieldError>>,
 }
 
@@ -49,8 +49,8 @@ pub(super) fn named<T>(field: &'static str, result: Result<T, Reason>) -> Result
     result.map_err(|why| (field, why))
 }
 
-/// Defines a static table: its name, the use of the guard's bits, whether bit 4 is the join flag, and the additional
-/// bits of every mask (bit 3 for the 64-bit encodings, whose opcodes the sources give without it).
+/// Defines a static table from its name, the use of the guard's bits, true if bit 4 is the join flag, and the
+/// additional bits of every mask (bit 3 for the 64-bit encodings, whose opcodes the sources give without it).
 ///
 /// Rows follow: `Variant value / mask { field: codec, ... }`, with several fields before a colon for a codec that
 /// encodes them together. Bits in neither mask nor fields are reserved.
@@ -68,7 +68,7 @@ macro_rules! rows {
             fields: || {
                 $(let $first = $codec;)*
                 let fields = union(&[$(Field::mask(&$first)),*]);
-                // Never called: it fixes the type of each field's operand.
+                // Never called: it determines the type of each field's operand.
                 let _types = || -> Result<Op, Reason> {
                     $(let group!($first $($more)*) = Field::get(&$first, 0)?;)*
                     Ok(Op::$variant { $($first $(, $more)*),* })

@@ -1,4 +1,4 @@
-//! The tables: they are consistent, and the same in both directions over the whole space of words.
+//! Tests of the tables: they are consistent, and agree in both directions over the whole space of words.
 
 use super::*;
 use crate::tests::text::word_of;
@@ -9,7 +9,7 @@ fn tables() -> impl Iterator<Item = (Form, &'static Row)> {
     long.chain(SHORT_TABLES.iter().flat_map(|table| table.iter()).map(|row| (Form::Short, row)))
 }
 
-/// Returns the encoding of a word that decodes: the same word, or without a guard that has no meaning.
+/// Returns the encoding of a word that decodes: the same word, without a guard that has no meaning.
 fn canonical(word: u64) -> u64 {
     let index = if word & SHORT_FORM_BIT != 0 { &SHORT_INDEX } else { &LONG_INDEX };
     match index.find(word) {
@@ -18,7 +18,7 @@ fn canonical(word: u64) -> u64 {
     }
 }
 
-/// Returns words of every row that decode: `each` words of a row, with random operands.
+/// Returns words that decode: for every row, `each` words with random operands.
 pub(crate) fn samples(random: &mut Rng, each: usize) -> Vec<u64> {
     let mut words = Vec::new();
     for (_, row) in tables() {
@@ -72,7 +72,7 @@ fn every_row_is_the_same_in_both_directions() {
         let (fields, _) = (row.fields)();
         let free = covered(row) & !row.mask;
         assert_eq!(free & fields, fields);
-        // A field of five bits with eight meanings, next to one of four types, makes one word in sixteen valid.
+        // A five-bit field with eight meanings next to a field with one of four types makes one word in sixteen valid.
         let valid = (0..4000).filter(|_| round_trip(row.value | random.u64(..) & free)).count();
         assert!(valid >= 50, "{}: only {valid} of 4000 words decode", row.name);
     }
@@ -94,7 +94,7 @@ fn single_bits_that_no_field_covers_are_refused() {
 fn every_operation_has_an_encoding() {
     for (name, template) in Op::TEMPLATES {
         let op = match template() {
-            // A default target is relative.
+            // A target is relative by default.
             Op::Jmp { test, uniform, limit, .. } => {
                 Op::Jmp { target: crate::Target::Absolute(0), test, uniform, limit }
             }
@@ -156,7 +156,7 @@ fn a_million_words_through_instructions_and_text() {
         (good, last) = (good + 1, word);
         let instruction = decode(word).unwrap();
         seen.insert(instruction.op.mnemonic());
-        // Text takes longer, and does not depend on bits that the words do not have, so it is tested less often.
+        // Text takes longer and does not depend on bits that the words do not have, so it is tested less often.
         if good % 8 == 0 {
             let text = instruction.to_string();
             assert_eq!(word_of(&text), Ok(canonical(word)), "{text}");

@@ -46,7 +46,7 @@ codes! {
         Zero = 3 "RZ",
     }
 
-    /// A power of two by which FMUL multiplies the product.
+    /// A power of two by which FMUL multiplies its product.
     Scale: 3 {
         /// 1
         #[default] One = 0 "",
@@ -66,11 +66,11 @@ codes! {
 
     /// Combination of a set instruction's comparison with a predicate.
     PredicateLogic: 2 {
-        /// Both.
+        /// The comparison and the predicate both hold.
         #[default] And = 0 "AND",
-        /// True in at least one.
+        /// At least one of them holds.
         Or = 1 "OR",
-        /// Exactly one.
+        /// Exactly one of them holds.
         Xor = 2 "XOR",
     }
 
@@ -86,9 +86,9 @@ codes! {
         PassB = 3 "PASS_B",
     }
 
-    /// Minimum or maximum of a part of a wider number; the parts pass their result on in the condition code.
+    /// Minimum or maximum of a part of a wider number; each part passes its result to the next in the condition code.
     Extended: 2 {
-        /// The whole, 32 bits.
+        /// The whole number of 32 bits.
         #[default] Whole = 0 "",
         /// The lowest word.
         Low = 1 "XLO",
@@ -200,9 +200,9 @@ codes! {
     AtomicOp: 4 {
         /// m + a
         #[default] Add = 0 "ADD",
-        /// The lesser.
+        /// The lesser of m and a.
         Min = 1 "MIN",
-        /// The greater.
+        /// The greater of m and a.
         Max = 2 "MAX",
         /// m >= a ? 0 : m + 1
         Inc = 3 "INC",
@@ -234,11 +234,11 @@ codes! {
 
     /// Scope within which a memory barrier orders accesses.
     FenceScope: 2 {
-        /// The block.
+        /// Threads of the block.
         #[default] Cta = 0 "CTA",
-        /// The card.
+        /// Threads of the card.
         Gl = 1 "GL",
-        /// Everything.
+        /// The whole system.
         Sys = 2 "SYS",
     }
 
@@ -264,23 +264,23 @@ codes! {
 
     /// Cache that CCTL controls.
     CacheLevel: 2 {
-        /// Data.
+        /// Data cache.
         #[default] Data = 0 "D",
-        /// Uniform.
+        /// Uniform cache.
         Uniform = 1 "U",
-        /// Constant.
+        /// Constant cache.
         Constant = 2 "C",
-        /// Instruction.
+        /// Instruction cache.
         Instruction = 3 "I",
     }
 
     /// Votes over the active lanes.
     VoteMode: 2 {
-        /// All.
+        /// The vote of all lanes is true.
         #[default] All = 0 "ALL",
-        /// Any.
+        /// The vote of any lane is true.
         Any = 1 "ANY",
-        /// All the same.
+        /// The votes of all lanes are the same.
         Eq = 2 "EQ",
     }
 
@@ -288,9 +288,9 @@ codes! {
     BarrierOp: 3 {
         /// Wait, and count the threads whose predicate holds.
         #[default] Popc = 0 "POPC",
-        /// Wait, and test if it holds in all threads.
+        /// Wait, and test whether the predicate holds in all threads.
         And = 1 "AND",
-        /// Wait, and test if it holds in any thread.
+        /// Wait, and test whether the predicate holds in any thread.
         Or = 2 "OR",
         /// Arrive, without waiting.
         Arrive = 4 "ARV",
@@ -321,8 +321,8 @@ codes! {
         B3 = 3 "B3",
     }
 
-    /// Tests of the condition code: of the sign and zero flags as left by the comparison of two numbers, each with an
-    /// unordered variant, and of single flags.
+    /// Tests of the condition code: tests of the sign and zero flags that the comparison of two numbers left, each with
+    /// an unordered variant; and tests of single flags.
     CcTest: 5 {
         /// Never.
         False = 0 "F",
@@ -447,7 +447,7 @@ impl Compare {
     pub const GE: Self = Self(6);
     /// Neither is a NaN.
     pub const NUM: Self = Self(7);
-    /// One is a NaN.
+    /// At least one is a NaN.
     pub const NAN: Self = Self(8);
     /// Never.
     pub const FALSE: Self = Self(0);

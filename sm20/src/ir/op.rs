@@ -9,15 +9,15 @@ macro_rules! ops {
         /// Operation of an instruction.
         ///
         /// Fields that several operations have:
-        /// - `dst`: the register that gets the result; `p`, `q`: predicates that get it (`q` the opposite, combined
-        ///   with the same predicate); PT and RZ discard it;
+        /// - `dst`: the register for the result; `p`, `q`: the predicates for the result (`q` gets the opposite,
+        ///   combined with the same predicate); PT and RZ discard it;
         /// - `a`, `b`, `c`: operands, in the order of the assembler; `accumulate`: the predicate with which `logic`
         ///   combines a comparison;
         /// - `write_cc`: `.CC`, also sets the condition code (zero, sign, carry, overflow) from the result;
-        /// - `carry_in`: `.X`, the operation is the next word of a wide one: it uses the condition code of the previous
-        ///   word;
+        /// - `carry_in`: `.X`, the operation handles the next word of a wide number and uses the condition code of the
+        ///   previous word;
         /// - `signed`, `a_signed`, `b_signed`: signedness of the operands;
-        /// - `saturate`: `.SAT`, integers stop at the ends of the signed range, floats at 0 and 1 (a NaN becomes 0);
+        /// - `saturate`: `.SAT`, integers are limited to the signed range, and floats to 0 to 1 (a NaN becomes 0);
         /// - `ftz`: denormal operands and results become zero of the same sign; `fmz`: like `ftz`, and zero times
         ///   anything is zero;
         /// - `negate_*`: floating-point or arithmetic negation; `invert_*`: bitwise;
@@ -28,10 +28,10 @@ macro_rules! ops {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Op {
             $($(#[$meta])* $variant { $($field: $type),* },)*
-            /// An instruction that exists and is not modelled (texture, surface, graphics, video): must be refused with
-            /// a fault.
+            /// An instruction that exists but is not modelled (texture, surface, graphics, video); it must be refused
+            /// with a fault.
             Unsupported {
-                /// NVIDIA's mnemonic, or a group's name.
+                /// NVIDIA's mnemonic, or the name of a group.
                 name: &'static str,
                 /// The whole instruction.
                 word: u64,
@@ -67,12 +67,12 @@ ops! {
     IAdd "IADD" { dst: Register, write_cc: bool, a: Register, b: Source, mode: AddMode, saturate: bool, carry_in: bool }
     /// Low word of the product, or high word if `high` is set.
     IMul "IMUL" { dst: Register, write_cc: bool, a: Register, b: Source, a_signed: bool, b_signed: bool, high: bool }
-    /// Low or high word of a * b, and c; the first operand of `mode` is the product.
+    /// Low or high word of a * b, combined with c; the first operand of `mode` is the product.
     IMad "IMAD" {
         dst: Register, write_cc: bool, a: Register, b: Source, c: Source, mode: AddMode, a_signed: bool, b_signed: bool,
         high: bool, saturate: bool, carry_in: bool,
     }
-    /// (a << shift) and b; the first operand of `mode` is the shifted value.
+    /// (a << shift) combined with b; the first operand of `mode` is the shifted value.
     IScAdd "ISCADD" { dst: Register, write_cc: bool, a: Register, b: Source, shift: u8, mode: AddMode }
     /// |a - b| + c.
     ISad "ISAD" { dst: Register, write_cc: bool, a: Register, b: Source, c: Source, signed: bool }
@@ -106,8 +106,8 @@ ops! {
     Shr "SHR" {
         dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, wrap: bool, reverse: bool, carry_in: bool,
     }
-    /// Bit field of a, whose bits are reversed first if `reverse` is set: position in b's bits 0 to 7, length in 8 to
-    /// 15.
+    /// Bit field of a, whose bits are reversed first if `reverse` is set. The position is in b's bits 0 to 7, and the
+    /// length in bits 8 to 15.
     Bfe "BFE" { dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, reverse: bool }
     /// c with a's low bits inserted into the field that b names as in BFE.
     Bfi "BFI" { dst: Register, write_cc: bool, a: Register, b: Source, c: Source }
@@ -155,7 +155,7 @@ ops! {
     /// Prepares an argument of MUFU.
     Rro "RRO" { dst: Register, b: FloatOperand, function: RangeReduction }
 
-    // Double precision: registers are pairs.
+    // Double precision; registers are pairs.
 
     /// a + b
     DAdd "DADD" { dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, rounding: Rounding }
@@ -236,7 +236,7 @@ ops! {
     /// Test of the condition code, like ISETP.
     CSetP "CSETP" { p: Predicate, q: Predicate, test: CcTest, logic: PredicateLogic, accumulate: PredicateOperand }
 
-    // Memory. Values of more than 32 bits are in pairs and quads.
+    // Memory. Values of more than 32 bits are in pairs and quads of registers.
 
     /// Generic load.
     Ld "LD" { dst: Register, address: Address, width: Width, cache: LoadCache }
@@ -244,7 +244,7 @@ ops! {
     Ldu "LDU" { dst: Register, address: Address, width: Width }
     /// Generic store.
     St "ST" { address: Address, value: Register, width: Width, cache: StoreCache }
-    /// Load that takes a lock on the global address; `p` is true if it got the lock.
+    /// Load that tries to lock the global address; `p` is true if it got the lock.
     Ldlk "LDLK" { p: Predicate, dst: Register, address: Address, width: Width }
     /// Store that releases the lock.
     Stul "STUL" { address: Address, value: Register, width: Width }
@@ -256,7 +256,7 @@ ops! {
     Lds "LDS" { dst: Register, address: Address, width: Width }
     /// Store to shared memory.
     Sts "STS" { address: Address, value: Register, width: Width }
-    /// Load from shared memory that takes a lock on the address; `p` is true if it got the lock.
+    /// Load from shared memory that tries to lock the address; `p` is true if it got the lock.
     Ldslk "LDSLK" { p: Predicate, dst: Register, address: Address, width: Width }
     /// Store to shared memory that releases the lock.
     Stsul "STSUL" { address: Address, value: Register, width: Width }
@@ -275,7 +275,8 @@ ops! {
 
     // Barriers and votes.
 
-    /// Barrier of the block. `count` is in threads, a multiple of the warp's size. `p` and `dst` get the reduction.
+    /// Barrier of the block. `count` is a number of threads, a multiple of the warp's size. `p` and `dst` get the
+    /// reduction.
     Bar "BAR" {
         operation: BarrierOp, p: Predicate, dst: Register, barrier: BarrierOperand, count: BarrierOperand,
         a: PredicateOperand,

@@ -1,6 +1,6 @@
 //! Operands.
 
-/// A general register: R0 to R62, or RZ. RZ reads as zero and discards writes.
+/// A general-purpose register: R0 to R62, or RZ. RZ reads as zero and discards writes.
 ///
 /// Pairs and quads of registers (doubles, 64-bit addresses, wide loads) are named by their lowest register. The
 /// hardware requires this register to be aligned, which the interpreter checks.
@@ -84,8 +84,8 @@ pub enum Source {
     Register(Register),
     /// A word of a constant bank, or the two words that start there.
     Constant(ConstAddress),
-    /// A 20-bit immediate, widened: sign-extended for integers; the upper 20 bits of the word for single precision; the
-    /// upper 20 bits of the upper word (the lower word is zero) for double precision.
+    /// A 20-bit immediate, which is widened: by sign extension for integers; as the upper 20 bits of the word for
+    /// single precision; as the upper 20 bits of the upper word for double precision (the lower word is zero).
     Immediate(u32),
     /// A 32-bit immediate of the `32I` forms.
     LongImmediate(u32),
@@ -100,7 +100,7 @@ impl Default for Source {
 /// A word in a constant bank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConstAddress {
-    /// Number of the bank, 0 to 31; on this hardware, banks from 16 belong to the driver and the compiler.
+    /// Number of the bank, 0 to 31; on this hardware, banks from 16 on belong to the driver and the compiler.
     pub bank: u8,
     /// Offset in bytes. A multiple of 4, except in branch targets, which keep the low bits of the word.
     pub offset: u16,
@@ -135,8 +135,9 @@ pub enum Target {
     Relative(i32),
     /// Offset in bytes from the start of the code segment.
     Absolute(u32),
-    /// A word in a constant bank holds the target. The relative instructions (BRA, BRX, CAL and the stack pushes)
-    /// take the word as a displacement from the end of the instruction, the others as an absolute address.
+    /// A word in a constant bank holds the target. The relative instructions (BRA, BRX, CAL and the stack pushes) take
+    /// the word as a displacement from the end of the instruction; the other instructions take it as an absolute
+    /// address.
     Constant(ConstAddress),
 }
 
@@ -149,7 +150,7 @@ impl Default for Target {
 /// A barrier's number or thread count: a register's value or a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BarrierOperand {
-    /// A value in a register. A count of RZ means all threads of the block.
+    /// A value in a register. A count in RZ means all threads of the block.
     Register(Register),
     /// A fixed value: a barrier of 0 to 15, or a count of up to 4095 threads.
     Immediate(u16),
@@ -204,7 +205,7 @@ impl SpecialRegister {
     pub const NCTAID_Y: Self = Self(0x2e);
     /// Grid dimension, z.
     pub const NCTAID_Z: Self = Self(0x2f);
-    /// Address at which generic addresses show shared memory.
+    /// Generic address of the shared memory window.
     pub const SWIN_LO: Self = Self(0x30);
     /// Size of the shared memory window.
     pub const SWIN_SZ: Self = Self(0x31);
@@ -212,7 +213,7 @@ impl SpecialRegister {
     pub const SMEM_SZ: Self = Self(0x32);
     /// Number of banks of shared memory.
     pub const SMEM_BANKS: Self = Self(0x33);
-    /// Address at which generic addresses show local memory.
+    /// Generic address of the local memory window.
     pub const LWIN_LO: Self = Self(0x34);
     /// Size of the local memory window.
     pub const LWIN_SZ: Self = Self(0x35);

@@ -3,7 +3,7 @@
 use super::{Kind, Sign, Visitor, small, unless};
 use crate::ir::*;
 
-/// Visits an addition's operands: the subtracted operand has a minus, and an addition of one is `.PO`.
+/// Visits an addition's operands: a subtracted operand has a minus, and the addition of one is `.PO`.
 fn sum<V: Visitor>(
     v: &mut V,
     mode: &mut AddMode,

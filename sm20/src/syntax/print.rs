@@ -84,14 +84,14 @@ impl Display for Instruction {
 }
 
 impl Op {
-    /// Calls `found` with each register that the operation reads or writes and the number of registers that it starts
-    /// (1, 2 or 4); also with RZ.
+    /// Calls `found` with each register that the operation reads or writes, including RZ, and with the number of
+    /// registers that start there (1, 2 or 4).
     pub fn registers(&self, mut found: impl FnMut(Register, u8)) {
         registers(self, &mut found);
     }
 }
 
-/// Collects suffixes and operands, which a visit can mix.
+/// Collects suffixes and operands, which a visit may mix.
 #[derive(Default)]
 struct Printer {
     suffixes: String,
@@ -136,7 +136,7 @@ fn immediate(value: u32, kind: Kind) -> String {
     }
 }
 
-/// Returns the double with this upper word.
+/// Returns the double that has this upper word.
 fn double(upper: u32) -> f64 {
     f64::from_bits(u64::from(upper).wrapping_shl(32))
 }

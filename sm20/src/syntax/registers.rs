@@ -3,8 +3,8 @@
 use super::{Kind, Sign, Visitor, walk};
 use crate::ir::*;
 
-/// Calls `found` with each register that an operation reads or writes and the number of registers that it starts; also
-/// with RZ.
+/// Calls `found` with each register that an operation reads or writes, including RZ, and with the number of registers
+/// that start there.
 pub(crate) fn registers(op: &Op, found: &mut dyn FnMut(Register, u8)) {
     let mut op = *op;
     // This visitor sets no values, so no value can be rejected.

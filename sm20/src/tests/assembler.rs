@@ -1,4 +1,4 @@
-//! The assembler's language beyond single instructions.
+//! Tests of the assembler's language beyond single instructions.
 
 use crate::{Kernel, Program, assemble, decode};
 
@@ -92,7 +92,7 @@ fn kernels() {
     assert_eq!(program.kernel("first"), Some(&first));
     let second = program.kernel("second").unwrap();
     assert_eq!((second.entry_offset, second.size), (40, 24));
-    // The registers include R9 and R10 for the load, and the barriers are 0 to 3.
+    // The register count includes R9 and R10 for the load, and the barriers are 0 to 3.
     assert_eq!((second.registers, second.barriers), (11, 4));
     let expected = [
         "RET",

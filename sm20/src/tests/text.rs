@@ -6,7 +6,7 @@ use crate::codec::tests::samples;
 use crate::{Form, Instruction, Op, assemble, decode};
 use fastrand::Rng;
 
-/// Returns the word that a text by itself assembles to.
+/// Returns the word that results from assembling a text on its own.
 pub(crate) fn word_of(text: &str) -> Result<u64, String> {
     let program = assemble(text).map_err(|errors| errors[0].to_string())?;
     Ok(match program.words[..] {
@@ -62,7 +62,7 @@ proptest! {
         }
     }
 
-    /// Assembles valid pieces of the language in an invalid order.
+    /// Assembles valid pieces of the language in an arbitrary order.
     #[test]
     fn any_mixture_gives_a_program_or_errors(pieces in prop::collection::vec(0..PIECES.len(), 0..40)) {
         let source: String = pieces.iter().map(|n| PIECES[*n]).collect();

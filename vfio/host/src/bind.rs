@@ -18,7 +18,7 @@ pub trait Attributes {
     /// Writes `text` to the file at `path`, which exists.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
 }
 
@@ -32,7 +32,7 @@ impl Attributes for Kernel {
     }
 }
 
-/// A function's driver before and after.
+/// A function's drivers before and after a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Change {
     /// The function.
@@ -43,7 +43,7 @@ pub struct Change {
     pub now: Option<String>,
 }
 
-/// Reason that a function keeps its driver, or has no driver now.
+/// Reason that a function keeps its driver, or ends up without one.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// Sysfs cannot be read, or no such function exists.
@@ -79,7 +79,7 @@ pub enum BindError {
     Refused {
         /// The file.
         path: PathBuf,
-        /// The kernel's refusal.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

@@ -1,5 +1,5 @@
-//! The NVIDIA functions of a host from its sysfs: the driver of each, the other functions in its IOMMU group, whether
-//! VFIO can use it, and the remedy if not; and binding a function to `vfio-pci` or back.
+//! The NVIDIA functions of a host, as its sysfs shows them: the driver of each, the other functions in its IOMMU group,
+//! whether VFIO can use it, and the remedy if not. Also binds a function to `vfio-pci` or back.
 //!
 //! Parts: [`Address`], [`Sysfs`] with [`Sysfs::list`] and [`Sysfs::function`] (this file), [`bind`].
 //!
@@ -31,7 +31,7 @@ pub const VFIO_PCI: &str = "vfio-pci";
 const DISPLAY: u32 = 0x03;
 /// PCI base class of bridges.
 const BRIDGE: u32 = 0x06;
-/// Maximum number of functions that are read, of a host or of a group.
+/// Maximum number of functions that are read from a host or a group.
 const MAX_FUNCTIONS: usize = 4096;
 /// Maximum size of a file in bytes: sysfs returns one page.
 const MAX_FILE: u64 = 4096;
@@ -86,8 +86,8 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Returns true if VFIO can use the group despite this function: no driver is bound, or a driver that does nothing
-    /// with it.
+    /// Returns true if VFIO can use the group despite this function: the function has no driver, or a driver that does
+    /// not touch it.
     fn is_harmless(&self) -> bool {
         self.driver.as_deref().is_none_or(|driver| [VFIO_PCI, "pci-stub"].contains(&driver))
     }
@@ -117,7 +117,7 @@ pub enum Obstacle {
         /// PCI class code.
         class: u32,
     },
-    /// The function is in no IOMMU group.
+    /// The function does not belong to an IOMMU group.
     #[error("{0} is in no IOMMU group: the host has no IOMMU, or does not use it")]
     NoIommu(Address),
     /// The group has other functions with their own drivers.
@@ -130,7 +130,7 @@ pub enum Obstacle {
         /// The functions that prevent the use.
         others: Vec<Neighbour>,
     },
-    /// Another driver is bound, or no driver.
+    /// The function has another driver, or none.
     #[error("{}", driven(*.address, .driver.as_deref()))]
     Driver {
         /// The function.
@@ -179,12 +179,12 @@ pub enum ManagerError {
     /// No such function exists.
     #[error("the host has no PCI function {0}")]
     NoFunction(Address),
-    /// Sysfs cannot be read.
+    /// Sysfs is not readable.
     #[error("{} cannot be read: {source}", .path.display())]
     Unreadable {
         /// The file or folder.
         path: PathBuf,
-        /// Its error.
+        /// The error from reading it.
         #[source]
         source: io::Error,
     },

@@ -20,7 +20,7 @@ use super::fake::{GROUP, Machine, Nature};
 use crate::Reset;
 use crate::kernel::Dependent;
 
-/// Waits for another thread's action, for at most a minute.
+/// Waits until `happened` returns true, for at most a minute.
 fn eventually(mut happened: impl FnMut() -> bool) -> bool {
     (0..60_000).any(|_| {
         let so = happened();
@@ -51,7 +51,7 @@ fn registers_are_reached_mapped_and_by_the_file() {
     }
 }
 
-/// Creates a card whose BAR1 shows its VRAM, at an address without neighbouring mappings.
+/// Creates a card whose BAR1 shows its VRAM, at an address without adjacent mappings.
 fn with_bar1(mappable: bool) -> (Arc<Machine>, Rig) {
     mediated(Nature { mappable, ..Nature::default() })
 }
@@ -101,7 +101,7 @@ fn accesses_beyond_an_aperture_read_as_ones() {
 
 #[test]
 fn memory_is_pinned_for_two_at_the_same_time() {
-    // The kernel finishes a mapping only after it has begun another.
+    // The kernel completes a mapping only after it has begun another.
     let together = Some(Arc::new(std::sync::Barrier::new(2)));
     let machine = Machine::new(Nature { pins_together: together, ..Nature::default() });
     let card = Arc::new(machine.card());

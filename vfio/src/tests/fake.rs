@@ -22,7 +22,7 @@ use crate::{OpenError, Place, Reset, VfioCard};
 #[derive(Clone)]
 pub struct Nature {
     pub open: Option<i32>,
-    /// True if the kernel has function nodes and iommufd; also its result of binding the function.
+    /// True if the kernel has function nodes and iommufd. Contains the kernel's result of binding the function.
     pub node: bool,
     pub bind: Option<i32>,
     pub version: u32,
@@ -78,7 +78,7 @@ impl Default for Nature {
     }
 }
 
-/// State after the calls so far.
+/// The kernel's state after the calls so far.
 #[derive(Debug, Default)]
 struct State {
     bound: bool,
@@ -138,7 +138,7 @@ impl Machine {
         Plan::CARD.address.parse().unwrap()
     }
 
-    /// Signals in one of the ways that the card is lost.
+    /// Signals, in one of the possible ways, that the card is lost.
     pub fn take_away(&self, index: u32) {
         let state = self.state.lock();
         let event = state.watched.iter().find(|(of, _)| *of == index).map(|(_, event)| event);

@@ -13,7 +13,7 @@ use crate::protocol::{
 const MAX_ANSWER_BYTES: u32 = 1 << 20;
 
 impl Client {
-    /// Sends any `DEVICE_FEATURE`. Returns the size of the full answer, and its data.
+    /// Sends an arbitrary `DEVICE_FEATURE`. Returns the size of the full answer, and its data.
     pub fn feature(&mut self, flags: u32, argsz: u32, data: &[u8]) -> Result<(u32, Vec<u8>)> {
         let body = DeviceFeature { argsz, flags };
         let reply = self.request(Command::DEVICE_FEATURE, &[body.as_bytes(), data].concat(), &[])?;

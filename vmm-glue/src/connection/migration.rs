@@ -26,7 +26,7 @@ pub(super) struct Migrating {
 }
 
 impl Migrating {
-    /// Records a reset, which ends every state.
+    /// Records a reset, which ends any migration.
     pub(super) fn was_reset(&mut self) {
         self.state = State::Running;
     }
@@ -115,7 +115,7 @@ impl Session {
         MigDeviceState { device_state: self.migration.state.to_wire(), data_fd: 0 }
     }
 
-    /// Changes to a state, passing through the intermediate states.
+    /// Moves to a state, passing through the intermediate states.
     fn go_to(&mut self, device: &mut dyn Migration, number: u32) -> Result<(), Refusal> {
         let Some(to) = State::from_wire(number) else {
             let what = if number == STATE_ERROR { "is no state to ask for" } else { "is not supported" };
@@ -205,7 +205,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the bytes of one part of a state.
+    /// Returns the size of one part of a state, in bytes, if the part is not too large.
     fn piece(&self, size: u32) -> Result<usize, Refusal> {
         let len = usize::try_from(size).unwrap_or(usize::MAX);
         if len > self.max_transfer {

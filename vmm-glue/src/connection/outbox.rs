@@ -78,7 +78,7 @@ impl Outbox {
         (bytes, fd.map(|(_, fd)| Arc::clone(fd)))
     }
 
-    /// Records that `len` bytes of [`Self::next`] were sent, with its descriptor.
+    /// Records that `len` bytes of [`Self::next`] were sent, together with its descriptor.
     pub fn advance(&mut self, len: usize) {
         if len == 0 {
             return;

@@ -48,7 +48,7 @@ impl SavedConnection {
         let Session {
             // The link saves itself.
             link: _,
-            // A setting.
+            // Set by the server's options.
             limits: _,
             max_transfer,
             // The socket identifies the client.
@@ -92,7 +92,7 @@ impl SavedConnection {
         Ok(max_transfer)
     }
 
-    /// Drops the output, which was sent.
+    /// Drops the output, because it has been sent.
     pub(crate) fn forget_output(&mut self) {
         self.out = SavedOutbox::default();
     }

@@ -22,7 +22,7 @@ use crate::protocol::{
 };
 use crate::protocol::{DMA_UNMAP_GET_DIRTY_BITMAP, FLAG_TYPE_MASK};
 
-/// Reason that a request is refused: a part for the client, and a part for the log.
+/// Reason that a request is refused: one part for the client, and one for the log.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub errno: Errno,
@@ -300,7 +300,7 @@ impl Session {
         if flags != 0 {
             return refuse(Errno::INVAL, format!("flags {flags:#x} are unknown"));
         }
-        // Use the last byte: a range may end at the end of the address space.
+        // Calculate with the last byte, because a range may end at the end of the address space.
         let Some(last) = size.checked_sub(1).and_then(|rest| gpa.checked_add(rest)) else {
             return refuse(Errno::INVAL, format!("no range starts at {gpa:#x} and has {size:#x} bytes"));
         };
@@ -426,7 +426,7 @@ impl Session {
         }
     }
 
-    /// Logs a client fault: logs the first faults, and later faults decreasingly often.
+    /// Logs a client's fault: the first faults always, and later faults less and less often.
     pub fn log(&mut self, header: &Header, reason: &str) {
         self.refused = self.refused.saturating_add(1);
         if worth_logging(self.refused) {
@@ -435,7 +435,7 @@ impl Session {
         }
     }
 
-    /// Does the work that other threads, or timers, have requested.
+    /// Does the work that other threads or timers have requested.
     pub fn work(&mut self, device: &mut dyn Device, out: &mut Outbox, limit: usize) -> Result<(), Fatal> {
         let Some(peer) = self.peer else { return Ok(()) };
         let withdrawals = withdrawals();

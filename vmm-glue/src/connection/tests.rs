@@ -1,4 +1,5 @@
-//! Feeds any bytes, split anywhere: the connection must not panic, sends one reply per request, and bounds its output.
+//! Feeds arbitrary bytes, split anywhere: the connection must not panic, must send one reply per request, and must
+//! bound its output.
 
 use std::os::fd::OwnedFd;
 

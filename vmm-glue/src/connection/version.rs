@@ -7,7 +7,7 @@ use super::MAX_FDS;
 use crate::memory::PAGE_SIZE;
 use crate::protocol::{VERSION_MAJOR, VERSION_MINOR, Version};
 
-/// Maximum size of a text of capabilities that is parsed, in bytes; QEMU's has less than 300.
+/// Maximum size of a capabilities string that is parsed, in bytes; QEMU's has less than 300.
 const MAX_TEXT: usize = 4096;
 /// Maximum size of the data in one message in bytes, if a client does not name a limit.
 const DEFAULT_TRANSFER: u64 = 1 << 20;

@@ -9,7 +9,7 @@
 //! A killed process stops between two instructions, or after its current system call: its earlier stores are in the
 //! file, in program order. Therefore each change is first written to the unused copy, and then one word makes it valid.
 #![expect(unsafe_code, reason = "maps memory of its own file")]
-// UNSAFETY: two mappings of a sealed memory file that belongs to the daemon alone. Nothing else here is unsafe.
+// UNSAFETY: maps two parts of a sealed memory file that belongs to the daemon alone. Nothing else here is unsafe.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -25,7 +25,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"gmjrnl\0\x01");
 const HEAD: usize = 4096;
 /// Number of words of the head.
 const HEAD_WORDS: usize = HEAD / size_of::<AtomicU64>();
-/// Size of each of the two halves for commits in bytes, with a length in front.
+/// Size in bytes of each of the two halves for commits, including the length at its start.
 pub(super) const HALF_BYTES: usize = 256 << 10;
 /// Size of the length in bytes.
 const LENGTH_BYTES: usize = 8;
@@ -33,7 +33,7 @@ const LENGTH_BYTES: usize = 8;
 const ROOM_AT: usize = HEAD + 2 * HALF_BYTES;
 /// Maximum size of the mapped buffer: for messages of 1 MiB.
 const ROOM_MAX: usize = 4 << 20;
-/// Seals that keep the file from being cut under a mapping.
+/// Seals that keep the file from being truncated while it is mapped.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Indices of words in the head.
@@ -93,7 +93,7 @@ impl Mapped {
     fn new(file: &OwnedFd, at: usize, len: usize) -> io::Result<Self> {
         let at = u64::try_from(at).map_err(io::Error::other)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses; no other code uses this memory.
+        // SAFETY: the kernel chooses the address of the new mapping, and no other code uses this memory.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, at) }?;
         Ok(Self { base: base.cast(), len })
     }
@@ -101,7 +101,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len` are from `mmap`; slices borrow `self`, so none is left.
+        // SAFETY: `base` and `len` are from `mmap`; slices borrow `self`, so no slice is left.
         if let Err(errno) = unsafe { rustix::mm::munmap(self.base.cast(), self.len) } {
             tracing::error!(%errno, "cannot unmap a journal");
         }
@@ -135,7 +135,7 @@ impl DerefMut for Room {
 
 impl Room {
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is page-aligned, has that many words, and is used as such words only.
+        // SAFETY: the mapping is page-aligned, has this many words, and is only used as such words.
         unsafe { std::slice::from_raw_parts(self.head.base.cast(), HEAD_WORDS) }
     }
 

@@ -47,7 +47,7 @@ pub struct SavedJournal {
 
 only_version!(SavedJournal, "vmm-glue.journal", 3);
 
-/// Changes that make a new device the device of a client that previously had another one.
+/// Changes that give a new device the state that the client knows from its previous device.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Revival {
     words: Words,

@@ -1,4 +1,4 @@
-//! Journals that are cut, edited, older, or without descriptors, and one with too many.
+//! Journals that are cut, edited, outdated or lack descriptors, and one with too many descriptors.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ const CLIENT_INFO: ClientInfo = ClientInfo { pid: 0, uid: 0, domain: None };
 #[derive(Debug, Default)]
 struct Store {
     kept: Mutex<Vec<(Kept, OwnedFd)>>,
-    /// Number of changes, and whether the number is too high.
+    /// Number of changes; `busy` is set if the number is too high.
     changes: AtomicUsize,
     busy: AtomicBool,
 }

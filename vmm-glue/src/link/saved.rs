@@ -56,7 +56,7 @@ impl Link {
         self.memory().restore(memory, given, limits, self.wake())?;
         self.interrupts().restore(interrupts, given)?;
         self.set_client(Some(client));
-        // The check that was in progress has ended.
+        // Restart the check that was in progress.
         self.check_shared();
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! One mapping of a client's memory: of a file, or of pages that a hypervisor lends.
+//! One mapping of a client's memory: either of a file, or of pages that a hypervisor lends.
 #![expect(unsafe_code, reason = "maps memory and hands out volatile slices of it")]
-// UNSAFETY: `mmap` and `munmap` of a client's file, and slices over the mapping. Nothing else here is unsafe.
+// UNSAFETY: maps and unmaps a client's file, and creates slices of the mapping. Nothing else here is unsafe.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ pub unsafe trait LentPages: Send + Sync + std::fmt::Debug {
     /// Returns the start of the memory.
     fn base(&self) -> *mut u8;
 
-    /// Returns the size in bytes, whole pages.
+    /// Returns the size in bytes, a multiple of the page size.
     fn len(&self) -> usize;
 
     /// Always false: a mapping has at least one page.
@@ -69,14 +69,14 @@ pub unsafe trait LentPages: Send + Sync + std::fmt::Debug {
     }
 }
 
-/// The memory that a mapping shows.
+/// The memory behind a mapping.
 #[derive(Debug)]
 pub(super) enum Source {
     File {
         backing: Arc<Backing>,
         looked: Looked,
     },
-    /// Dropping it unmaps the pages.
+    /// The pages are unmapped when this is dropped.
     Lent(#[expect(dead_code, reason = "kept until the mapping is dropped")] Box<dyn LentPages>),
 }
 
@@ -111,7 +111,7 @@ pub struct Mapping {
     pub(super) source: Source,
 }
 
-/// A part of a client's file to map.
+/// A part of a client's file that is to be mapped.
 pub(crate) struct ClientFile {
     pub fd: OwnedFd,
     pub offset: u64,
@@ -121,8 +121,8 @@ pub(crate) struct ClientFile {
     pub touches: Arc<FirstTouches>,
 }
 
-// SAFETY: the pointer is to memory that this value owns until it is dropped; it is only used through volatile accesses,
-// which any thread may do.
+// SAFETY: this value owns the memory behind the pointer until it is dropped, and only uses it through volatile
+// accesses, which any thread may do.
 unsafe impl Send for Mapping {}
 // SAFETY: as for `Send`; no method writes a field through a shared reference.
 unsafe impl Sync for Mapping {}
@@ -141,7 +141,7 @@ impl Mapping {
             return Err(MapFileError::NotRegular);
         }
         let statfs = rustix::fs::fstatfs(&fd).map_err(MapFileError::Stat)?;
-        // The field's type differs between architectures; the value is a 32-bit number.
+        // The type of the field differs between architectures; the value is a 32-bit number.
         let kind = u64::try_from(statfs.f_type).unwrap_or(u64::MAX) & 0xffff_ffff;
         if !any_file_system && kind != TMPFS_MAGIC && kind != HUGETLBFS_MAGIC {
             return Err(MapFileError::FileSystem(kind));
@@ -170,7 +170,7 @@ impl Mapping {
             Arc::new(Backing { fd, device: stat.st_dev, inode: stat.st_ino, sealed, sharing: AtomicU8::new(0) })
         });
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a new mapping at an address that the kernel chooses; no other code uses this memory.
+        // SAFETY: the kernel chooses the address of the new mapping, and no other code uses this memory.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -195,7 +195,7 @@ impl Mapping {
         let mapped = usize::try_from(size).map_err(|_| MapFileError::TooLarge { offset, size })?;
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address that the kernel chooses; no other code uses this memory.
+        // SAFETY: the kernel chooses the address of the new mapping, and no other code uses this memory.
         let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, prot, flags) };
         let base = base.map_err(MapFileError::Mmap)?.cast::<u8>();
         let guard = sigbus::Guard::new(base.addr(), mapped, writable, Arc::clone(wake));
@@ -206,7 +206,7 @@ impl Mapping {
         Ok(Self { base, mapped, skip: 0, len: mapped, offset, writable, guard, source })
     }
 
-    /// Takes all lent pages, for reading and writing.
+    /// Takes all lent pages, readable and writable.
     pub fn of_lent(pages: Box<dyn LentPages>, wake: &Arc<Wake>) -> Self {
         let (base, len) = (pages.base(), pages.len());
         let guard = sigbus::Guard::new(base.addr(), len, true, Arc::clone(wake));
@@ -251,7 +251,7 @@ impl Mapping {
         self.base.wrapping_add(self.skip)
     }
 
-    /// Returns true if the device may write here; otherwise a write is a fault of this process.
+    /// Returns true if the device may write here; otherwise a write faults in this process.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
@@ -291,8 +291,8 @@ impl Mapping {
     fn data_from(&self, backing: &Backing, page: usize) -> usize {
         let page_size = super::PAGE_SIZE;
         let start = u64::try_from(page).unwrap_or(u64::MAX).saturating_mul(page_size).saturating_add(self.offset);
-        // This moves the position of the client's file, which has no other use. On a file system without holes,
-        // everything is data: these are huge pages, which `MemoryMax` does not charge to any control group.
+        // This moves the position of the client's file, which has no other use. A file system without holes reports
+        // only data: it holds huge pages, which `MemoryMax` does not charge to any control group.
         match rustix::fs::seek(&backing.fd, rustix::fs::SeekFrom::Data(start)) {
             Ok(at) => usize::try_from(at.saturating_sub(self.offset) / page_size).unwrap_or(usize::MAX),
             Err(Errno::NXIO) => usize::MAX,
@@ -334,7 +334,7 @@ impl VolatileMemory for Mapping {
 
     fn get_slice(&self, offset: usize, count: usize) -> volatile_memory::Result<VolatileSlice<'_, ()>> {
         self.compute_end_offset(offset, count)?;
-        // SAFETY: `compute_end_offset` checked the range against `len`; the memory is mapped while `self` lives. It is
+        // SAFETY: `compute_end_offset` checked the range against `len`; the memory is mapped while `self` exists. It is
         // only ever accessed with volatile operations.
         Ok(unsafe { VolatileSlice::new(self.as_ptr().wrapping_add(offset), count) })
     }
@@ -347,7 +347,7 @@ impl Drop for Mapping {
         if matches!(self.source, Source::Lent(_)) {
             return;
         }
-        // SAFETY: `base` and `mapped` are from `mmap`; slices borrow `self`, so none is left.
+        // SAFETY: `base` and `mapped` are from `mmap`; slices borrow `self`, so no slice is left.
         let result = unsafe { rustix::mm::munmap(self.base.cast(), self.mapped) };
         if let Err(errno) = result {
             tracing::error!(%errno, "cannot unmap a client's memory; its address space is lost");

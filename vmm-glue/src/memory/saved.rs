@@ -1,4 +1,4 @@
-//! Memory that a client lends in its saved form: the files of this memory are handed over as descriptors.
+//! The saved form of memory that a client lends: its files are handed over as descriptors.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
-//! Handles a client's withdrawal of memory that is mapped here.
+//! Handles clients that withdraw memory while it is mapped here.
 //!
 //! A client can cut its file short after it was mapped (unless it is sealed), and the host can fail to load a page. The
 //! next access then raises a `SIGBUS`, which would end the process and with it the devices of all other clients. The
 //! handler here replaces the whole mapping with anonymous zero pages, marks the mapping, and wakes its server; the
-//! access is then repeated and succeeds. A `SIGBUS` elsewhere goes to the handler that was installed before.
+//! access is then repeated and succeeds. A `SIGBUS` elsewhere is forwarded to the handler that was installed before.
 #![expect(unsafe_code, reason = "installs a signal handler that repairs mappings")]
 // UNSAFETY: the handler runs in any thread at any access to a mapping. It only uses atomics, `mmap` and `write`, which
 // are safe in a signal handler.
@@ -45,7 +45,7 @@ pub(crate) fn withdrawals() -> usize {
 static BLOCKS: AtomicPtr<Block> = AtomicPtr::new(ptr::null_mut());
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
 static INSTALL: Once = Once::new();
-/// The previous handler, stored once before ours is installed.
+/// The previous handler, stored once before this module's handler is installed.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
 /// A range of addresses that the handler can repair.
@@ -152,7 +152,7 @@ fn install() {
 extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid `siginfo_t` to a handler with `SA_SIGINFO`, and `SIGBUS` has an address.
     let address = unsafe { (*info).si_addr() }.addr();
-    // SAFETY: `errno` of this thread; the interrupted code must find it unchanged.
+    // SAFETY: returns this thread's `errno`, which the interrupted code must find unchanged.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let saved = unsafe { *errno };
@@ -167,7 +167,7 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
 /// Replaces the mapping that contains `address`.
 fn repair(address: usize) -> bool {
     let mut block = BLOCKS.load(Ordering::Acquire);
-    // SAFETY: blocks are never freed; the pointer is null or one of them.
+    // SAFETY: blocks are never freed; the pointer is null or points to one of them.
     while let Some(current) = unsafe { block.as_ref() } {
         for slot in &current.slots {
             let version = slot.version.load(Ordering::Acquire);
@@ -190,7 +190,8 @@ fn repair(address: usize) -> bool {
 
 fn replace(slot: &Slot, start: usize, len: usize) -> bool {
     let write = if slot.writable.load(Ordering::Relaxed) { libc::PROT_WRITE } else { 0 };
-    // SAFETY: the range is one whole mapping of ours, kept alive by the faulting thread; its old contents are lost.
+    // SAFETY: the range is one whole mapping of this process, which the faulting thread keeps alive; its old contents
+    // are lost.
     let result = unsafe {
         libc::mmap(
             ptr::without_provenance_mut(start),
@@ -213,7 +214,8 @@ fn trip(slot: &Slot) {
     slot.tripped.store(true, Ordering::Relaxed);
     TRIPS.fetch_add(1, Ordering::Release);
     let one = 1u64;
-    // SAFETY: writes 8 bytes of a local to the descriptor of the server's own eventfd, which the guard keeps open.
+    // SAFETY: writes the 8 bytes of a local variable to the descriptor of the server's own eventfd, which the guard
+    // keeps open.
     let _ = unsafe { libc::write(slot.wake.load(Ordering::Relaxed), (&raw const one).cast(), 8) };
 }
 
@@ -221,7 +223,7 @@ fn trip(slot: &Slot) {
 fn forward(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     type Handler = extern "C" fn(libc::c_int);
     type InfoHandler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
-    // SAFETY: null or leaked by `install`.
+    // SAFETY: the pointer is null, or `install` leaked its target.
     let previous = unsafe { PREVIOUS.load(Ordering::Acquire).as_ref() };
     match previous {
         Some(action) if action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN => {
@@ -237,7 +239,7 @@ fn forward(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
             }
         }
         _ => {
-            // SAFETY: the default action; the access is repeated on return and ends the process.
+            // SAFETY: sets the default action, so that the access is repeated on return and ends the process.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
     }

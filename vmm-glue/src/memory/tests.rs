@@ -1,4 +1,4 @@
-//! The table against a naive model.
+//! Compares the table with a naive model.
 
 use proptest::prelude::*;
 

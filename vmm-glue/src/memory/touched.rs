@@ -41,7 +41,7 @@ impl FirstTouches {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Sets the limit in bytes from now on.
+    /// Sets the limit in bytes that applies from now on.
     pub fn set_limit(&self, bytes: u64) {
         self.limit.store(bytes, Ordering::Relaxed);
     }
@@ -66,7 +66,7 @@ impl FirstTouches {
         added
     }
 
-    /// Corrects the count of a page that another thread has counted as well.
+    /// Corrects the count for a page that another thread has counted as well.
     fn take_back(&self) {
         let less = |bytes: u64| Some(bytes.saturating_sub(PAGE_SIZE));
         let _ = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -88,7 +88,7 @@ impl Looked {
         Self { words: (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(), touches }
     }
 
-    /// Returns true if `len` bytes at `offset` may be accessed. `data` returns the first page, starting at a given one,
+    /// Returns true if `len` bytes at `offset` may be accessed. `data` returns the first page at or after a given page
     /// that holds data, or a page after the last page.
     pub fn may_touch(&self, offset: usize, len: usize, data: impl Fn(usize) -> usize) -> bool {
         let pages = offset / PAGE..offset.saturating_add(len).div_ceil(PAGE);

@@ -1,4 +1,4 @@
-//! A client's memory as rust-vmm's crates expect it.
+//! A client's memory through the traits of rust-vmm's crates.
 
 use vm_memory::guest_memory::{Error, GuestMemorySliceIterator, Result};
 use vm_memory::{GuestAddress, GuestMemory, GuestMemoryMmap, Permissions, VolatileSlice};
@@ -38,7 +38,7 @@ impl<'a> Iterator for Pieces<'a> {
             return Some(Err(Error::InvalidGuestAddress(GuestAddress(self.at))));
         };
         if matches!(self.access, Permissions::Write | Permissions::ReadWrite) {
-            // The thread that serves the client writes at once, before the log can be taken.
+            // The thread that serves the client performs the write immediately, before the log can be taken.
             self.table.writes.note(self.at, slice.len());
         }
         self.at = self.at.saturating_add(super::len64(slice.len()));

@@ -46,7 +46,7 @@ pub struct TestDevice {
     pub events: Sender<Event>,
     pub bar0: Vec<u8>,
     pub bar1: RegionInfo,
-    /// Address of which maps are refused.
+    /// Address at which maps are refused.
     pub refused_map: Option<u64>,
     /// Source of the messages that every unmap waits for after it was reported.
     pub held_unmap: Option<Receiver<()>>,

@@ -14,11 +14,11 @@ pub struct Config {
     /// Minimum time between two moves of a chunk, unless a request or a limit needs the second move, in ns.
     pub settle_ns: u64,
     /// Time for which a returned chunk of a working VM stays on the card, even if other VMs request memory, in ns, so
-    /// that the VM can make progress. A limit, a guarantee or the mediator's own need evicts the chunk anyway.
+    /// that the VM can make progress. A limit, a guarantee or the mediator's own need evicts the chunk nevertheless.
     pub residency_ns: u64,
     /// A VM without a submission for this time gives up memory to others, in ns.
     pub idle_after_ns: u64,
-    /// Number of chunks of the card that returns leave free, so that the next request need not wait.
+    /// Number of the card's chunks that returns leave free, so that the next request need not wait.
     pub low_water: u32,
     /// Maximum number of steps in one plan.
     pub steps_max: usize,

@@ -4,13 +4,13 @@ use super::share::{Claim, Shares};
 use super::{Balancer, By, Request};
 use crate::{ChunkTable, Limits, Step, TenantId, Tier, To};
 
-/// A VM while a plan is computed. Moves in flight and planned steps count as done.
+/// State of a VM while a plan is computed. Moves in flight and planned steps count as done.
 #[derive(Debug)]
 struct Vm {
     id: TenantId,
     limits: Limits,
     guarantee: u32,
-    /// Number of chunks that have a place.
+    /// Number of chunks with a place.
     all: u32,
     /// Number of these chunks that count as on the card.
     card: u32,
@@ -44,7 +44,7 @@ pub(super) struct Round<'a> {
     spare: u32,
     /// Number of chunks of all VMs that may be evicted to host memory.
     host_room: u32,
-    /// Number of these chunks that go into the reserve.
+    /// Number of these chunks that can go into the reserve.
     reserve: u32,
     steps: Vec<Step>,
     steps_max: usize,
@@ -177,7 +177,7 @@ impl Balancer {
                 let Ok(at) = round.vms.binary_search_by_key(&vm, |vm| vm.id) else { return };
                 self.active.insert(vm, now_ns);
                 let vm = &round.vms[at];
-                // The VM gets no chunk beyond its quota, and the chunks owed to it are already included.
+                // The VM gets no chunk beyond its quota, and the chunks that are owed to it are already included.
                 let gets = request.chunks.min(vm.limits.quota.saturating_sub(vm.card));
                 (gets.saturating_sub(vm.owed), Some((at, gets)))
             }
@@ -263,7 +263,7 @@ impl Balancer {
         chosen
     }
 
-    /// Returns a VM's chunks that arrived in a memory less than `time` ns ago, in order.
+    /// Returns, in order, the chunks of a VM that arrived in a memory less than `time` ns ago.
     fn came(&self, vm: TenantId, tier: Tier, time: u64, now_ns: u64) -> impl Iterator<Item = u32> + '_ {
         let of_vm = self.moved.range((vm, 0)..=(vm, u32::MAX));
         let is_recent = move |when: u64| now_ns.saturating_sub(when) < time;
@@ -297,7 +297,7 @@ impl Balancer {
         }
     }
 
-    /// Returns spare chunks to VMs, and exchanges chunks of VMs above their entitlement for those of VMs below.
+    /// Returns spare chunks to VMs, and exchanges chunks between VMs above and VMs below their entitlement.
     fn even_out(&mut self, round: &mut Round<'_>, now_ns: u64) {
         if round.vms.iter().all(|vm| vm.back_room == 0) {
             return;
@@ -329,8 +329,8 @@ impl Balancer {
             both.then(|| Some(((from, out[from].next()?), (to, back[to].next()?)))).flatten()
         };
         let mut pairs: Vec<_> = exchanges.into_iter().filter_map(pair).collect();
-        // Members of a quantum wait anyway, and moves in one direction finish sooner. Other VMs are blocked for one
-        // chunk at a time.
+        // Members of a quantum wait anyway, and all moves finish sooner if they go in one direction first. Other VMs
+        // are blocked for one chunk at a time.
         let together = if self.turn.is_some() { pairs.len() } else { 1 };
         if self.turn.is_some() {
             pairs.sort_by_key(|&((from, _), _)| from);
@@ -357,7 +357,7 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
         let excess = |at: usize| shares.excess(at, round.vms[at].card - counts[at]);
         let others = (0..counts.len()).filter(|&at| requester.is_none_or(|(own, _)| own != at));
         let givers = others.filter(|&at| excess(at) > 0 && round.can_give(at, counts[at]));
-        // Takes the first of equal VMs.
+        // If several VMs are equal, take the first.
         let Some(giver) = givers.rev().max_by_key(|&at| excess(at)) else { break };
         let own = requester.map(|(at, _)| shares.excess(at, round.vms[at].card.saturating_add(wanted)));
         if let Some(beyond) = own.map(|own| own - excess(giver)).filter(|&beyond| beyond >= 0) {
@@ -388,7 +388,7 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
         let card = |at: usize| round.vms[at].card + got[at] - given[at];
         let poorest = |is_poor: &dyn Fn(usize) -> bool| {
             let poor = (0..count).filter(|&at| round.vms[at].back_room > got[at] && is_poor(at));
-            // Takes the first of equal VMs.
+            // If several VMs are equal, take the first.
             poor.rev().max_by(|&a, &b| shares.lack(a, card(a)).total_cmp(&shares.lack(b, card(b))))
         };
         let is_below = |at: usize| shares.excess(at, card(at)) < 0;

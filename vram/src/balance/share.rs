@@ -13,7 +13,7 @@ pub(super) struct Claim {
     pub(super) first: bool,
 }
 
-/// Exact shares of a card's chunks: no share is rounded, so that rounding moves no chunk.
+/// Exact shares of a card's chunks. They are not rounded, so that rounding never causes a move.
 #[derive(Debug)]
 pub(super) struct Shares {
     /// Denominator of the shares; `parts` are the numerators.

@@ -9,7 +9,7 @@ use world::{MS, World};
 
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 
-/// Creates a card of `chunks`, and VMs 1, 2, .. of 64 chunks each with these limits.
+/// Creates a card of `chunks` chunks, and VMs 1, 2, .. of 64 chunks each with these limits.
 fn world(chunks: u32, vms: &[Limits]) -> World {
     let mut world = World::new(chunks, 1000, Config::default());
     for (vm, &limits) in (1..).zip(vms) {
@@ -46,7 +46,8 @@ fn a_request_for_many_chunks_is_planned_as_a_whole() {
     world.use_chunks(1, 0..60);
     world.use_chunks(2, 0..40);
     world.balancer.set_config(Config { steps_max: 8, ..Config::default() });
-    // The VM is entitled to 10 of 24 more chunks: 14 are placed in host memory, and one plan cannot hold all steps.
+    // The VM is entitled to 10 of the 24 additional chunks: 14 are placed in host memory, and one plan cannot hold all
+    // steps.
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 24 });
     assert_eq!(world.plan(request).len(), 8);
     assert_eq!(world.plan(request).len(), 2);

@@ -18,11 +18,11 @@ pub struct Summary {
     pub to_scrub: u32,
     /// Chunks out of use, because the card may still reach them for their last owner.
     pub quarantined: u32,
-    /// Of `free` and `to_scrub`, the chunks that back the unused part of VMs' guarantees.
+    /// Chunks among `free` and `to_scrub` that back the unused part of VMs' guarantees.
     pub promised: u32,
-    /// Of `free` and `to_scrub`, the chunks left for the mediator, within its share.
+    /// Chunks among `free` and `to_scrub` that are left for the mediator, within its share.
     pub set_aside: u32,
-    /// Of `free` and `to_scrub`, the chunks left for the reserve.
+    /// Chunks among `free` and `to_scrub` that are left for the reserve.
     pub reserve: u32,
     /// VMs' chunks in the reserve, which count as in host memory.
     pub parked: u32,
@@ -74,7 +74,7 @@ pub struct HostSummary {
 pub struct VmSummary {
     /// Number of chunks that the guest sees.
     pub advertised: u32,
-    /// Chunks that are on the card and count as on the card.
+    /// Chunks that are on the card and not in the reserve.
     pub placed: u32,
     /// Chunks that are on the card, in the reserve, and count as in host memory.
     pub parked: u32,

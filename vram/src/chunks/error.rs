@@ -4,7 +4,7 @@ use super::limits::OnFull;
 use super::state::Tier;
 use crate::{GuestVramAddr, TenantId};
 
-/// Limit that keeps a VM from a chunk of the card or a host slot.
+/// Limit that keeps a VM from getting a chunk of the card or a host slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The card has no chunk that is not promised.
@@ -13,7 +13,7 @@ pub enum Limit {
         free: u32,
         /// Number of chunks without an owner that are not zeroed yet.
         to_scrub: u32,
-        /// Number of promised chunks among both.
+        /// Number of these chunks that are promised.
         promised: u32,
     },
     /// The VM's quota of this many chunks is used up.
@@ -85,7 +85,7 @@ pub enum Error {
         /// Limit of host memory, if host memory would have sufficed.
         host: Option<Limit>,
     },
-    /// The card has too little VRAM for the mediator besides the VRAM promised to VMs.
+    /// The card has too little VRAM for the mediator in addition to the VRAM that is promised to VMs.
     #[error(
         "{wanted} chunks of VRAM are wanted, {free} are free and {to_scrub} more will be after scrubbing, of which {promised} are promised to others"
     )]

@@ -6,7 +6,7 @@ pub enum OnFull {
     /// Places the chunk in host memory.
     #[default]
     Swap,
-    /// Makes the request wait, as long as the caller permits.
+    /// Makes the request wait for as long as the caller permits.
     Queue,
     /// Refuses the request.
     Refuse,
@@ -46,20 +46,20 @@ impl std::str::FromStr for OnFull {
 pub struct Limits {
     /// Maximum number of chunks on the card.
     pub quota: u32,
-    /// Number of chunks guaranteed on the card, at most the quota. No more than the guest's chunks are reserved.
+    /// Number of chunks guaranteed on the card, at most the quota. No more chunks are reserved than the guest has.
     pub guarantee: u32,
     /// Maximum number of chunks in host memory, regardless of the reason for their eviction.
     pub swap_cap: u32,
     /// The VM's weight in divisions, relative to other VMs' weights. At least 1.
     pub weight: u32,
-    /// Behaviour if the card has no chunk for the VM's next one.
+    /// Behaviour if the card has no chunk left for the VM.
     pub on_full: OnFull,
 }
 
 impl Limits {
     /// Keeps all of the guest's VRAM on the card.
     pub const RESERVED: Self = Self { guarantee: u32::MAX, swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
-    /// Chunks of the card on a first-come, first-served basis, without host memory.
+    /// Permits chunks of the card on a first-come, first-served basis, and no host memory.
     pub const UNRESERVED: Self = Self { swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
 
     const DEFAULT: Self =

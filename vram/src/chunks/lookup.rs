@@ -73,7 +73,7 @@ impl ChunkTable {
         }
     }
 
-    /// Looks up the memory of the `len` bytes from guest VRAM `address` of `vm` on. A length of 0 is treated as 1.
+    /// Looks up the `len` bytes from guest VRAM `address` of `vm` on. A length of 0 is treated as 1.
     #[must_use]
     pub fn lookup(&self, vm: TenantId, address: GuestVramAddr, len: u64) -> Lookup {
         let Some(map) = self.vms.get(&vm) else { return Lookup::Outside };

@@ -10,7 +10,7 @@ use super::state::{Spot, Tier};
 use crate::GuestVramAddr;
 use std::collections::BTreeSet;
 
-/// Place of each chunk of a guest's VRAM, and the totals for each memory.
+/// Location of each chunk of a guest's VRAM, and the totals for each memory.
 #[derive(Debug)]
 pub(super) struct VmMap {
     /// Size of the guest's VRAM in bytes; the last chunk may extend beyond it.
@@ -69,8 +69,8 @@ impl VmMap {
         self.guarantee().saturating_sub(self.used(Tier::Card))
     }
 
-    /// Returns the number of chunks that count for a memory's limits: chunks in this memory, and chunks that are moving
-    /// to it.
+    /// Returns the number of chunks that count towards a memory's limits: chunks in this memory, and chunks that are
+    /// moving to it.
     pub(super) fn used(&self, tier: Tier) -> u32 {
         match tier {
             Tier::Card => self.sums.placed + self.arriving,
@@ -97,7 +97,7 @@ impl VmMap {
         self.note_peaks();
     }
 
-    /// Removes the place of guest chunk `index`. Returns the place, and whether the chunk was in the reserve.
+    /// Removes the place of guest chunk `index`. Returns the place, and true if the chunk was in the reserve.
     pub(super) fn take(&mut self, index: u32) -> Option<(Spot, bool)> {
         let spot = self.chunks.get_mut(index as usize)?.take()?;
         let parked = self.uncount(index, spot);
@@ -152,8 +152,8 @@ impl VmMap {
         self.sums.moving -= 1;
     }
 
-    /// Ends a move to `tier`; with `drains`, out of the reserve. With `alive` the chunk stays where it is, otherwise it
-    /// is gone.
+    /// Ends a move to `tier`; `drains` means that the move was out of the reserve. With `alive`, the chunk stays where
+    /// it is; otherwise it no longer exists.
     pub(super) fn end(&mut self, tier: Tier, drains: bool, alive: bool) {
         if !drains {
             *self.on_the_way(tier) -= 1;

@@ -108,7 +108,8 @@ pub enum ChunkState {
     Free,
     /// Free, but still contains the last owner's data.
     NeedsScrub,
-    /// Without an owner, being zeroed by the caller of [`take_scrub_work`](super::ChunkTable::take_scrub_work).
+    /// Without an owner, and currently being zeroed by the caller of
+    /// [`take_scrub_work`](super::ChunkTable::take_scrub_work).
     Scrubbing,
     /// Out of use: the card may still reach the chunk for its last owner.
     Quarantined,
@@ -154,7 +155,7 @@ pub enum Contents {
     Unknown,
 }
 
-/// A chunk of the card or a host slot to fill with zeros.
+/// A chunk of the card or a host slot that must be filled with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubWork {
     /// Start of the chunk or slot; to be passed to [`scrubbed`](super::ChunkTable::scrubbed).

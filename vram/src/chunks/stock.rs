@@ -110,8 +110,9 @@ impl Stock {
         Some(number)
     }
 
-    /// Takes a unit as the destination of a copy of a whole chunk. Prefers a unit that waits to be scrubbed: the copy
-    /// overwrites it, and so its scrub is saved. `None` if there is no room, or all others are being scrubbed.
+    /// Takes a unit as the destination of a copy of a whole chunk. Prefers a unit that waits to be scrubbed, because
+    /// the copy overwrites the unit and thus saves its scrub. `None` if there is no room, or all others are being
+    /// scrubbed.
     pub(super) fn take_for_copy(&mut self, to: ChunkState) -> Option<u32> {
         if self.room() == 0 {
             return None;
@@ -123,8 +124,8 @@ impl Stock {
         Some(number)
     }
 
-    /// Gives `count` contiguous units an owner; the first is a multiple of `align`. `Err(true)` if scrubbing could make
-    /// such a run, `Err(false)` if not.
+    /// Gives `count` contiguous units an owner; the first is a multiple of `align`. `Err(true)` if scrubbing could
+    /// produce such a run, `Err(false)` if not.
     pub(super) fn take_run(&mut self, count: u32, align: u32, to: ChunkState) -> Result<u32, bool> {
         let fits = |first: u32, usable: &dyn Fn(ChunkState) -> bool| {
             first.checked_add(count).is_some_and(|end| end <= self.limit)
@@ -166,7 +167,7 @@ impl Stock {
         self.quarantined += 1;
     }
 
-    /// Takes the unit's owner away.
+    /// Removes the unit's owner.
     pub(super) fn abandon(&mut self, number: u32) {
         if self.condemned.contains(&number) {
             return self.condemn(number);

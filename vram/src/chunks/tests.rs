@@ -1,4 +1,4 @@
-//! The chunk table: sizes, places, reservations. Random sequences are in `model`.
+//! Tests of the chunk table: sizes, places, reservations. Random sequences are in `model`.
 
 mod model;
 mod places;
@@ -46,8 +46,8 @@ fn only_the_listed_steps_are_legal() {
     }
 }
 
-/// Result for a VM without a guarantee and without swap, when `free` chunks are zeroed and `promised` are reserved for
-/// other VMs.
+/// Returns the result for a VM without a guarantee and without swap, when `free` chunks are zeroed and `promised`
+/// chunks are reserved for other VMs.
 fn refused(vm: u32, free: u32, promised: u32) -> Result<Placed, Error> {
     let limit = Limit::Card { free, to_scrub: 0, promised };
     Err(Error::Full { vm: TenantId(vm), limit, host: Some(Limit::Policy(OnFull::Refuse)) })

@@ -21,7 +21,7 @@ impl PagePool {
     /// Saves the pool.
     #[must_use]
     pub fn save(&self) -> SavedPool {
-        // Zeroed blocks are zeroed again.
+        // Blocks that are zeroed now will be zeroed once more.
         let Self { limit, free: _, used, runs, zeroed: _, held: _, used_bytes: _ } = self;
         SavedPool {
             limit: *limit,

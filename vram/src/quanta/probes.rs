@@ -1,22 +1,22 @@
 //! Probes: short trial quanta that find out whether quanta help.
 //!
 //! No submission names the host memory that work reaches through pointers, and no real card counts these accesses. But
-//! these accesses lengthen the work: the probe compares the engine time of a VM's submissions with their time while all
-//! of the VM's memory is on the card, during its quantum. The probe assumes nothing about the card, the bus or the
-//! work, except that the work stays the same.
+//! they lengthen the work: the probe compares the engine time of a VM's submissions with their time while all of the
+//! VM's memory is on the card, during its quantum. The probe assumes nothing about the card, the bus or the work,
+//! except that the work does not change.
 
 use crate::TenantId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Minimum submissions for a meaningful mean.
 const MIN_SUBMISSIONS: u64 = 8;
-/// Windows for which VMs' work is observed before a probe.
+/// Number of windows for which VMs' work is observed before a probe.
 const WINDOWS: u64 = 2;
 /// A failed probe is followed by a pause of this many times its length; each consecutive failure doubles the pause.
 const PAUSE_FACTOR: u32 = 32;
 /// The longest pause, in ns.
 const LONGEST_REST_NS: u64 = 3_600_000_000_000;
-/// Quanta for which the result of a probe is valid.
+/// Number of quanta for which the result of a probe is valid.
 const RESULT_VALID_QUANTA: u32 = 64;
 /// Cap on one VM's speed-up factor: the VM controls its submissions.
 const MAX_SPEEDUP: f64 = 8.0;
@@ -51,7 +51,7 @@ enum State {
     Begins,
     /// No probe may begin before this time.
     Resting { until_ns: u64 },
-    /// Observing the VMs' work: the start time, and their work until then.
+    /// The VMs' work is being observed: the start time, and their work until then.
     Watching { since_ns: u64, then: BTreeMap<TenantId, Done> },
     /// A probe runs.
     Trying(Trial),
@@ -69,7 +69,7 @@ struct Trial {
     within: BTreeMap<TenantId, f64>,
     /// VMs that have had their quantum.
     had: BTreeSet<TenantId>,
-    /// The VM whose quantum runs, and its work until the quantum began.
+    /// The VM whose quantum is running, and the work that it had done when the quantum began.
     turn: Option<(TenantId, Done)>,
 }
 

@@ -1,4 +1,4 @@
-//! Synthetic traffic: a card of 1000 bytes, copies of 1000 bytes per second.
+//! Tests with synthetic traffic: a card of 1000 bytes, and copies of 1000 bytes per second.
 
 use super::*;
 use proptest::prelude::*;
@@ -180,7 +180,7 @@ fn quanta_rotate_and_skip_idle_tenants() {
         now += quantum;
         let turn = Turn { members: [1, 2, 3].map(TenantId).to_vec(), holder: TenantId(holder), quantum_ns: quantum };
         assert_eq!(quanta.tick(now), Some(Change::Next(turn)));
-        // The time of the copies, however long, is not part of the quantum.
+        // The time that the copies take, however long, is not part of the quantum.
         now += 2 * quantum;
         assert_eq!(quanta.tick(now), None);
         quanta.copies_done(now);

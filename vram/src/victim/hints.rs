@@ -19,7 +19,7 @@ pub struct Hints {
     chunks: u32,
     priorities: Vec<u8>,
     accesses: Vec<u32>,
-    /// One bit for each chunk.
+    /// One bit for each chunk, set if the chunk was used since the hand last passed.
     referenced: Vec<u64>,
     /// The guest chunk that the clock's hand points to.
     pub(super) hand: u32,
@@ -66,7 +66,7 @@ impl Hints {
         self.accesses.get(index as usize).copied().unwrap_or(0)
     }
 
-    /// Records that the chunks were used just now.
+    /// Records that the chunks have just been used.
     pub fn touch(&mut self, chunks: RangeInclusive<u32>) {
         let range = self.within(&chunks);
         if range.is_empty() {

@@ -4,12 +4,12 @@
 //! The policy only knows when a chunk arrived on the card and when it was evicted; a card without reference bits shows
 //! nothing else. The first victim is the chunk before one that is needed now, since loops usually use buffers in the
 //! order of addresses; the next victim is the latest arrival. A chunk that is needed again immediately is not part of a
-//! loop but always in use. Such a chunk is spared for a number of evictions, which doubles each time.
+//! loop; it is always in use. Such a chunk is spared for a number of evictions, which doubles each time.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;
 
-/// Chooses the chunk used most recently, except chunks that are always in use.
+/// Chooses the most recently used chunk, except chunks that are always in use.
 #[derive(Debug)]
 pub(super) struct Loops;
 
@@ -28,8 +28,8 @@ impl Choose for Loops {
     }
 
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
-        // Chunks needed again immediately are returned first, then the chunks evicted longest ago, which a loop needs
-        // next.
+        // Chunks that are needed again immediately are returned first, followed by the chunks evicted longest ago,
+        // which a loop needs next.
         keep_least(candidates, count, |index| {
             (Reverse(hints.residency_history.allowance(index)), hints.residency_history.went(index))
         });

@@ -1,4 +1,4 @@
-//! Adding memory to a domain and removing it: calls that the kernel passes through unchanged.
+//! Calls that add memory to a domain and remove it. The kernel passes them to Xen unchanged.
 //!
 //! `memory_op` is the same in every version of Xen. A domain's memory is limited by its toolstack; raising that limit
 //! is a call of `domctl`, whose layout Xen may change with each version of that interface. The call used here is the
@@ -43,10 +43,10 @@ mod memory {
 const DOMCTL_MAX_MEM: u32 = 11;
 /// Versions of the interface from Xen 4.11 to 4.22.
 const DOMCTL_VERSIONS: RangeInclusive<u32> = 0x10..=0x18;
-/// Extra memory limit that `libxl` allows each domain, in KiB.
+/// Additional memory that `libxl` allows each domain beyond its limit, in KiB.
 const SLACK_KIB: u64 = 1024;
 
-/// Maximum number of frames per call: as many as fit into a page, which is also the number of a large page.
+/// Maximum number of frames per call: as many as fit into a page. A large page has the same number of frames.
 const MAX_FRAMES: u64 = 512;
 const LIST: usize = 512;
 const LARGE_ORDER: u32 = 9;
@@ -62,7 +62,7 @@ struct Reservation {
     domain: u16,
 }
 
-/// `struct xen_domctl`, with a union as large as the largest one of any version.
+/// `struct xen_domctl`, with a union as large as the largest union of any version.
 #[repr(C)]
 struct Domctl {
     command: u32,
@@ -78,12 +78,12 @@ pub(super) struct Buffer {
     base: *mut u8,
 }
 
-// SAFETY: memory that this value owns; its holder may use it from any thread.
+// SAFETY: this value owns the memory, and its holder may use it from any thread.
 unsafe impl Send for Buffer {}
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: `base` is from `mmap`, two pages.
+        // SAFETY: `base` is from `mmap`, with two pages.
         if let Err(errno) = unsafe { rustix::mm::munmap(self.base.cast(), 2 * PAGE) } {
             tracing::error!(%errno, "cannot unmap memory for calls of the hypervisor");
         }
@@ -92,7 +92,7 @@ impl Drop for Buffer {
 
 impl Buffer {
     fn new(device: &File) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address that the kernel chooses.
+        // SAFETY: the kernel chooses the address of the new mapping.
         let base = unsafe {
             rustix::mm::mmap(
                 ptr::null_mut(),
@@ -118,7 +118,7 @@ impl Buffer {
     fn frames(&mut self, frames: impl Iterator<Item = u64>) -> u64 {
         let list = self.base.wrapping_add(PAGE);
         for (at, frame) in (0..LIST).zip(frames) {
-            // SAFETY: inside the second page, which this buffer owns.
+            // SAFETY: the entry is inside the second page, which this buffer owns.
             unsafe { list.cast::<u64>().add(at).write(frame) };
         }
         list.addr() as u64
@@ -152,7 +152,7 @@ impl Frames<'_> {
         Ok(())
     }
 
-    /// Takes `count` frames from `first` on from the domain.
+    /// Removes `count` frames from `first` on from the domain.
     pub fn take(&self, first: u64, count: u64) -> io::Result<()> {
         let end = first.saturating_add(count);
         let mut at = first;
@@ -183,8 +183,8 @@ impl Frames<'_> {
         self.reserve(memory::POPULATE_PHYSMAP, frames, 0)
     }
 
-    /// Makes a call with a list of runs of frames, each of two to the power of `order`. Returns the number of runs that
-    /// Xen has processed.
+    /// Makes a call with a list of runs of frames; each run has two to the power of `order` frames. Returns the number
+    /// of runs that Xen has processed.
     fn reserve(&self, command: u64, frames: Range<u64>, order: u32) -> io::Result<u64> {
         let count = frames.end.saturating_sub(frames.start).min(MAX_FRAMES);
         self.with(|buffer, privcmd| {
@@ -240,7 +240,7 @@ impl Frames<'_> {
 /// Makes a call. The memory for its arguments belongs to the buffer, which is locked.
 fn call(privcmd: &File, number: u64, [first, second]: [u64; 2]) -> io::Result<u64> {
     let call = Hypercall { number, arguments: [first, second, 0, 0, 0] };
-    // SAFETY: the structure matches this number; these calls write at most to their argument.
+    // SAFETY: the structure matches this number; these calls write at most to their arguments.
     let done = unsafe { libc::ioctl(privcmd.as_raw_fd(), HYPERCALL, &raw const call) };
     u64::try_from(done).map_err(|_| io::Error::last_os_error())
 }

@@ -1,4 +1,4 @@
-//! Pages of the domain under its BARs: a guest finds the device's data in them, with pages, without pages, and after a
+//! Pages that the domain has under its BARs: a guest finds the device's data with pages, without pages, and after a
 //! move.
 
 use super::*;

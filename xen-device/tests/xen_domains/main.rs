@@ -14,7 +14,7 @@ use xen_device::model::{AREA, BAR0, BAR1, MSI, Model, Seen, register};
 use xen_device::requests::{Request, kind};
 use xen_device::{XenOptions, XenServer, fuzz};
 
-/// Addresses of BARs in the tests, which are adjacent.
+/// Addresses of the BARs in the tests; the BARs are adjacent.
 const PLACE0: u64 = 0xf100_2000;
 const PLACE1: u64 = PLACE0 + BAR0;
 const PAGE: u64 = 4096;
@@ -168,7 +168,7 @@ fn repeated_accesses_go_both_ways_and_through_memory() {
     assert_eq!(read_memory(&domain, 0x4000, 64), data);
     domain.memory(0, Request { address: PLACE1 + 0x1060, data: from + 60, backwards: true, read: false, ..read });
     assert_eq!(domain.read(0, PLACE1 + 0x1060 - 60, 4), 0x0302_0100);
-    // Without an address of the data, the same value is stored each time.
+    // Without an address for the data, the same value is stored each time.
     domain.memory(0, Request { address: PLACE1 + 0x100, data: 0x55, count: 3, size: 1, ..Request::default() });
     assert_eq!(domain.read(0, PLACE1 + 0x100, 4), 0x0055_5555);
     // Missing memory reads as ones, and ignores writes.
@@ -252,7 +252,7 @@ fn junk_in_shared_pages_is_harmless() {
         assert_eq!(rig.link.client().unwrap().domain, Some(1));
     }
     domain.junk(false, 30, &[0, 0]);
-    // Make a ring that holds more than its size, and then half of a long entry.
+    // Write a ring that claims to hold more than its size, and then a ring with half of a long entry.
     domain.junk(true, 0, &[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
     until("the ring to be dropped", || rig.counter("errors") == 1);
     domain.junk(true, 0, &[0; 8]);

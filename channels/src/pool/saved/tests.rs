@@ -142,7 +142,7 @@ fn other_cards_and_numbers_are_refused() {
 }
 
 proptest! {
-    /// Corrupted saved channels are rejected or give harmless channels.
+    /// Corrupted saved channels are rejected, or result in harmless channels.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

@@ -33,7 +33,7 @@ struct Objects {
     events: Vec<Event>,
     calls: BTreeSet<Call>,
     watches: Vec<mpsc::Sender<String>>,
-    /// Number of writes of slices so far.
+    /// Number of slice writes so far.
     writes: usize,
     /// Device fields that this cluster drops because their features are disabled.
     forgets: Vec<&'static str>,
@@ -152,7 +152,7 @@ impl ApiServer {
         self.objects().forgets = fields.to_vec();
     }
 
-    /// Makes every request fail, or ends this.
+    /// Makes every request fail, or succeed again.
     pub fn break_down(&self, broken: bool) {
         self.objects().broken = broken;
     }
@@ -209,7 +209,7 @@ fn good(object: &Value) -> Response {
     axum::Json(object).into_response()
 }
 
-/// Checks the API server's rules for a slice beyond its type.
+/// Checks the API server's rules for a slice that its type does not express.
 fn valid(slice: &ResourceSlice) {
     let label = |text: &str| {
         let byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

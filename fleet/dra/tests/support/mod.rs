@@ -1,4 +1,4 @@
-//! A node: `mediatord` and the driver as processes; this test acts as the kubelet and the API server.
+//! A node with `mediatord` and the driver as processes; this test acts as the kubelet and the API server.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod api_server;
@@ -25,7 +25,7 @@ use api_server::ApiServer;
 // TIMEOUT: only a failing test waits this long.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the path of a file in cargo's folder.
+/// Returns the path of a file in cargo's target folder.
 pub fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("this file");
     let path = own.parent().and_then(Path::parent).expect("a folder of cargo's").join(name);
@@ -68,7 +68,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Creates a node whose daemon has the tables `tables`. Only the API server runs.
+    /// Creates a node whose daemon's configuration contains `tables`. Only the API server runs.
     pub async fn new(tables: &str) -> Self {
         // Paths of sockets must be short.
         let folder = tempfile::Builder::new().prefix("k8s").tempdir_in("/tmp").unwrap();
@@ -88,7 +88,7 @@ impl Node {
     }
 
     /// Creates a node with a card `h100` of the fake CUDA driver. The folder `plain` has the driver's libraries, and
-    /// `shim` has ours.
+    /// `shim` has the mediator's library.
     pub async fn with_cuda_card() -> Self {
         let mut node = Self::new("").await;
         for (folder, library) in [("plain", "libcuda_fake.so"), ("shim", "libcuda.so")] {
@@ -171,7 +171,7 @@ impl Node {
         self.driver = Some(Process(self.driver(more).stderr(log).spawn().unwrap()));
     }
 
-    /// Kills the driver at once.
+    /// Kills the driver immediately.
     pub fn kill_driver(&mut self) {
         self.driver = None;
     }
@@ -305,7 +305,7 @@ impl Kubelet {
     }
 }
 
-/// Creates a claim with allocated parts of devices. Each part has a request, a device, memory and time.
+/// Creates a claim with allocated parts of devices. Each part consists of a request, a device, memory and time.
 pub fn allocated(name: &str, parts: &[(&str, &str, &str, &str)], config: Value) -> Value {
     let result = |(number, (request, device, memory, time)): (usize, &(&str, &str, &str, &str))| {
         json!({ "request": request, "driver": "gpu-mediator.internal", "pool": "node-a", "device": device,

@@ -61,7 +61,7 @@ fn authority_is_rewritten_to_localhost_in_every_block() {
     input.extend(frame(4, 0, 0, &[]));
     for (stream, authority) in [(1, "/var/lib/kubelet/x.sock"), (3, "/var/lib/kubelet/x.sock"), (5, "%2Fvar%2Fx.sock")]
     {
-        // The second time, the encoder refers to its table: the bytes do not contain the path.
+        // The second time, the encoder refers to its table, so that the bytes do not contain the path.
         input.extend(frame(HEADERS, END_HEADERS, stream, &encode(&mut encoder, &request(authority))));
         input.extend(frame(0, END_STREAM, stream, &[0, 0, 0, 0, 0]));
     }
@@ -135,7 +135,7 @@ fn malformed_frames_end_connection() {
 #[test]
 fn oversized_header_block_is_rejected() {
     let mut input = PREFACE_BYTES.to_vec();
-    // 4000 bytes enter the table; then one byte refers to them.
+    // Add 4000 bytes to the table, and then refer to them with one byte.
     let mut block = encode(&mut Encoder::new(), &headers(&[("a", &"v".repeat(3900))]));
     block.extend([0xbe; 1000]);
     input.extend(frame(HEADERS, END_HEADERS, 1, &block));

@@ -10,29 +10,29 @@ use clap::Parser;
 use spank_gpu_mediator::options::Arguments;
 use spank_gpu_mediator::{MARK, work};
 
-/// Prefix of the reason for which a node is drained.
+/// Prefix of the reason with which a node is drained.
 const REASON: &str = "gpu-mediator:";
 /// Path of the plugin in the package.
 const PLUGIN: &str = "/usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so";
 
-/// Helps Slurm to share cards by gpu-mediator
+/// Helps Slurm to share cards through gpu-mediator
 #[derive(Parser)]
 #[command(name = "gpu-mediator-slurm", version)]
 enum What {
-    /// Writes the plugin for the Slurm of this host
+    /// Writes the plugin for this host's Slurm
     Install {
-        /// The plugin as the package has it
+        /// The plugin from the package
         #[arg(long, value_name = "PATH", default_value = PLUGIN)]
         from: PathBuf,
-        /// The file that plugstack.conf names
+        /// The plugin file that plugstack.conf names
         #[arg(long, value_name = "PATH", default_value = "/etc/slurm/spank_gpu_mediator.so")]
         to: PathBuf,
-        /// Version of Slurm, such as 24.11; what `scontrol --version` says if not given
+        /// Version of Slurm, such as 24.11; by default, the version that `scontrol --version` prints
         #[arg(long, value_name = "VERSION")]
         slurm: Option<String>,
     },
-    /// Takes back what jobs had that are over, notes what the others have used, and drains the node while its daemon
-    /// does not answer: a HealthCheckProgram. Arguments of the plugin as in plugstack.conf
+    /// Removes the parts of ended jobs, records the use of the others, and drains the node while its daemon does not
+    /// answer: a HealthCheckProgram. Arguments of the plugin as in plugstack.conf
     Health {
         /// KEY=VALUE, as in plugstack.conf
         arguments: Vec<String>,
@@ -79,7 +79,7 @@ fn install(from: &std::path::Path, to: &std::path::Path, slurm: Option<String>) 
     let mark: Vec<u8> = MARK.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let found: Vec<usize> =
         plugin.windows(mark.len()).enumerate().filter(|(_, window)| *window == mark).map(|(at, _)| at).collect();
-    // The words of the mark also occur in code, but never all of them in sequence.
+    // The words of the mark may also occur in code, but never all of them in sequence.
     let [at] = found[..] else { bail!("{} has {} places for a version, expected one", from.display(), found.len()) };
     let place =
         at.checked_sub(4).and_then(|at| plugin.get_mut(at..at + 4)).context("the place for a version is cut off")?;
@@ -127,7 +127,7 @@ fn health(words: &[String]) -> Result<()> {
     }
 }
 
-/// Returns the jobs of a list that still have something on their node, from `squeue`'s output.
+/// Returns the jobs in `squeue`'s output that still occupy their node.
 fn live(listed: &str) -> Vec<u32> {
     const LIVE: [&str; 8] =
         ["RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING"];

@@ -1,9 +1,9 @@
-//! Tests of events between states in the form of the API.
+//! Tests of events between states, which are API objects.
 
 use super::*;
 use serde_json::{Value, json};
 
-/// Returns a tenant with `keys` that differ from those of an idle tenant.
+/// Returns an idle tenant with different values for `keys`.
 fn tenant(keys: Value) -> api::Tenant {
     let mut all = json!({
         "name": "train", "card": "h100", "served": true, "socket": "/s", "vram_mib": 64, "memory": {},
@@ -98,7 +98,7 @@ fn turn_that_runs_on_is_reported_once_when_long() {
     let text = "its turn has run on for 1.9 s after its slice: others share the card with it";
     assert_eq!(shown(&events), [(EventKind::Overran, text)]);
     assert_eq!(observer.compare(&runs_on(2900), seconds(3)), []);
-    // Another turn overruns.
+    // The overrun now belongs to another turn.
     assert_eq!(kinds(observer.compare(&runs_on(1100), seconds(5))), [EventKind::Overran]);
 }
 
@@ -114,7 +114,7 @@ fn quarantine_of_vm_is_reported_once_and_ends_by_itself() {
     assert_eq!(events.iter().map(|event| event.kind).collect::<Vec<_>>(), [EventKind::Quarantined]);
     assert!(events[0].text.contains("`mediatorctl sched release web`"), "{}", events[0].text);
     assert_eq!(observer.compare(&held(Value::Null), seconds(30)), []);
-    // The daemon reports an operator's release.
+    // The daemon itself reports a release by an operator.
     let events = observer.compare(&free(), seconds(61));
     assert_eq!(shown(&events), [(EventKind::Waited, "was quarantined for 60.0 s")]);
     observer.compare(&held(900.into()), seconds(62));

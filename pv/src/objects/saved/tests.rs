@@ -12,8 +12,8 @@ fn id(handle: u32) -> TableId {
     TableId::new(handle).unwrap()
 }
 
-/// Creates two directories, one of them bound; a small and a large table that they name, one of these without a handle;
-/// and a free place.
+/// Creates two directories, one of which is bound; a small and a large table that they name, one of which has no
+/// handle; and a free slot.
 fn tables() -> Tables {
     let mut tables = Tables::new(BASE, LIMIT_BYTES);
     let kinds = [Kind::Directory, Kind::Small, Kind::Large, Kind::Directory, Kind::Small];

@@ -1,5 +1,5 @@
 //! Initial inputs for the fuzz target, by name: hand-written life cycles of address spaces. The first number of an
-//! operation selects it, the others are its operands, as `Machine::step` reads them.
+//! operation selects the operation, and the others are its operands, as `Machine::step` reads them.
 
 use crate::model::machine::OP_BYTES;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// Operations; the rest of each operation is zero.
 type Ops<'a> = &'a [&'a [u8]];
 
-/// Mode byte of all seeds: the default mode with a high limit of tables. The test runs the seeds in each mode.
+/// Mode byte of all seeds: the default mode with a high table limit. The test runs the seeds in each mode.
 const MODE: u8 = 3;
 
 /// The first directory's first entry names an eighth of a large and of a small table.
@@ -30,7 +30,7 @@ fn encode(parts: &[Ops<'_>]) -> Vec<u8> {
     out
 }
 
-/// Returns the inputs. Each begins with tables, entries of both sizes, and their shadow.
+/// Returns the inputs. Each input begins with tables, entries of both sizes, and their shadow.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Ops<'_>| encode(&[&[TABLES], SMALL, LARGE, &[PREPARE], rest]);
     BTreeMap::from([
@@ -87,7 +87,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // RAM is withdrawn in the middle of large pages and granted again, at the same and at another place, for
+        // RAM is withdrawn in the middle of large pages and granted again, at the same place and at another, for
         // reading and for writing.
         (
             "ram",
@@ -112,7 +112,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[&[25, 0], &[16, 1], &[25, 0], &[7, 6, 0, 9, 2], &[20, 1], &[23, 0x10, 0], &[29, 1]],
             ]),
         ),
-        // Chunks of VRAM move, are withdrawn, and are granted again; so are ranges that the guest keeps.
+        // Chunks of VRAM move, are withdrawn, and are granted again. The same happens to ranges that the guest keeps.
         (
             "chunks",
             seed(&[

@@ -32,7 +32,7 @@ fn flush_reads_one_page_after_one_change_and_none_without() {
         assert_eq!(report, wanted, "{mode}");
         assert_eq!(world.guest.reads, reads + 1);
 
-        // A changed directory entry costs reading one page of the directory.
+        // A changed directory entry causes a read of one page of the directory.
         world.write(vram(DIRECTORY + 16), pde(Some(LPT), None, EIGHTH));
         let report = world.flush(false);
         assert_eq!((report.pages, report.entries_written, report.lost_permission), (1, 1, false));

@@ -1,4 +1,5 @@
-//! Random requests, frees and limits, followed by an idle period: compares shares with an independent water filling.
+//! Makes random requests, frees and changes of limits, followed by an idle period, and compares the shares with an
+//! independent water filling.
 
 use super::CHUNK;
 use super::world::{MS, World};
@@ -163,7 +164,7 @@ fn shares(world: &World, busy: &[u32]) -> Vec<(TenantId, f64)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// With enough host memory, the balancer converges: each VM is within one chunk of its share, at its guarantee if
+    /// With enough host memory, the balancer converges: each VM is within one chunk of its share, has its guarantee if
     /// it uses that much, and within its quota.
     #[test]
     fn at_rest_no_one_is_off_by_more_than_a_chunk(
@@ -195,8 +196,8 @@ proptest! {
         prop_assert_eq!(summary.parked, 0, "the reserve has drained");
     }
 
-    /// A balancer that is saved and restored at any time makes the same plans, except with `loops`, whose knowledge is
-    /// not saved.
+    /// A balancer that is saved and restored at any time makes the same plans, except with `loops`, because its
+    /// knowledge is not saved.
     #[test]
     fn restored_plans_are_the_same(
         config in config().prop_filter("a policy that is saved", |config| config.policy != VictimPolicy::Loops),
@@ -246,7 +247,7 @@ proptest! {
         let _ = balancer.set_priority(&world.table, TenantId(1), GuestVramAddr(0), 3 * CHUNK, 1);
     }
 
-    /// With little host memory and low caps the balancer still converges, every step can be executed, and limits hold.
+    /// With little host memory and low caps, the balancer still converges, every step can be executed, and limits hold.
     #[test]
     fn it_rests_whatever_is_exhausted(
         config in config(),

@@ -1,4 +1,4 @@
-//! A table and a balancer, with an executor that executes plans at once and audits each plan.
+//! A table and a balancer, with an executor that executes plans immediately and audits each plan.
 
 use super::CHUNK;
 use crate::balance::{Balancer, By, Config, Request};
@@ -22,7 +22,7 @@ impl World {
         Self { table, balancer: Balancer::new(config), now: 0, sent: BTreeMap::new() }
     }
 
-    /// Returns true if a step that is planned now could have a reason.
+    /// Returns true if there may be a reason for a step that is planned now.
     fn is_pressed(&self, request: Option<Request>) -> bool {
         let missing = request.is_some_and(|request| match request.by {
             By::Vm(vm) => {
@@ -108,7 +108,8 @@ impl World {
         chunks.filter(|&index| matches!(self.ask(vm, index).unwrap().place, Place::Host(_))).count()
     }
 
-    /// Advances time by intervals until no chunk has moved for so long that no chunk will. `busy` VMs keep submitting.
+    /// Advances time by intervals until no chunk has moved for long enough that none will move any more. `busy` VMs
+    /// keep submitting.
     pub(super) fn rest(&mut self, busy: &[u32]) -> usize {
         let config = *self.balancer.config();
         let long = (config.settle_ns.max(config.idle_after_ns) / config.return_interval_ns) as usize + 2;
@@ -138,7 +139,7 @@ impl World {
         self.table.vms().find(|(id, _)| id.0 == vm).map_or(0, |(_, vm)| vm.placed)
     }
 
-    /// Records that limits or the quantum's holder have changed: chunks that move for this reason need not settle.
+    /// Records that limits or the quantum's holder have changed: chunks may then move before they have settled.
     pub(super) fn unsettle(&mut self) {
         self.sent.clear();
     }

@@ -1,4 +1,4 @@
-//! Edited saved tables: they are refused, or valid.
+//! Saved tables that were edited are refused, or are valid.
 
 use super::super::moves::To;
 use super::super::stock::SavedPiece;
@@ -9,8 +9,8 @@ use proptest::prelude::*;
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 const VM: TenantId = TenantId(1);
 
-/// A table of 12 chunks: a VM in both memories and in the reserve, a chunk of the mediator, a move in flight, a drain
-/// of the reserve, a chunk to scrub, and a quarantined chunk.
+/// Creates a table of 12 chunks: a VM in both memories and in the reserve, a chunk of the mediator, a move in flight, a
+/// drain of the reserve, a chunk to scrub, and a quarantined chunk.
 fn table() -> ChunkTable {
     let mut table = ChunkTable::new(12 * CHUNK, CHUNK, Contents::Zeroed).unwrap();
     table.set_host_budget(8);
@@ -164,7 +164,7 @@ fn numbers_out_of_bounds_are_refused() {
     assert!(refused(promised).contains("13 chunks of a card of 12 are guaranteed"));
 }
 
-/// Exercises a table as its owner would; ignores errors.
+/// Uses a table as its owner would; ignores errors.
 fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
     let mut works = Vec::new();
     for &(what, vm, index) in steps {
@@ -193,7 +193,7 @@ fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
 }
 
 proptest! {
-    /// A corrupted saved table is rejected or gives a working table.
+    /// A corrupted saved table is rejected, or restored as a working table.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

@@ -1,6 +1,6 @@
-//! Random sequences against a model that keeps, for each chunk of the card and each slot of the host, a token of the VM
-//! that last wrote to it, and for each VM, the places of its chunks. The model does not use the table's own states and
-//! totals.
+//! Random sequences, compared with a model. For each chunk of the card and each slot of the host, the model keeps a
+//! token of the VM that last wrote to it; for each VM, it keeps the places of its chunks. The model does not use the
+//! table's own states and totals.
 
 mod audit;
 mod op;
@@ -148,13 +148,13 @@ impl Model {
         clean.min(self.room(tier))
     }
 
-    /// Returns whether a chunk or slot within the limit waits to be scrubbed, and the tier may hold one more.
+    /// Returns true if a chunk or slot within the limit waits to be scrubbed, and the tier may hold one more.
     fn has_waiting(&self, tier: Tier) -> bool {
         let limit = u64::from(if tier == Tier::Card { CHUNKS } else { self.budget });
         self.room(tier) > 0 && self.dirty.iter().any(|at| at.0 == tier && at.1 < limit)
     }
 
-    /// Returns the chunks that count for a VM's limits.
+    /// Returns the number of chunks that count towards a VM's limits.
     fn used(&self, id: u32, tier: Tier) -> u32 {
         let to = |flight: &&Flight| flight.vm == Some(id) && flight.to.0 == tier && !flight.drains;
         self.vms[&id].counted(tier) + self.flights.iter().filter(to).count() as u32
@@ -326,7 +326,7 @@ impl Model {
                 prop_assert_eq!(&read, &saved);
                 self.table = ChunkTable::try_from(read).map_err(|why| TestCaseError::fail(why.to_string()))?;
                 prop_assert_eq!(self.table.save(), saved);
-                // The scrubbing process is gone.
+                // The process that scrubbed is gone.
                 self.dirty.extend(self.scrubbing.drain(..).map(|work| piece(work.place)));
             }
             Op::FinishScrub(which) => {
@@ -441,7 +441,7 @@ impl Model {
                 let begun = result.unwrap().unwrap();
                 let to = piece(begun.to);
                 prop_assert_eq!((begun.vm, begun.index, piece(begun.from), to.0), (vm, index, from, tier));
-                // The copy overwrites all of it, so its scrub is saved.
+                // The copy overwrites the whole destination, so its scrub is saved.
                 let waited = self.dirty.remove(&to);
                 prop_assert!(waited || !self.contents.contains_key(&to), "a destination is another's");
                 prop_assert!(!self.owned(tier).contains(&to));
@@ -543,8 +543,8 @@ proptest! {
         model.collect()?;
     }
 
-    /// `translate`, `lookup` and `pieces` agree with a byte-wise examination of the map, for any order of first uses
-    /// and any moves to host memory.
+    /// `translate`, `lookup` and `pieces` agree with an examination of the map byte by byte, for any order of first
+    /// uses and any moves to host memory.
     #[test]
     fn ranges_are_in_one_piece_as_the_runs_say(
         address in 0u64..5 * CHUNK,

@@ -1,4 +1,4 @@
-//! Places in host memory, changed limits, and moves: one behaviour per test. Random sequences are in `model`.
+//! Tests of places in host memory, changed limits, and moves: one behaviour per test. Random sequences are in `model`.
 
 use super::{CHUNK, on_card, place_first, scrub_all, table};
 use crate::{
@@ -12,7 +12,7 @@ fn in_host(address: u64) -> Place {
     Place::Host(HostAddr(address))
 }
 
-/// A card of four chunks and four host slots, with a VM of eight chunks that has used its first `used` chunks.
+/// Creates a card of four chunks and four host slots, with a VM of eight chunks that has used its first `used` chunks.
 fn swapping(used: u64, limits: Limits) -> ChunkTable {
     let mut table = table(4);
     table.set_host_budget(4);
@@ -260,7 +260,7 @@ fn move_overwrites_chunk_that_waits_to_be_scrubbed() {
     assert_eq!(table.summary().to_scrub, before.to_scrub - 1);
     assert_eq!(table.commit_move(begun.id), Ended::Committed);
     assert_eq!(scrub_all(&mut table), 1, "only its old place is to be scrubbed");
-    // After an aborted copy it holds data of two owners.
+    // After an aborted copy, the slot holds data of two owners.
     let begun = table.begin_move(VM, 4, To::Host).unwrap();
     table.abort_move(begun.id);
     assert_eq!(table.take_scrub_work().map(|work| work.place), Some(begun.to));

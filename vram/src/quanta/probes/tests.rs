@@ -1,4 +1,4 @@
-//! VMs whose bus accesses are not counted: a card of 1000 bytes that is copied at 1000 bytes per second.
+//! Tests with VMs whose bus accesses are not counted, on a card of 1000 bytes that is copied at 1000 bytes per second.
 
 use super::super::{Change, Done, Quanta, QuantaConfig, WorkingSet};
 use crate::TenantId;
@@ -9,7 +9,7 @@ const SECOND: u64 = 1000 * MS;
 /// Time between two polls.
 const POLL_INTERVAL_NS: u64 = 50 * MS;
 
-/// Two working VMs whose memory is one and a half times the card's.
+/// Two working VMs whose memory together is one and a half times the card's.
 struct Stage {
     quanta: Quanta,
     now: u64,

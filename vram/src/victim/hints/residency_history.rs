@@ -1,8 +1,8 @@
 //! Arrivals and evictions of a VM's chunks, as far as a policy has seen them.
 
-/// Maximum number of arrivals after which a returning chunk is assumed to have been in use all the time.
+/// Maximum number of arrivals after which a returning chunk is assumed to have been in use continuously.
 const AT_ONCE: u64 = 3;
-/// Number of evictions for which such a chunk is spared at first, and the maximum.
+/// Number of evictions for which such a chunk is spared initially, and the maximum.
 const SPARED: u32 = 16;
 const SPARED_MAX: u32 = 4096;
 /// Maximum number of needed chunks that are recorded.
@@ -70,7 +70,7 @@ impl ResidencyHistory {
     pub(in crate::victim) fn gave_up(&mut self, candidates: &[u32], chosen: &[u32]) {
         for &index in candidates {
             if let Some(chunk) = self.chunks.get_mut(index as usize) {
-                // Each eviction uses up one sparing of the chunk.
+                // Each eviction reduces the number of evictions for which the chunk is still spared.
                 chunk.spared = chunk.spared.saturating_sub(1);
             }
         }
@@ -103,7 +103,7 @@ impl ResidencyHistory {
         self.chunk_record(index).went
     }
 
-    /// Returns for how many evictions a chunk is spared because it was in use all the time; 0 for other chunks.
+    /// Returns for how many evictions a chunk is spared because it was in use continuously; 0 for other chunks.
     pub(in crate::victim) fn allowance(&self, index: u32) -> u32 {
         self.chunk_record(index).allowance
     }
