@@ -548,8 +548,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         }
     }
 
-    /// Handles a user that has declined all or part of an order: it gets no order for a while. A user that only declines
-    /// is given up.
+    /// Handles a user that has declined all or part of an order: it gets no order for a while. A user that only
+    /// declines is given up.
     fn decline(&mut self, now: u64, user: U) {
         let answer_ns = self.config.answer_ns;
         let record = self.records.entry(user).or_default();

@@ -189,9 +189,10 @@ impl Residency {
         self.still_since = None;
     }
 
-    /// Records that no memory moves. The quantum for which it moved begins, unless more of the holder's memory may return
-    /// soon, because a program that ends releases its own: then the quantum begins after the time that a change of
-    /// quanta costs at most. `fixed`: number of a tenant's chunks that never move; `None` if no tenant ends in this way.
+    /// Records that no memory moves. The quantum for which it moved begins, unless more of the holder's memory may
+    /// return soon, because a program that ends releases its own: then the quantum begins after the time that a change
+    /// of quanta costs at most. `fixed`: number of a tenant's chunks that never move; `None` if no tenant ends in this
+    /// way.
     pub fn is_still(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
         let Some(turn) = self.quanta.turn().filter(|_| self.is_loading) else { return Holds::new() };
         let since = *self.still_since.get_or_insert(now);

@@ -165,7 +165,7 @@ fn rejoin_socket(socket: &Path) -> PathBuf {
     socket.with_file_name(REJOIN_SOCKET)
 }
 
-/// Reports what the workers of a VM may do on the host.
+/// Logs the rights of a VM's workers on the host.
 fn report(vm: &str, is_sandboxed: bool, user: Option<u32>) {
     if !is_sandboxed {
         tracing::warn!(vm, "workers have no sandbox (`cuda.sandbox`): a guest can do what the daemon's user can");
