@@ -1,9 +1,9 @@
 //! One VM's use of the card: combines its memory, its work and its waits.
 //!
-//! Parts: `registers` (effects of the vGPU's registers on the card), `channels` (from instance block and doorbell to
-//! the card), `aperture` (CPU accesses to guest VRAM through BAR1, BAR3 and PRAMIN), `moves` (pages that move to and
-//! from mapped apertures), `waits` (binds and work that wait for memory), `operations` (requests of a paravirtual
-//! guest), `segments` (memory in address spaces that VMs share), `saved` (the saved state of these parts).
+//! Parts: `registers` (effect of the vGPU's registers on the card), `channels` (from instance block and doorbell to the
+//! card), `aperture` (CPU accesses to guest VRAM through BAR1, BAR3 and PRAMIN), `moves` (pages that move to and from
+//! mapped apertures), `waits` (binds and work that wait for memory), `operations` (requests of a paravirtual guest),
+//! `segments` (memory that VMs share, in address spaces), `saved` (the saved state of these parts).
 
 mod aperture;
 mod channels;
@@ -66,13 +66,13 @@ counts! {
         hangs: "hangs",
         /// Binds and submissions that had to wait for memory.
         memory_waits: "memory_waits",
-        /// Memory waits that ended although no memory became available.
+        /// Memory waits that ended without memory.
         memory_denied: "memory_denied",
         /// Time that work has waited for memory, excluding waits in progress, in ns.
         memory_waited_ns: "memory_waited_ns",
         /// Writes of the guest's CPU that waited for memory.
         writes_waited: "memory_writes_waited",
-        /// Writes that were lost after they had waited.
+        /// Lost writes that had waited.
         writes_lost: "memory_writes_lost",
         /// Reads of BAR0 by the guest's CPU.
         register_reads: "register_reads",
@@ -82,7 +82,7 @@ counts! {
         aperture_reads: "aperture_reads",
         /// Writes of BAR1 and BAR3 that arrived as messages.
         aperture_writes: "aperture_writes",
-        /// Size of the guest CPU's VRAM accesses through messages, in bytes.
+        /// Size of the VRAM accesses by the guest's CPU through messages, in bytes.
         aperture_bytes: "aperture_bytes",
     }
 }
@@ -91,7 +91,7 @@ counts! {
 pub(super) struct Description {
     pub(super) vm: TenantId,
     pub(super) link: Link,
-    /// Amount of work that is done for each TLB flush of the guest.
+    /// Amount of work for each TLB flush of the guest.
     pub(super) shadow: shadow_pt::Mode,
     /// Size of the VRAM that the guest sees, in bytes.
     pub(super) vram_bytes: u64,
@@ -284,7 +284,7 @@ impl VmBackend {
         self.with_state(&mut self.host.lock(), each)
     }
 
-    /// Same as [`Self::with_channels`], but also passes the card's state.
+    /// Same as [`Self::with_channels`], and also passes the card's state.
     fn with_state<T>(
         &self,
         state: &mut CardState,
@@ -324,7 +324,7 @@ impl VmBackend {
         self.quiet = self.memory.clear();
     }
 
-    /// Maps the client's memory, and no other memory, for the card.
+    /// Maps exactly the client's memory for the card.
     pub(super) fn lend_all(&mut self) -> Result<(), ManagerError> {
         let lent = self.link.memory().snapshot();
         self.memory.lend_all(&lent)
@@ -359,8 +359,8 @@ impl VmBackend {
             .map(|(at, bytes)| shadow_pt::GuestRange::Vram(nvspec::addr::GuestVramAddr(at.0), bytes));
         let relocated = self.memory.relocated(state, &ranges.collect::<Vec<_>>());
         if relocated.is_err() {
-            // The vacated chunks must be quarantined before another thread takes the card's lock, because that thread
-            // could allocate them.
+            // The vacated chunks must be quarantined before another thread takes the card's lock: it could allocate
+            // them.
             state.quarantine_left();
         }
         relocated
@@ -394,7 +394,7 @@ impl VmBackend {
     }
 
     /// Undoes the arrival of a VM that could not resume: removes channels that its guest does not know, and restores
-    /// the setting for page tables that the mediator keeps.
+    /// the setting for page tables kept by the mediator.
     pub(super) fn forget_arrival(&mut self, pv: Option<&PvSettings>) {
         let strays: Vec<VirtualChannelId> = {
             let state = self.host.lock();
@@ -412,7 +412,7 @@ impl VmBackend {
         self.memory.log_ram(on);
     }
 
-    /// Returns ranges of guest RAM that the card's work may have written since the last call and that overlap `range`.
+    /// Returns ranges of guest RAM that the card's work may have written since the last call and that touch `range`;
     /// `goes_on` means that work continues.
     pub(super) fn take_written(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.memory.take_written(range, goes_on)

@@ -1,7 +1,7 @@
 //! Batches of a paravirtual guest: their effects on the vGPU.
 //!
-//! Batches have no separate path to the card: a channel's operations perform the equivalent register accesses, and
-//! `shadow-pt` reads and checks the page tables like tables in guest memory ([decision
+//! Batches have no separate access to the card: a channel's operations perform the equivalent register accesses, and
+//! `shadow-pt` reads and checks the page tables in the same way as tables in guest memory ([decision
 //! 108](../../../../docs/decisions/108-paravirtual-tables.md)).
 
 mod execute;
@@ -28,7 +28,7 @@ impl Core {
         let Some(mut queue) = self.backend.pv_mut().and_then(Interface::take_queue) else { return Progress::Idle };
         let served = self.serve_queue(&mut queue);
         match &served {
-            // An operation of a batch cannot reset the interface, so this is still the same queue.
+            // An operation of a batch cannot reset the interface, so the queue is still the same.
             Ok(_) => self.with_pv(|pv| pv.put_queue(queue)),
             Err(why) => self.with_pv(|pv| pv.fail(why)),
         }
@@ -68,7 +68,7 @@ impl Core {
         }
     }
 
-    /// Resets the interface to its state when the VM was created, except the counters. The channels that it created are
+    /// Resets the interface to its state at the VM's creation, except the counters. The channels that it created are
     /// unbound.
     pub(crate) fn reset_pv(&mut self) {
         let Self { gpu, backend, .. } = self;

@@ -1,18 +1,18 @@
-//! A doorbell that is submitted after the answer to its write, so that the guest's CPU waits less.
+//! A doorbell that is submitted after the answer to its write, so that the guest's CPU waits for a shorter time.
 //!
 //! 1. A write rings a doorbell. [`Core::defer_doorbell`] leaves the doorbell in [`Core::deferred`], and the write
 //!    returns [`vmm_glue::Ack::Deferred`].
 //! 2. The server sends the answer and calls [`vmm_glue::Device::complete`] before any other method of the device.
-//! 3. [`Core::complete_deferred`] submits the doorbell. Taking the VM's lock never submits it.
+//! 3. [`Core::complete_deferred`] submits the doorbell. Taking the VM's lock never does this.
 //!
 //! Between steps 1 and 3, other threads may take the VM's lock:
-//! - The thread that polls doorbells under mapped apertures calls [`Core::complete_deferred`] first, because the guest
-//!   may have rung such a doorbell after the answer.
+//! - The thread that polls doorbells under mapped apertures calls [`Core::complete_deferred`] first: the guest may have
+//!   rung such a doorbell since the answer.
 //! - A thread that saves or moves the VM also calls this function. The server has completed the write before the VM is
-//!   handed to such a thread, so that there is no deferred doorbell; [`Core::write_down`] refuses a VM that still has
+//!   handed to such a thread, so there is no deferred doorbell, and [`Core::write_down`] refuses a VM that still has
 //!   one.
-//! - The card's interrupt thread, the mover and the operator's threads do not submit the doorbell, because their work
-//!   is not an access of the guest. The doorbell names a virtual channel, which these threads do not change.
+//! - The card's interrupt thread, the mover and the operator's threads do not submit the doorbell: their work is not an
+//!   access of the guest. The doorbell names a virtual channel, which these threads do not change.
 //! - [`Core::clean`] drops the doorbell together with its channel.
 
 use super::backend::RungDoorbell;
@@ -23,7 +23,7 @@ impl Core {
     /// Defers the doorbell that the current write rang, if it may be submitted after the answer. Returns true if the
     /// write must be completed later.
     pub(super) fn defer_doorbell(&mut self) -> bool {
-        // Pages that must move wait for the VM's work, so the doorbell must be submitted first.
+        // Pages that must move wait for the VM's work, so the doorbell is submitted first.
         if self.backend.moves_wait() {
             return false;
         }
@@ -52,7 +52,7 @@ impl MediatedDevice {
     #[track_caller]
     pub(super) fn enter(&self) -> MailboxGuard<'_, Core> {
         let core = self.vm.core();
-        // PANIC: only a bug in the server can cause this, and only in a debug build.
+        // PANIC: only a bug in the server can cause it, and only in a debug build.
         debug_assert_eq!(core.deferred, None, "a call overtakes a deferred doorbell");
         core
     }

@@ -1,4 +1,4 @@
-//! A mediated VM, with its interface to the vfio-user server, the card's interrupt thread and the daemon.
+//! A mediated VM, with its interface for the vfio-user server, the card's interrupt thread and the daemon.
 
 use super::Apertures;
 use super::backend::{self, Description, RungDoorbell, VmBackend as Backend, WaitingDoorbells};
@@ -24,8 +24,7 @@ use vmm_glue::{
 };
 use vram::TenantId;
 
-/// The vGPU and its side of the card. One lock protects both, so that a register access and an interrupt do not
-/// interleave.
+/// The vGPU and its side of the card, under one lock, so that a register access and an interrupt do not interleave.
 pub(super) struct Core {
     pub(super) gpu: VGpu,
     pub(super) backend: Backend,
@@ -52,7 +51,7 @@ pub(super) struct Client {
     pub(super) logs: bool,
 }
 
-/// The VM's status for the operator, readable without the VM's lock. On request, the lock's holder publishes a new
+/// The VM's status for the operator, readable without the VM's lock: on request, the lock's holder publishes a new
 /// status when it releases the lock.
 #[derive(Debug, Default)]
 pub(super) struct StatusCell {
@@ -70,9 +69,9 @@ impl StatusCell {
 /// Settings of a mediated VM.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The VM's share of the card.
+    /// Share of the card.
     pub share: Share,
-    /// Amount of work that is done for each TLB flush of the guest.
+    /// Amount of work for each TLB flush of the guest.
     pub shadow: shadow_pt::Mode,
     /// The way in which BAR1 and BAR3 are served.
     pub apertures: Apertures,
@@ -102,7 +101,7 @@ pub struct MediatedDevice {
 }
 
 impl MediatedVm {
-    /// Builds the VM with number `vm` on `host`.
+    /// Builds the VM numbered `vm` on `host`.
     ///
     /// # Errors
     /// If the card has too little memory left, or the description is out of range.
@@ -154,7 +153,7 @@ impl MediatedVm {
         Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() }
     }
 
-    /// Takes the VM's lock and does no other work. A thread whose work must not overtake a deferred doorbell must call
+    /// Takes the VM's lock, and does no other work: a thread whose work must not overtake a deferred doorbell calls
     /// [`Core::complete_deferred`].
     #[track_caller]
     pub(super) fn core(&self) -> MailboxGuard<'_, Core> {
@@ -167,7 +166,7 @@ impl MediatedVm {
         let (held, is_held) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
-            // `act` runs in another thread, because the current thread may take other VMs' locks.
+            // `act` runs in another thread, because this one may take other VMs' locks.
             scope.spawn(move || {
                 let _core = self.core();
                 if held.send(()).is_ok() {
@@ -273,7 +272,7 @@ impl Core {
         }
     }
 
-    /// Reads BAR0: a register of the chip or of the paravirtual interface.
+    /// Reads BAR0: the chip's registers, or the paravirtual interface.
     fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
         match self.backend.pv() {
             Some(pv) if Interface::covers(offset) => pv.read(offset, data),
@@ -570,7 +569,7 @@ impl MediatedVm {
         self.vm
     }
 
-    /// Releases all resources of the VM on the card. Called once, after the VM's device has been dropped.
+    /// Releases all resources of the VM on the card. Called once, after its device has been dropped.
     ///
     /// # Errors
     /// If the card still holds some of the resources.

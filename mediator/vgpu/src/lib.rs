@@ -1,15 +1,15 @@
-//! One VM on a card: a vGPU that is connected to the card.
+//! One VM on a card: its vGPU, wired to the card.
 //!
 //! Parts, each of which uses only the previous ones: `memory` (the VM's memory and address spaces), `work` (the
-//! mediator's record of the VM's channels), `pv` (the paravirtual interface), `pending` and `write_wait` (waits for
-//! memory), `backend` (combines these for the card: effects of registers), `device` (called by the vfio-user server),
-//! `batches` (effects of a paravirtual guest's batches), `saved` (a VM that continues in another process), `moving` (a
-//! VM that moves to another card), `saving` (a VM as a stream of bytes), `events` (events of the card), `counters` (the
+//! mediator's record of its channels), `pv` (the paravirtual interface), `pending` and `write_wait` (waits for memory),
+//! `backend` (combines these for the card: effects of registers), `device` (called by the vfio-user server), `batches`
+//! (effects of a paravirtual guest's batches), `saved` (a VM that continues in another process), `moving` (a VM that
+//! moves to another card), `saving` (a VM as a stream of bytes), `events` (events of the card), `counters` (the
 //! operator's view), `status` (the operator's view without waiting).
 //!
 //! Lock order: `locks::rank`.
 //!
-//! The crate does not depend on the configuration file or the admin API; the daemon converts their data.
+//! The crate does not depend on the configuration file or the admin API; the daemon converts.
 
 mod backend;
 mod batches;
@@ -36,11 +36,11 @@ pub use moving::{Left, Parts};
 pub use saved::SavedSide;
 pub use saving::{Coming, Saving};
 
-/// Way in which the apertures BAR1 and BAR3, and PRAMIN, are presented to the VMM.
+/// Method of serving the apertures BAR1 and BAR3, and PRAMIN, to the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Apertures {
     /// Each access is a message.
     Trapped,
-    /// The VMM maps most of each aperture; accesses to the mapped part cause no messages.
+    /// The VMM maps most of each aperture; accesses to the mapped part are not messages.
     Remapped,
 }

@@ -139,7 +139,7 @@ impl Memory {
         self.with_aperture(aperture, |tlb, view| tlb.directory(view))
     }
 
-    /// Returns the pages of a window whose contents have changed in the guest's tables.
+    /// Returns the pages of a window whose content has changed in the guest's tables.
     pub(crate) fn changes(&mut self, showing: MappedWindow) -> Vec<(u32, PageTarget)> {
         let Some((start, pages)) = self.grants.remap().extent(showing) else { return Vec::new() };
         let vram_bytes = self.grants.vram_bytes();

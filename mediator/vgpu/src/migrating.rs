@@ -1,8 +1,8 @@
 //! A VM whose client saves or loads its state through vfio-user messages.
 //!
 //! The saved state is the stream of a saved VM (`saving`). The protocol requires loading in place: the VM's previous
-//! state is dropped when a load begins, and after an invalid state the client's device fails until it is reset.
-//! Therefore the card does not need memory for two copies.
+//! state is dropped when a load begins, and after an invalid state the client's device fails until it is reset. So the
+//! card does not need memory for two copies.
 
 use super::device::{Core, MediatedDevice, MediatedVm, Settings};
 use super::saving::{Coming, Phase, Reading, Saving};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use vmm_glue::{Migration, MigrationError};
 
 /// Time limit for the VM's work to leave the engines, and for operations in flight to end.
-// TIMEOUT: the same limit as for a VM that moves. Only the VM's client waits, and QEMU gives up on a request after 5 s.
+// TIMEOUT: same limit as for a VM that moves. Only the VM's client waits, and QEMU gives up on a request after 5 s.
 const STILL_LIMIT: Duration = Duration::from_secs(2);
 
 fn refused(error: ManagerError) -> MigrationError {
@@ -22,7 +22,7 @@ fn refused(error: ManagerError) -> MigrationError {
     }
 }
 
-/// Returns the error for a request that the device does not handle in its current state; the server does not send such
+/// Returns the error for a request that the device does not handle in its state; the server does not send such
 /// requests.
 fn misplaced() -> MigrationError {
     MigrationError::failed("the device is in another state")
@@ -37,8 +37,8 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Resets the VM, whose work is stopped, to its state when it was created, except that its client stays connected
-    /// and the VM stays stopped.
+    /// Resets the VM, whose work is stopped, to its state at creation, except that its client stays connected and the
+    /// VM stays stopped.
     fn forget_all(&self, settings: &Settings) -> Result<(), ManagerError> {
         {
             let core = &mut *self.core();

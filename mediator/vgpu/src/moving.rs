@@ -1,9 +1,9 @@
 //! A VM that moves to another card of the host.
 //!
-//! The VM on the other card is built like any other ([`MediatedVm::build`]), and maps the client's memory while the
-//! first VM still serves its guest ([`MediatedVm::await_arrival`]). Then it replaces the first VM
-//! ([`MediatedVm::move_to`]), or the first VM continues unchanged. [`Migrating`] and the memory are transferred; as a
-//! stream of bytes, they are a saved VM (`saving`).
+//! The VM on the other card is built as any other ([`MediatedVm::build`]), and maps the client's memory while the first
+//! VM still serves its guest ([`MediatedVm::await_arrival`]). Then it replaces the first VM ([`MediatedVm::move_to`]),
+//! or the first VM continues unchanged. [`Migrating`] and the memory are transferred; as a stream of bytes they are a
+//! saved VM (`saving`).
 
 use super::backend::SavedBackend;
 use super::device::{Core, MediatedVm, Settings};
@@ -32,7 +32,7 @@ pub(super) struct Migrating {
     pub(super) tables: Option<SavedTables>,
     pub(super) side: SavedBackend,
     pub(super) departing: Departing,
-    /// The card's time when the VM was saved, if the VM will continue with another client or later.
+    /// The card's time at this point, if the VM will continue with another client, or later.
     pub(super) since_ns: Option<u64>,
 }
 
@@ -135,7 +135,7 @@ impl MediatedVm {
     fn try_travel(&self, halted: &Halted) -> Result<Migrating, ManagerError> {
         halted.notify_ended_work();
         self.complete_deferred();
-        // One lock covers both parts: otherwise, work that arrives between them would be in neither part.
+        // One lock covers both parts: otherwise work that arrives in between would be in neither part.
         let core = self.core();
         if core.backend.has_segments() {
             return Err(ManagerError::Stays("it has mapped a segment that VMs share"));
@@ -160,7 +160,7 @@ impl MediatedVm {
     }
 
     /// Takes over the apertures' memory that the client of `old` has mapped, either with all its pages or empty. The
-    /// bytes are kept unchanged, because `old` may have to resume with them.
+    /// bytes stay unchanged, because `old` may have to resume with them.
     ///
     /// # Errors
     /// If the card rejects the memory.
@@ -186,7 +186,7 @@ impl MediatedVm {
         Ok(())
     }
 
-    /// Becomes the arrived VM, whose memory is already on this card. This VM's work stays withheld.
+    /// Becomes the arrived VM, whose memory is already on this card. This VM stays held.
     ///
     /// # Errors
     /// If the state is invalid on this card, or the card lacks resources for the VM.
@@ -205,7 +205,7 @@ impl MediatedVm {
             check_channels(&made, self.host().lock().channels(), self.vm)?;
             *gpu = made;
             backend.prepare_all()?;
-            // Move the pages that the VM's tables name into mapped apertures.
+            // Moves the pages named by the VM's tables into mapped apertures.
             backend.set_window(gpu.window_base());
             backend.show_apertures();
             if let Some(then) = since_ns {

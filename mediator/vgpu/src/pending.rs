@@ -1,7 +1,7 @@
 //! Work of a VM that is waiting for memory, with its time limit.
 //!
-//! No thread waits for memory with a lock held. Instead, blocked work is recorded, the mover gets a request for memory,
-//! and all work is retried when the mover notifies the VM that memory is available.
+//! No thread waits for memory with a lock held: blocked work is recorded, the mover gets a request for memory, and all
+//! work is retried when the mover notifies the VM of available memory.
 
 mod saved;
 
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// A wait for memory. It ends after a number of the mover's scans, and not after a time.
+/// A wait for memory. It ends after a number of the mover's scans, not by the clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     /// Start of the wait, used for the accounts.
@@ -53,7 +53,7 @@ pub(crate) struct PendingBind {
 #[derive(Debug)]
 pub(crate) struct Pending {
     vm: TenantId,
-    /// Time for which entries may wait if no memory becomes available.
+    /// Time limit for entries to wait if no memory becomes available.
     limit: Duration,
     binds: BTreeMap<VirtualChannelId, PendingBind>,
     /// Waiting doorbells of bound channels.
@@ -91,7 +91,8 @@ impl Pending {
         }
     }
 
-    /// Returns the enabled state of a channel whose bind is waiting, and true if its doorbell was rung.
+    /// Returns the enabled state of a channel whose bind is waiting, and true as the second value if its doorbell was
+    /// rung.
     pub(crate) fn state(&self, channel: VirtualChannelId) -> Option<(bool, bool)> {
         self.binds.get(&channel).map(|bind| (bind.enabled, bind.gp_put.is_some()))
     }

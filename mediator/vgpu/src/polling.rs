@@ -1,10 +1,10 @@
-//! Polls doorbells that cause no messages, because they are under an aperture that a client has mapped.
+//! Polls doorbells under a client-mapped aperture, which cause no messages.
 
 use super::device::{Core, MediatedVm};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Poll interval for doorbells that cause no messages, for as long as polls find any.
+/// Poll interval for doorbells without messages, as long as polls find any.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// Poll interval after a long time without such doorbells. nouveau places the page of a channel's doorbell in the
 /// mapped part of an aperture, but rings the doorbell elsewhere.
@@ -15,11 +15,11 @@ impl MediatedVm {
     /// doorbell under a mapped aperture.
     fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();
-        // The guest has rung the deferred doorbell before any doorbell that is found now.
+        // The guest rang the deferred doorbell before any doorbell that is found now.
         core.complete_deferred();
         // After a hand-over of the card, its new owner polls.
         core.polls = self.host().failure().is_none() && core.backend.work().polled().next().is_some();
-        // The saved state might not include a doorbell that is rung now.
+        // The saved state might lack a doorbell that is rung now.
         if core.polls && self.host().lock().stands_still() {
             return Some(false);
         }

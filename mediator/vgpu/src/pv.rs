@@ -1,8 +1,8 @@
-//! The paravirtual interface of one VM: the part of its PCI function that does not exist in the chip.
+//! The paravirtual interface of one VM: the part of its PCI function that the chip does not have.
 //!
-//! Parts: `registers` (set-up, doorbell, interrupt), `queue` (batches in the guest's memory, and answers to them),
-//! `attachments` (segments in address spaces), `saved` (the saved state). The binary form, and the page tables that the
-//! mediator keeps for the guest, are in the crate [`pv`]. The effects of batches are in `batches`.
+//! Parts: `registers` (set-up, doorbell, interrupt), `queue` (batches from the guest's memory and answers to this
+//! memory), `attachments` (segments in address spaces), `saved` (the saved state). The binary form, and the page tables
+//! that the mediator keeps for the guest, are in the crate [`pv`]. The effects of batches are in `batches`.
 
 mod attachments;
 mod queue;
@@ -115,7 +115,7 @@ pub(super) struct Interface {
 }
 
 impl Interface {
-    /// Creates the interface in its state before any set-up.
+    /// Creates the interface in the state before any set-up.
     pub(super) fn new(settings: &PvSettings, vm: vram::TenantId, channel_cap: u32) -> Self {
         let party = Party { vm, group: settings.group.clone(), limit: settings.segment_bytes };
         Self {
@@ -203,7 +203,7 @@ impl Interface {
         self.channels.remove(&channel.0);
     }
 
-    /// Resets the interface to its state when the VM was created, except the counters.
+    /// Resets the interface to its state at the VM's creation, except the counters.
     pub(super) fn reset(&mut self) {
         (self.accepted, self.status, self.setup) = (0, status::RESET, queue::Setup::default());
         (self.queue, self.ongoing) = (None, None);

@@ -2,8 +2,7 @@
 //!
 //! A guest VRAM page with the USERD of a bound channel is special. The card polls a USERD page of the mediator; the
 //! guest's page is an alias of this page for reads, and of its doorbell word for writes. All accesses use
-//! [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so that accesses through alias mappings are covered as
-//! well.
+//! [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so accesses through alias mappings are covered too.
 
 use super::VmBackend;
 use devmodel::backend::{Aperture, Denied, NoMemory, WriteFailure};
@@ -143,10 +142,10 @@ impl VmBackend {
     }
 
     /// Forwards only the doorbell, because the card writes all other words. The word is complete when its last byte
-    /// arrives, so that several narrow stores form one doorbell.
+    /// arrives, so several narrow stores form one doorbell.
     fn userd_write(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) {
         if let Some(gp_put) = self.work.store(channel, offset, data) {
-            // A long write may reach the USERD pages of several channels.
+            // One long write may reach the USERD pages of several channels.
             self.submit_doorbell();
             self.doorbell = Some(RungDoorbell { channel, gp_put });
         }

@@ -1,4 +1,4 @@
-//! The guest's channels: makes a channel of the card from an instance block, and work for this channel from a doorbell.
+//! The guest's channels: turns an instance block into a channel of the card, and a doorbell into work for this channel.
 
 use super::VmBackend;
 use crate::work::Bound;
@@ -58,7 +58,7 @@ impl VmBackend {
         self.end_of_pull(channel, fault);
     }
 
-    /// Submits a channel's new work to the card, after everything that its address space maps. The work starts in the
+    /// Submits a channel's new work to the card, after everything that its address space maps. The work starts in its
     /// VM's slice.
     pub(crate) fn submit(&mut self, doorbell: Doorbell) {
         let host = Arc::clone(&self.host);
@@ -109,7 +109,8 @@ impl VmBackend {
         }
     }
 
-    /// Takes a channel that cannot continue off the card, and reports the fault as the card's host unit would.
+    /// Takes a channel that cannot continue off the card, and reports the fault in the same way as the card's host
+    /// unit.
     fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
         let instance = self.work.instance(channel);
         tracing::warn!(vm = %self.vm, ?channel, %va, reason, "a channel's ring cannot be fetched");
@@ -201,16 +202,15 @@ impl VmBackend {
     }
 
     /// Ends a channel that the card's interrupt thread has retired. Returns its instance block. Does nothing and
-    /// returns `None` if the guest has unbound the channel in the meantime, because its number then belongs to another
-    /// channel.
+    /// returns `None` if the guest has unbound the channel since: its number now belongs to another channel.
     pub(crate) fn end_retired(&mut self, channel: VirtualChannelId) -> Option<Place> {
         let retired = self.host.lock().channels().is_retired(self.vm, channel);
         retired.then(|| self.take_off(channel))?;
         self.work.instance(channel)
     }
 
-    /// Takes a channel off the card and removes its work area from its address space; its number can be reused only
-    /// after that. A channel that does not leave its engines immediately keeps its work area until it has left
+    /// Takes a channel off the card and removes its work area from its address space; only then can its number be
+    /// reused. A channel that does not leave its engines immediately keeps its work area until it has left
     /// ([`Self::channels_left`]).
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         self.detach_channel(channel);
@@ -219,8 +219,8 @@ impl VmBackend {
             let mut state = self.host.lock();
             let retired = state.retire_channel(self.vm, channel);
             if retired.is_err() {
-                // This happens under the same lock: if the tick saw that the channel has left while it still counts as
-                // bound, the VM would not be notified. The card manager checks when the channel leaves.
+                // This happens under the same lock: if the tick saw that the channel has left while it counts as bound,
+                // the VM would not be notified. The card manager checks when the channel leaves.
                 state.channels_mut().strand(self.vm, channel);
                 let _ = state.end_channel(self.vm, channel);
             }
@@ -240,8 +240,7 @@ impl VmBackend {
         }
     }
 
-    /// Removes the work areas of channels that have left the card from the channels' address spaces, which frees the
-    /// channels' numbers.
+    /// Removes the work areas of channels that have left the card from their address spaces, which frees their numbers.
     pub(crate) fn channels_left(&mut self) {
         let left = self.host.lock().take_left(self.vm);
         for physical in left {
@@ -271,7 +270,7 @@ impl VmBackend {
         let words = self.with_channels(|channels, card, vm| channels.saved_words(card, vm, channel));
         for (offset, value) in words.into_iter().flatten() {
             let Some(Place::Vram(at)) = instance.checked_add(offset) else { continue };
-            // The block belonged to the guest when the channel was bound, and guest VRAM does not shrink.
+            // The block belonged to the guest at the channel's bind, and guest VRAM does not shrink.
             if self.guest_write(at, &value.to_le_bytes()).is_err() {
                 tracing::debug!(?channel, "a channel's state could not be saved");
             }

@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Maximum time in ns of the card's clock for which work continues while pages that it uses are waiting to move.
-// TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has disabled it.
+/// Time limit for work to continue while pages that it uses are waiting to move, in ns of the card's clock.
+// TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has switched it off.
 const WORK_LIMIT_NS: u64 = 2 * ::channels::HANG_LIMIT_NS;
-/// Additional time for the work after a reset of its engine is requested, in ns.
+/// Additional time limit for the work after a reset of its engine is requested, in ns.
 const RESET_LIMIT_NS: u64 = 1_000_000_000;
 /// Words of a USERD page that the card writes and a driver reads.
 const PROGRESS: [u64; 9] = [
@@ -28,7 +28,8 @@ const PROGRESS: [u64; 9] = [
     userd::GP_PUT,
 ];
 
-/// Poll interval until the VM's work has left the card and pages can move. The VM's lock is free meanwhile.
+/// Interval at which the VM is polled until its work has left the card and pages can move. The VM's lock is free
+/// meanwhile.
 pub(crate) const MOVE_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// A page of zeros.
@@ -60,7 +61,7 @@ impl VmBackend {
         }
     }
 
-    /// Handles a new PRAMIN base. PRAMIN shows the pages at this base once [`Self::look_at_moves`] has moved them.
+    /// Handles a new PRAMIN base: PRAMIN shows the pages at this base once [`Self::look_at_moves`] has moved them.
     pub(super) fn move_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh(MappedWindow::Pramin);
@@ -79,7 +80,7 @@ impl VmBackend {
     }
 
     /// Makes mapped apertures show the pages in the tables of a VM that has arrived, and blank pages where the VM has
-    /// no memory yet. None of the VM's work may be on the card.
+    /// no memory yet. None of the VM's work is on the card.
     pub(crate) fn show_apertures(&mut self) {
         if self.remap().pages() == 0 {
             self.remap().blank(&self.host);
@@ -281,8 +282,8 @@ impl VmBackend {
         self.stop = Some(Stop { busy, since_ns: self.now_ns(), due: Vec::new(), until_ns: None });
     }
 
-    /// Forgets the pages under the apertures after the guest's driver state is gone; their contents are lost. All of
-    /// the VM's channels are off the card, except channels that the card does not release.
+    /// Forgets the pages under the apertures after the guest's driver state is gone; their contents are lost. The VM's
+    /// channels are off the card, except those that the card does not release.
     pub(super) fn forget_homes(&mut self) {
         self.stop = None;
         let pages = self.remap_mut().forget();
@@ -295,7 +296,7 @@ impl VmBackend {
         }
     }
 
-    /// Finds the channels whose USERD is under a mapped aperture, because their doorbells arrive without messages.
+    /// Finds the channels whose USERD is under a mapped aperture: their doorbells arrive without messages.
     pub(super) fn choose_polled(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, slot) in self.work.choose_polled(|page| remap.home(page)) {
@@ -303,7 +304,7 @@ impl VmBackend {
         }
     }
 
-    /// Same as [`Self::choose_polled`], but for a VM that was taken over: a GP_PUT that the guest wrote to such a USERD
+    /// Same as [`Self::choose_polled`], for a VM that was taken over: a GP_PUT that the guest wrote to such a USERD
     /// counts as new.
     pub(crate) fn poll_again(&mut self) {
         let remap = self.memory.grants().remap();
@@ -314,8 +315,8 @@ impl VmBackend {
         }
     }
 
-    /// Polls for doorbells that arrive without messages, and updates the progress that the guest sees. Returns true if
-    /// a doorbell was found.
+    /// Polls for doorbells without messages, and updates the guest-visible progress. Returns true if a doorbell was
+    /// found.
     pub(crate) fn poll(&mut self) -> bool {
         let mut found = false;
         for (channel, slot) in self.work.polled().collect::<Vec<_>>() {

@@ -1,4 +1,4 @@
-//! Effects of the vGPU's registers on the card: implements `devmodel`'s backend trait.
+//! Effect of the vGPU's registers on the card: implements `devmodel`'s backend trait.
 
 use super::VmBackend;
 use super::channels::BindFailure;
@@ -44,8 +44,8 @@ impl Backend for VmBackend {
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {
-        // Flushes of apertures use the hub's form, and flushes of channels use either form; the shadow is looked up in
-        // both cases.
+        // Flushes of apertures use the hub's form, flushes of channels either form: in both cases the shadow is looked
+        // up.
         if let Err(error) = self.flush_spaces(directory) {
             tracing::error!(vm = %self.vm, %error, "a guest's TLB flush did not reach the card");
         }

@@ -40,7 +40,7 @@ fn bound_of(
     Some(Bound { space, physical, span: channels.span(physical)? })
 }
 
-/// Channels whose doorbells will be submitted once the card resumes, with their GP_PUT.
+/// Channels whose doorbells will be submitted once the card resumes, each with its GP_PUT.
 pub(crate) type WaitingDoorbells = Vec<(VirtualChannelId, u32)>;
 
 impl VmBackend {

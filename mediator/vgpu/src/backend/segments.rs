@@ -1,4 +1,4 @@
-//! Segments in a VM's address spaces: the address of each segment, and the channels that use the segment.
+//! Segments in a VM's address spaces: the address of each segment, and the channels that use it.
 
 use super::VmBackend;
 use crate::pv::{Attachment, segment_va};
@@ -10,7 +10,7 @@ use pv::abi::Status;
 use shadow_pt::{HostPage, SpaceId};
 use std::collections::BTreeSet;
 
-/// Returns the pages of a run as entries for an address space.
+/// Returns the pages of a run in the form for an address space.
 fn pages(first: u32, count: u32, at: VramAddr, rights: Rights) -> Vec<(HostPage, VramAddr, Rights)> {
     let page = |nth: u32| (HostPage::Shared(first + nth), at.offset(u64::from(nth) * SMALL_PAGE), rights);
     (0..count).map(page).collect()
@@ -22,7 +22,7 @@ impl VmBackend {
         let Bound { space, .. } = self.work.bound(channel).ok_or(Status::NoObject)?;
         let pv = self.pv.as_mut().ok_or(Status::Unsupported)?;
         if let Some(there) = pv.attachments_mut().get_mut(space, segment) {
-            // An address space maps a segment with only one set of rights.
+            // An address space maps a segment with one set of rights.
             if there.read_only != read_only {
                 return Err(Status::Exists);
             }

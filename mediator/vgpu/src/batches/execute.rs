@@ -30,7 +30,7 @@ struct Context {
     holdings: Option<Holdings>,
     /// Remaining bytes of [`BUDGET`].
     left: u64,
-    /// Number of handled bytes of the current operation, if the operation has started and continues later.
+    /// Number of bytes of the current operation that have been handled, if it has started and continues later.
     begun: Option<u64>,
 }
 
@@ -70,7 +70,7 @@ pub(super) enum Executed {
     AwaitsBind,
 }
 
-/// Returns the channel whose address space an operation uses. This channel must be bound first.
+/// Returns the channel whose address space an operation uses: this channel must be bound first.
 fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
     match op {
         Op::ShareAttach { channel, .. } | Op::ShareDetach { channel, .. } => VirtualChannelId::new(*channel),
@@ -215,7 +215,7 @@ fn copy_vram(
 }
 
 /// Calls `each` with the offset and length of each part, as far as the budget allows. A failure means that memory is
-/// short, because the range is known to belong to the guest.
+/// short, because the range belongs to the guest.
 fn in_pieces(bytes: u64, context: &mut Context, mut each: impl FnMut(u64, usize) -> bool) -> Done {
     let mut done = context.begun.take().unwrap_or(0);
     while done < bytes {

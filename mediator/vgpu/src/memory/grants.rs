@@ -1,4 +1,5 @@
-//! Memory of a VM: the memory that its page tables and its guest's structures may name, and where this memory is.
+//! Memory of a VM: the memory that its page tables and its guest's structures may name, and the location of this
+//! memory.
 
 use super::ram::RamMap;
 use super::remap::{Home, Remap};
@@ -33,7 +34,7 @@ impl Grants {
         Self { vm, vram_bytes, link, ram: RamMap::default(), bus_master: false, remap: Remap::default(), tables: None }
     }
 
-    /// Restores the grants, with regions of RAM that are mapped for the card, kept page tables, and apertures that the
+    /// Restores the grants with regions of RAM that are mapped for the card, kept page tables, and apertures that the
     /// VMM maps.
     pub(super) fn restored(
         vm: TenantId,
@@ -106,7 +107,7 @@ impl Grants {
         self.tables = Some(pv::Tables::new(GuestVramAddr(self.vram_bytes), bytes));
     }
 
-    /// Returns the directory, kept by the mediator, that the guest has bound to an instance block.
+    /// Returns the mediator-kept directory that the guest has bound to an instance block.
     pub(crate) fn directory_of(&self, instance: Place) -> Option<Place> {
         match instance {
             Place::Vram(at) => self.tables.as_ref()?.directory_of(at).map(Place::Vram),
@@ -121,7 +122,7 @@ impl Grants {
 
     /// Reads guest RAM, as the device does.
     pub(crate) fn ram_read(&self, address: Gpa, data: &mut [u8]) -> Result<(), NotGranted> {
-        // As on PCI, a device with bus mastering disabled does not access memory.
+        // PCI: a device with bus mastering disabled does not access memory.
         if !self.bus_master {
             return Err(NotGranted);
         }
@@ -160,8 +161,8 @@ impl Grants {
         Some(())
     }
 
-    /// Returns the card's address for a page of guest VRAM. An unplaced page is placed, because the GPU may write the
-    /// page without a request.
+    /// Returns the card's address of a page of guest VRAM. Places an unplaced page, because the GPU may write the page
+    /// without a request.
     pub(super) fn vram_frame(&self, vram: &mut CardVram, address: GuestVramAddr, len: u64) -> Option<Frame> {
         match self.remap.whereabouts(address, len) {
             Home::Chunk => match vram.place(self.vm, address, len)? {
@@ -173,7 +174,7 @@ impl Grants {
         }
     }
 
-    /// Returns the card's address for a page of guest RAM.
+    /// Returns the card's address of a page of guest RAM.
     pub(super) fn ram_frame(&self, address: Gpa, len: u64, write: bool) -> Option<Iova> {
         if !self.bus_master {
             return None;

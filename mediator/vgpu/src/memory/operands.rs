@@ -1,7 +1,7 @@
-//! Memory that submitted work names. It is used to choose victims by use ([`vram::victim`]'s `clock`), and to estimate
-//! bus traffic (`card_manager::balance`).
+//! Memory that submitted work names, used to choose victims by use ([`vram::victim`]'s `clock`), and to estimate bus
+//! traffic (`card_manager::balance`).
 //!
-//! A push buffer names the sources and destinations of copies, and memory that an engine accesses by address: code,
+//! A push buffer names the sources and destinations of copies, and memory that an engine uses by address: code,
 //! constants, local memory, semaphores. Memory that a kernel reaches through pointers in its constants is not visible
 //! to this module.
 #![cfg_attr(
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 const WORDS: usize = 4096;
 /// Maximum number of addresses looked up per submission, so that a guest cannot delay others with repeated addresses.
 const MAX_LOOKUPS: usize = 2048;
-/// Maximum number of bytes of a surface that count, so that an impossibly large size costs no time.
+/// Maximum number of a surface's bytes that count, so that an impossibly large size costs no time.
 const SURFACE_MAX: u64 = 1 << 30;
 /// Mask of the bits of a GPU virtual address.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
@@ -57,15 +57,15 @@ impl<'a> Names<'a> {
         count
     }
 
-    /// Calls `each` with one address in every `step` bytes of the memory that a push buffer names, and with the number
-    /// of named bytes at this address.
+    /// Calls `each` with an address in each `step` bytes of the memory that a push buffer names, and the number of
+    /// named bytes at this address.
     pub(crate) fn each(&mut self, bytes: &[u8], step: u64, mut each: impl FnMut(GpuVa, u64)) {
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
         let words: Vec<u32> = bytes.chunks_exact(4).map(word).collect();
         let lookups = &mut self.lookups;
         walk(&words, self.objects, |va, len| {
-            // A chunk need not start at a multiple of its size in the address space, so the last byte may be in an
-            // additional chunk.
+            // A chunk need not start at a multiple of its size in the address space, so the last byte may be in one
+            // more chunk.
             let end = va.0.saturating_add(len);
             let step_by = usize::try_from(step).unwrap_or(usize::MAX).max(1);
             for at in (va.0..end).step_by(step_by).chain([end.saturating_sub(1)]).take(*lookups) {

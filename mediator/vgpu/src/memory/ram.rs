@@ -48,8 +48,8 @@ pub(crate) struct RamMap {
 }
 
 impl RamMap {
-    /// Maps `region` for the card. A region without a file cannot be mapped: the card could not access it, so that page
-    /// table entries that name the region are denied.
+    /// Maps `region` for the card. A region without a file cannot be mapped: the card could not access it, so page
+    /// table entries that name it are denied.
     ///
     /// # Errors
     /// If the VM's quota or the I/O address space is used up, or the host refuses.
@@ -117,8 +117,7 @@ impl RamMap {
         self.regions.values().map(|region| (region.iova, region.size))
     }
 
-    /// Removes the region at `gpa`, so that page tables may no longer name it. [`Lent::give_back`] unmaps it for the
-    /// card.
+    /// Removes the region at `gpa`: from now on no page table may name it. [`Lent::give_back`] unmaps it for the card.
     pub(crate) fn take(&mut self, gpa: u64) -> Option<Lent> {
         self.regions.remove(&gpa).map(|Region { size, iova, .. }| Lent { size, iova })
     }

@@ -1,13 +1,13 @@
 //! Apertures as host memory (`apertures = "remapped"`): maps pages of BAR1, BAR3 or PRAMIN to pages of guest VRAM.
 //!
-//! The VMM maps a file under most of an aperture once, so that a CPU access to this part does not cause a message.
-//! While the guest's tables map a page of its VRAM to this part, the page's *home* is the page of the file: its bytes
-//! are moved there when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including
-//! the card's, use the home. For PRAMIN, a register determines the pages instead of tables.
+//! The VMM maps a file under most of an aperture, once, so a CPU access to this part is not a message. While the
+//! guest's tables map a page of its VRAM to this part, the page's *home* is the page of the file: its bytes are moved
+//! there when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including the
+//! card's, use the home location. For PRAMIN, a register determines the pages instead of tables.
 //!
 //! This module keeps the records. `vm-device` allocates the memory, and `moves` moves the pages.
 //!
-//! A page has one home. Guest VRAM that is mapped twice at the same time in mapped parts of the apertures cannot be
+//! A page has one home. Guest VRAM that is mapped twice in mapped parts of the apertures at the same time cannot be
 //! served, nor can guest RAM that is mapped in such a part: the later slot shows zeros. Such a slot is counted, and
 //! logged once. PRAMIN yields to the other apertures, because a driver leaves it in place after its last use.
 
@@ -63,7 +63,7 @@ impl MappedWindow {
         }
     }
 
-    /// Returns the window's name and its range in the BAR, given the sizes of BAR1 and BAR3 in bytes.
+    /// Returns the window's name, and its range in the BAR, with apertures of `bar1` and `bar3` bytes.
     fn extent(self, (bar1, bar3): (u64, u64)) -> (&'static str, u64, u64) {
         match self {
             Self::Bar1 => ("bar1", TRAPPED_BAR1, bar1),
@@ -86,7 +86,7 @@ impl From<Aperture> for MappedWindow {
     }
 }
 
-/// Contents of a page of a mapped aperture, according to the guest's tables.
+/// Content of a page of a mapped aperture, according to the guest's tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PageTarget {
     /// Shows no guest memory.
@@ -98,7 +98,7 @@ pub(crate) enum PageTarget {
     Ram,
 }
 
-/// A page of a mapped aperture, numbered from the aperture's start.
+/// A page of a mapped aperture, with its number from the aperture's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot {
     window: usize,
@@ -120,7 +120,7 @@ struct Window {
     wants: Vec<PageTarget>,
 }
 
-/// Pages whose home changes. First all `outs` are moved, then all `ins`.
+/// Pages whose home changes. All of `outs` are moved first, then all of `ins`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moves {
     /// Pages of guest VRAM that move back to the card, and their old slots.
@@ -138,9 +138,9 @@ pub(crate) struct Moves {
 pub(crate) enum Home {
     /// The range is in its chunk.
     Chunk,
-    /// The whole range is under a mapped aperture, and is contiguous for the card.
+    /// The whole range is under a mapped aperture, contiguous for the card.
     Host(Iova),
-    /// Parts of the range are in different locations.
+    /// Parts of the range are in different places.
     Apart,
 }
 
@@ -149,7 +149,7 @@ counts! {
     RemapCounts {
         /// Pages moved to or from host memory.
         moves: "aperture_moves",
-        /// Pages of mapped apertures that could not show the memory that the guest maps there.
+        /// Pages of mapped apertures that could not show the memory that the guest mapped.
         aliases: "aperture_aliases",
         /// Number of times that work was stopped for a move.
         stops: "aperture_stops",
@@ -171,13 +171,13 @@ pub(crate) struct Remap {
     /// Set while the guest's driver state is removed: pages do not move.
     pub(crate) closing: bool,
     warned: bool,
-    /// Set if the card's TLBs may contain translations to memory that no table names.
+    /// Set if the card's TLBs may hold translations to memory that no table names.
     pub(crate) stale: bool,
     pub(crate) counts: RemapCounts,
 }
 
 impl Remap {
-    /// Allocates host memory under PRAMIN and under the apertures, given the sizes of BAR1 and BAR3.
+    /// Allocates host memory under PRAMIN, and under the apertures, with the sizes of BAR1 and BAR3.
     ///
     /// # Errors
     /// If no memory or no I/O addresses are available.
@@ -199,8 +199,8 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the same memory for another card, or for another VM whose client maps it; the memory has either all its
-    /// pages or none.
+    /// Returns the same memory for another card, or for another VM whose client maps it, either with all its pages or
+    /// empty.
     ///
     /// # Errors
     /// If the card rejects the memory, or has no I/O addresses for it.
@@ -234,8 +234,8 @@ impl Remap {
         self.windows.iter().any(Option::is_some)
     }
 
-    /// Replaces the memory, which contains no pages, with zeros for the next client. `bars` is given if this client
-    /// will map the apertures.
+    /// Replaces the memory, which contains no pages, with zeros for the next client, if this client will map `bars`.
+    /// Windows for which no memory is available are trapped.
     pub(crate) fn renew(&mut self, host: &ManagedCard, bars: Option<(u64, u64)>) {
         let (counts, warned) = (self.counts, self.warned);
         self.close(host);
@@ -374,7 +374,7 @@ impl Remap {
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Returns the page with its new contents if the guest's tables have changed the contents. `vram_bytes` is the size
+    /// Returns the page with its new content if the guest's tables have changed the content. `vram_bytes` is the size
     /// of the guest's VRAM.
     pub(crate) fn difference(
         &self,
@@ -413,7 +413,7 @@ impl Remap {
         let mut moves = Moves::default();
         // Each entry is a page of guest VRAM, a slot that maps it, and true if the slot has waited.
         let mut wanted: Vec<(u32, Slot, bool)> = Vec::new();
-        // Removals come first, because an insertion may need the same page in another place.
+        // Removals come first: an insertion may need the same page elsewhere.
         for (page, want) in changes {
             let slot = Slot { window: at, page: *page };
             let Some(old) = self.windows[at].as_mut().and_then(|window| window.want_mut(*page)) else { continue };
@@ -473,7 +473,7 @@ impl Remap {
         self.windows.get(slot.window)?.as_ref()?.want(slot.page)
     }
 
-    /// Counts a page that could not show the memory that the guest maps there.
+    /// Counts a page that could not show the memory that the guest mapped.
     pub(crate) fn count_alias(&mut self) {
         self.counts.aliases += 1;
         if !std::mem::replace(&mut self.warned, true) {

@@ -46,7 +46,7 @@ pub(crate) struct SavedRegion {
 }
 
 impl Memory {
-    /// Saves the state that is not part of [`Self::save`].
+    /// Saves the state that is not in the parts of [`Self::save`].
     pub(crate) fn save_own(&self) -> SavedMemory {
         let Self {
             host: _,
@@ -57,7 +57,7 @@ impl Memory {
             pool: _,
             bar1,
             bar3,
-            // A saved register determines it.
+            // Set through a saved register.
             pramin: _,
             // Statistics restart at 0.
             report: _,
@@ -71,7 +71,7 @@ impl Memory {
     }
 
     /// Restores the memory, with its restored parts, and the client's memory through `link`. The card is only informed
-    /// where that memory is.
+    /// of the location of that memory.
     ///
     /// # Errors
     /// If the client has not lent the same memory, or the host does not map it.

@@ -159,7 +159,7 @@ impl Memory {
         })
     }
 
-    /// Unmaps these pages. The channel that used them must be off the card.
+    /// Unmaps these pages. The channel that used them is off the card.
     ///
     /// # Errors
     /// If the card does not answer: its TLBs may still map the pages in this space.
@@ -193,7 +193,7 @@ impl Memory {
         self.shadows.names(range)
     }
 
-    /// Starts the log of guest RAM that shadows name, adds the RAM that they name now, or ends the log.
+    /// Starts the log of guest RAM that shadows name, adds the currently named RAM to it, or ends it.
     pub(crate) fn log_ram(&mut self, on: bool) {
         self.shadows.log_ram(on);
     }
@@ -225,7 +225,7 @@ impl Memory {
     pub(crate) fn lend(&mut self, region: &DmaRegion) -> Result<(), ManagerError> {
         let Self { host, vm, grants, .. } = self;
         grants.ram_mut().map(host, *vm, region)?;
-        // Entries that named this memory before it existed, or while it was moved, become valid now.
+        // Entries that named this memory before it existed (or while it was moved) become valid now.
         self.granted();
         Ok(())
     }
@@ -242,8 +242,8 @@ impl Memory {
         // The grant is removed first, so that no new translation uses the memory.
         let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
         let flushed = self.withdraw_ram(gpa, size);
-        // Wait until all earlier writes have arrived: a late write would be lost, or would corrupt the memory of the
-        // address's next owner.
+        // Wait until all earlier writes have arrived: a late write would be lost, or corrupt the next owner of its
+        // address.
         let flushed = flushed.and_then(|()| Ok(self.host.lock().vram().memory.barrier()?));
         if let Err(error) = &flushed {
             tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was taken back");
@@ -275,7 +275,7 @@ impl Memory {
             self.grants.check_shared();
             self.granted();
         }
-        // A guest may do this often, so the tables that map its RAM are only unlinked, and keep their entries.
+        // A guest may do this often, so the tables that map its RAM are only unlinked; their entries stay.
         self.bar_ram(!enabled)
     }
 
@@ -297,7 +297,7 @@ impl Memory {
     }
 
     /// Removes guest RAM from all shadows. When this function returns, the card cannot access it. The card's lock is
-    /// released between parts, because a guest may have mapped a page any number of times.
+    /// released between parts: a guest may have mapped a page any number of times.
     fn withdraw_ram(&mut self, gpa: u64, size: u64) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut withdrawal = shadows.withdraw(GuestRange::Ram(Gpa(gpa), size));

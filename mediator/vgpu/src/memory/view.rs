@@ -1,4 +1,4 @@
-//! The card's memory as one VM may see it. Readers of its guest's structures, page tables and rings borrow the card
+//! The card's memory as one VM may see it: readers of its guest's structures, page tables and rings borrow the card
 //! once, together with the VM's other state.
 
 use super::grants::Grants;

@@ -87,9 +87,9 @@ struct SavedAttachment {
     channels: Vec<u8>,
 }
 
-/// Objects into which attachments are restored.
+/// Objects that attachments are restored into.
 pub(crate) struct Around<'a> {
-    /// Segments that the VM maps according to the card: by segment, the number of spaces, the address, and the size in
+    /// Segments that the VM maps, according to the card: by segment, the number of spaces, the address, and the size in
     /// bytes.
     pub(crate) segments: BTreeMap<u32, (u32, VramAddr, u64)>,
     /// Returns the space with this directory.

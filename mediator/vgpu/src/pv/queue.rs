@@ -98,7 +98,7 @@ impl Interface {
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
 
-    /// Returns true if a guest's error should be logged: the first errors always, and later errors less and less often.
+    /// Returns true if a guest's error should be logged: the first errors, then decreasingly often.
     fn may_complain(&mut self) -> bool {
         self.complaints += 1;
         vmm_glue::worth_logging(self.complaints)
@@ -114,8 +114,7 @@ impl Interface {
         self.queue = Some(queue);
     }
 
-    /// Returns the current batch, or reads the next available batch if there is no current one. `None` if no batch is
-    /// available.
+    /// Returns the current batch; without one, reads the next available batch. `None` if no batch is available.
     pub(crate) fn next_batch(
         &mut self,
         queue: &mut Queue,

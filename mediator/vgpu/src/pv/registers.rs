@@ -3,7 +3,7 @@
 use super::{Interface, OFFSET};
 use pv::abi::{MAX_QUEUE, SIGNATURE, feature, register as r, status};
 
-/// Action that is still required after a write of a register.
+/// Action that remains after a register was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegisterEffect {
     Nothing,

@@ -1,4 +1,4 @@
-//! Reads guest memory in order to save it: the contents of a page under a mapped aperture are not in the page's chunk.
+//! Reads guest memory for saving: the contents of a page under a mapped aperture are not in its chunk.
 
 use card::HostMemory;
 use nvspec::addr::SMALL_PAGE;
@@ -20,8 +20,8 @@ impl Overlay {
         self.0.keys().map(|page| page * SMALL_PAGE)
     }
 
-    /// Copies these pages over `data`, which consists of whole pages of guest VRAM from `at` on. Returns true if any
-    /// page was copied.
+    /// Copies these pages over `data`, which consists of whole pages of guest VRAM starting at `at`. Returns true if
+    /// any page was copied.
     pub(crate) fn lay_over(&self, at: u64, data: &mut [u8]) -> bool {
         let first = at / SMALL_PAGE;
         let pages = first..first.saturating_add(data.len() as u64 / SMALL_PAGE);

@@ -1,6 +1,5 @@
-//! Saved state of apertures that the VMM maps: the records, and the card's addresses for the memory. The memory is in
-//! files, which are handed over separately. The client uses the files meanwhile: its guest's CPUs may write at any
-//! time.
+//! Saved state of apertures that the VMM maps: the records, and the card's addresses of the memory. The memory is in
+//! files, which are handed over separately. The client uses them meanwhile: its guest's CPUs may write at any time.
 
 use super::{MappedWindow, PageTarget, Remap, Slot, Window};
 use card_manager::{ManagedCard, ManagerError};
@@ -19,7 +18,7 @@ pub(crate) struct SavedRemap {
     pages: Vec<SavedPage>,
     /// Slots that map guest RAM.
     ram: Vec<SavedSlot>,
-    /// Set if the card's TLBs may contain translations that no table names.
+    /// Set if the card's TLBs may hold translations that no table names.
     stale: bool,
 }
 
@@ -68,7 +67,7 @@ impl Remap {
             waiting,
             // False in a quiescent VM.
             closing: _,
-            // The warning may be logged again.
+            // The warning is logged again.
             warned: _,
             stale,
             // Statistics restart at 0.
@@ -114,8 +113,8 @@ impl Remap {
 }
 
 impl SavedRemap {
-    /// Restores the apertures, given the sizes of BAR1 and BAR3, with their memory in `files`, for a VM with
-    /// `vram_bytes` bytes of VRAM. The memory is mapped for the card at its old address.
+    /// Restores the apertures, of `bar1` and `bar3` bytes, with their memory in `files`, for a VM with `vram_bytes`
+    /// bytes of VRAM. The memory is mapped for the card at its old address.
     ///
     /// # Errors
     /// If the saved state is invalid, the files do not match, or the host cannot map them.
@@ -159,7 +158,7 @@ impl SavedRemap {
 }
 
 impl Remap {
-    /// Records the contents of a slot. No other saved entry may have set this slot.
+    /// Records the content of a slot. No other saved entry may have set this slot.
     fn wants(&mut self, slot: Slot, want: PageTarget) -> Result<(), Invalid> {
         let window = self.windows.get_mut(slot.window).and_then(Option::as_mut);
         let place = window.and_then(|window| window.want_mut(slot.page)).filter(|place| **place == PageTarget::Nothing);
@@ -179,7 +178,7 @@ mod tests {
     const BARS: (u64, u64) = (17 << 20, 1 << 20);
     const VRAM: u64 = 1 << 20;
 
-    /// Creates a VM's apertures with pages of VRAM in both, including a page that is mapped twice, and with RAM.
+    /// A VM's apertures with pages of VRAM in both, including a page that is mapped twice, and RAM.
     fn apertures(rig: &Rig) -> Remap {
         let mut remap = Remap::open(&rig.host, BARS).unwrap();
         let first = (TRAPPED_BAR1 / SMALL_PAGE) as u32;

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 const BAR1: u64 = 17 << 20;
 const BAR3: u64 = 1 << 20;
 
-/// Model of the memory that is moved according to the records: the guest page that each slot shows.
+/// Model of the memory that the records move: the guest page that each slot shows.
 #[derive(Default)]
 struct World {
     card: HashMap<u32, u32>,
@@ -120,13 +120,13 @@ fn pramin_yields_page_to_bars_and_reports_strays() {
     assert_eq!((taken.outs, taken.ins), (vec![(4, place(1))], vec![(4, in_bar3)]));
     assert_eq!(taken.strays, []);
     assert_eq!((remap.home(4), remap.counts.aliases), (Some(in_bar3), 0), "a driver goes on to BAR3");
-    // The page moves back to PRAMIN, or the PRAMIN window moves.
+    // The page returns to PRAMIN, or the PRAMIN window moves.
     let back = remap.book(MappedWindow::Bar3, &[(7, PageTarget::Nothing)]);
     assert_eq!((back.ins, back.strays), (vec![(4, place(1))], vec![place(1)]));
     remap.book(MappedWindow::Bar3, &[(7, PageTarget::Vram(4))]);
     let gone = remap.book(MappedWindow::Pramin, &[(first + 1, PageTarget::Vram(9))]);
     assert_eq!((gone.outs, gone.strays), (vec![], vec![place(1)]));
-    // BAR1 and PRAMIN both map the page that BAR3 gives up: BAR1 gets it.
+    // Between BAR1 and PRAMIN, BAR1 gets the page that BAR3 gives up.
     let low = (TRAPPED_BAR1 / SMALL_PAGE) as u32;
     remap.book(MappedWindow::Pramin, &[(first + 2, PageTarget::Vram(4))]);
     remap.book(MappedWindow::Bar1, &[(low, PageTarget::Vram(4))]);
@@ -160,7 +160,7 @@ fn whereabouts_tell_pieces_apart() {
     let Home::Host(first) = remap.whereabouts(at(32), LARGE_PAGE) else { panic!("apart") };
     assert_eq!(remap.whereabouts(at(35), SMALL_PAGE), Home::Host(first.offset(3 * SMALL_PAGE)));
     assert_eq!(first.0 % LARGE_PAGE, 0);
-    // PRAMIN is placed in steps of 64 KiB, so that a large page in PRAMIN need not be aligned for the card.
+    // PRAMIN is placed in steps of 64 KiB, so a large page in PRAMIN need not be aligned for the card.
     let start = (u64::from(pramin::BASE) / SMALL_PAGE) as u32;
     remap.book(
         MappedWindow::Pramin,

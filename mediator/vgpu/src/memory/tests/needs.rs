@@ -1,4 +1,4 @@
-//! Tests of the engines that push buffers of the rig's driver need.
+//! Push buffers of the rig's driver, and the engines that they need.
 
 use card_manager::{Bindings, Needs, Reader};
 use rig::driver::{CE0, CE1, M2MF, ce_copy, m2mf_copy, methods, object};
@@ -7,7 +7,7 @@ use sched::Engine;
 /// Number of words of a submission that are read.
 const WORDS: usize = 4096;
 
-/// Returns the needs of a submission that consists of these push buffers.
+/// Returns the needs of a submission of these push buffers.
 fn needs(bindings: &mut Bindings, ranges: &[&[u32]]) -> Needs {
     let mut reader = Reader::new(bindings);
     for words in ranges {
@@ -48,7 +48,7 @@ fn work_with_one_method_for_pgraph_needs_pgraph() {
         assert_eq!(needs_of(&[copies.clone(), graphics.clone()].concat()), Needs::Graphics);
         assert_eq!(needs_of(&[graphics, copies.clone()].concat()), Needs::Graphics);
     }
-    // The same applies to a data word for the subchannel's object, and to a meaningless header.
+    // The same applies to one data word for the subchannel's object, and to a meaningless header.
     assert_eq!(needs_of(&[copies.clone(), vec![4 << 29 | 1 << 16 | 2 << 13 | 0x100 >> 2]].concat()), Needs::Graphics);
     assert_eq!(needs_of(&[copies, vec![6 << 29]].concat()), Needs::Graphics);
 }
