@@ -220,8 +220,8 @@ constants! {
         /// Write, of any value: the available ring contains new batches. A posted write. Batches are processed in
         /// order.
         pub const DOORBELL: u32 = 0x28;
-        /// Read: number of batches that have ended since the queue was set up, modulo 2^32. Because reads are not posted, all
-        /// batches whose doorbells were rung before the read are included.
+        /// Read: number of batches that have ended since the queue was set up, modulo 2^32. Because reads are not
+        /// posted, all batches whose doorbells were rung before the read are included.
         pub const ENDED: u32 = 0x2c;
         /// Read: 1 while the device requests an interrupt. Write 1: acknowledges the interrupt.
         pub const INTERRUPT: u32 = 0x30;

@@ -10,8 +10,8 @@
 //!
 //! A move takes effect only when its user has remapped the chunk; if that never happens, the chunk stays. A user that
 //! declines gets no order for a while, and the time that it gets to become quiet doubles; a user whose chunks could not
-//! be copied gets no order for a while. A user that does not become quiet is made quiet by force, if the executor can do
-//! that, and then given up.
+//! be copied gets no order for a while. A user that does not become quiet is made quiet by force, if the executor can
+//! do that, and then given up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
@@ -421,8 +421,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.actions.push_back(Action::Remap { user, tenant, order, chunks, to, copied_ns: ns });
     }
 
-    /// Records that a user has remapped the chunks of the oldest [`Action::Remap`] for which `moved` returns true, given
-    /// their positions in it.
+    /// Records that a user has remapped the chunks of the oldest [`Action::Remap`] for which `moved` returns true,
+    /// given their positions in it.
     ///
     /// # Errors
     /// If the user has nothing to remap.

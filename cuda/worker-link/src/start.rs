@@ -59,7 +59,7 @@ pub struct WorkerOptions {
     pub library: Option<PathBuf>,
     /// Restrictions, which the worker sets itself before it reads anything of the guest.
     pub restrictions: Restrictions,
-    /// How the worker survives its daemon, if it does.
+    /// The way in which the worker survives its daemon, if it does.
     pub rejoin: Option<Rejoin>,
 }
 

@@ -4,7 +4,7 @@
 //! Parts: [`Admin`] (requests), [`sockets`] (passing a socket of the daemon from a privileged program to a user),
 //! [`terminal`] (untrusted text on a terminal).
 //!
-//! The crate neither retries requests nor caches answers.
+//! The crate does not retry requests, and does not cache answers.
 
 pub mod sockets;
 pub mod terminal;

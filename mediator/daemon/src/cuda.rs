@@ -1,7 +1,8 @@
 //! Cards that use NVIDIA's driver. Each card has an owner, a separate process that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card), `users` (the users of their workers),
+//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card), `users` (the users of their
+//! workers),
 //! `handing_over` (an upgrade). The crate `owner_process` has the owner's process, and `cuda_status` its last status.
 //! [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!

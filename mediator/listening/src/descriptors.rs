@@ -7,8 +7,7 @@
 use config::check::MAX_VMS;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Number of descriptors that are not for VMs but for cards, listening sockets, connections of the admin API, and files
-/// that are read briefly.
+/// Number of descriptors for cards, listening sockets, connections of the admin API, and files that are read briefly.
 const RESERVED_DESCRIPTORS: u64 = 1024;
 /// Number of descriptors of a VM in addition to its memory files: its socket and connections, its own events, its
 /// mappings, its journal, and 8 sets of 16 that wait for their message.

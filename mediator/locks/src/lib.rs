@@ -5,7 +5,7 @@
 //! The underlying locks are `parking_lot`'s or, in tests, those of a checker that controls the scheduling of threads
 //! (`checked`, with the feature `checked`).
 //!
-//! The crate does not wait for anything except locks, and does not know what data a lock protects.
+//! The crate does not wait for anything except locks, and does not know the data that a lock protects.
 
 mod meter;
 mod order;

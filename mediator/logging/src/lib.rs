@@ -7,7 +7,7 @@
 //! use `log` share one call site for each level. Suppressed events are counted in [`suppressed`], and
 //! [`tell_suppressed`] logs their number by origin.
 //!
-//! The crate neither selects the logged events nor stores them.
+//! The crate does not select the logged events, and does not store them.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;

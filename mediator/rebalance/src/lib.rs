@@ -2,7 +2,7 @@
 //!
 //! [`Rebalancer`] decides from given loads and a given time, and chooses at most one virtual machine per round.
 //!
-//! The crate neither reads the load of cards nor moves anything; the daemon does both.
+//! The crate does not read the load of cards, and does not move anything; the daemon does both.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! Addresses for `connect`, in a page that nothing can change: the card's owner's, and the next daemon's.
 //!
-//! A filter of system calls sees pointers, and not the memory behind them. So the addresses that a worker may connect to
-//! are in a page of their own: the lowest that a process may map, of a sealed file. The filter allows `connect` with the
-//! pointers to them only, and no call that would map, unmap, move or unprotect memory below the page's end ([`LIMIT`]).
-//! No mapping reaches over the page from below, because the kernel refuses lower ones.
+//! A filter of system calls sees pointers, and not the memory behind them. So the addresses that a worker may connect
+//! to are in a page of their own: the lowest that a process may map, of a sealed file. The filter allows `connect` with
+//! the pointers to them only, and no call that would map, unmap, move or unprotect memory below the page's end
+//! ([`LIMIT`]). No mapping reaches over the page from below, because the kernel refuses lower ones.
 //!
 //! UNSAFETY: maps the page and reads it.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -421,8 +421,8 @@ impl CardState {
         }
     }
 
-    /// Resets the engines of a channel that does not leave them. The watchdog may notify the VM's guest; this code needs
-    /// only the engine.
+    /// Resets the engines of a channel that does not leave them. The watchdog may notify the VM's guest; this code
+    /// needs only the engine.
     fn force_off(&mut self, vm: TenantId) {
         let first = self
             .stays_on(vm)

@@ -1,7 +1,7 @@
 //! Users of workers: each VM's workers have one that no other VM's have.
 //!
-//! The folder of a VM has a file with its user's number. So a VM whose workers outlive their daemon has the same user in
-//! the next one, and no other VM gets it.
+//! The folder of a VM has a file with its user's number. So a VM whose workers outlive their daemon has the same user
+//! in the next one, and no other VM gets it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -56,7 +56,8 @@ impl Users {
         Self { first, taken: Some((first..=last).map(|_| AtomicBool::new(false)).collect()) }
     }
 
-    /// Returns the user of the VM with this folder, or one that no other VM has. `None` if workers have the daemon's user.
+    /// Returns the user of the VM with this folder, or one that no other VM has. `None` if workers have the daemon's
+    /// user.
     pub(super) fn take(&self, folder: &Path) -> Result<Option<User>, NoUser> {
         let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
         self.take_with(held, folder)
