@@ -155,7 +155,7 @@ impl Debian {
         Ok(output)
     }
 
-    /// Same as [`Self::sh`], but a nonzero exit code is an error that shows the ends of the units' logs. Returns the output.
+    /// Same as [`Self::sh`], but a nonzero exit code is an error with the ends of the units' logs. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();

@@ -50,7 +50,7 @@ pub struct VmConfig {
     pub smp: u32,
     /// The vfio-user socket of the vGPU, if the VM has one.
     pub gpu: Option<PathBuf>,
-    /// True if guest RAM is shared with the mediator, as required; `false` tests that a VM without shared RAM is detected.
+    /// True if guest RAM is shared with the mediator, as required; `false` tests that a lack of sharing is detected.
     pub share: bool,
     /// True if the VM has a hot-plug port; a vGPU is then below the port.
     pub hotplug: bool,

@@ -65,7 +65,7 @@ fn hook_of_proxmox_makes_and_removes_vgpus() -> Result<()> {
     ensure!(shown["profile"] == "desktop" && shown["labels"]["proxmox_vmid"] == "100", "{shown:#}");
     host.ok("qm stop 100 && mediatorctl vm list | grep -q '^no VMs'")?;
 
-    // If QEMU or the host ends, the hook is not called; the next start replaces the vGPU.
+    // Killing QEMU does not call the hook; the next start replaces the vGPU.
     host.ok("qm start 100")?;
     is_connected(host)?;
     host.ok("kill -KILL $(cat /run/qm-100.pid) && rm /run/qm-100.pid && qm start 100")?;

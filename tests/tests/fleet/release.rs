@@ -77,7 +77,7 @@ fn packages_pass_lintian_and_rpmlint() -> Result<()> {
     for line in report.stdout.lines().filter_map(|line| line.strip_prefix("E: ")) {
         errors.extend(line.split_once(": ").and_then(|(_, tag)| tag.split_whitespace().next()));
     }
-    // These two lines show that lintian has read the packages.
+    // The expected errors show that lintian has read the packages.
     ensure!(errors == UNCOMPRESSED.into(), "errors of lintian: {errors:?}");
     for package in ["gpu-mediator", "gpu-mediator-dbgsym", "gpu-mediator-kubernetes", "gpu-mediator-kubernetes-dbgsym"]
     {

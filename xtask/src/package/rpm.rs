@@ -20,8 +20,8 @@ const ELSEWHERE: [(&str, &str); 1] =
 /// Files that only Debian has: RPM keeps the changelog in the package's header.
 const DEBIAN_ONLY: &str = "changelog.gz";
 
-/// Returns true if an upgrade must keep the administrator's changes of a file. RPM has no configuration files that are
-/// programs.
+/// Returns true if an upgrade must keep the administrator's changes of a file. RPM does not support executable
+/// configuration files.
 fn is_config(spec: &Spec, path: &str) -> bool {
     spec.conffiles.contains(&path) && path != LIBVIRT_HOOK
 }
