@@ -53,7 +53,7 @@ unsafe fn append(into: &mut Vec<u64>, from: u64, bytes: usize) {
     while rest > 0 {
         let mut word = [0u8; 8];
         let length = rest.min(8);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { std::ptr::copy_nonoverlapping(at, word.as_mut_ptr(), length) };
         into.push(u64::from_le_bytes(word));
         at = at.wrapping_add(length);
@@ -111,7 +111,7 @@ pub unsafe fn encode(
                 into.push(room as u64);
                 encoded.result_words += words(room);
             }
-            // SAFETY: the caller's promise; the pointer is not null.
+            // SAFETY: guaranteed by the caller; the pointer is not null.
             Arg::In(bytes) | Arg::InAddressed(bytes) => unsafe { append(into, value, usize::from(bytes)) },
             Arg::InOptional(bytes) => {
                 into.push(u64::from(value != 0));
@@ -143,7 +143,7 @@ pub unsafe fn encode(
                 if value == 0 && bytes > 0 || bytes > MAX_WORDS * 4 {
                     return Err(INVALID_VALUE);
                 }
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { append(into, value, bytes) };
             }
             Arg::Handles(kind, of) => {
@@ -153,7 +153,7 @@ pub unsafe fn encode(
                 }
                 into.push(elements as u64);
                 let first = into.len();
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { append(into, value, elements * 8) };
                 if !into.iter().skip(first).all(|handle| accepts(kind, *handle)) {
                     return Err(INVALID_HANDLE);
@@ -187,7 +187,7 @@ pub unsafe fn unpack(call: &Call, args: &[u64], results: &[u64]) {
         while rest > 0 {
             let word = from.next().copied().unwrap_or_default().to_le_bytes();
             let length = rest.min(8);
-            // SAFETY: the caller's promise: the program's memory has room for the result.
+            // SAFETY: guaranteed by the caller: the program's memory has room for the result.
             unsafe { std::ptr::copy_nonoverlapping(word.as_ptr(), at, length) };
             at = at.wrapping_add(length);
             rest -= length;

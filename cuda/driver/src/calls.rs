@@ -113,7 +113,7 @@ macro_rules! calls {
             }
             // SAFETY: the headers declare the symbol with these arguments.
             let function: unsafe extern "C" fn($($ty),*) -> c_int = unsafe { std::mem::transmute(function) };
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { function($($arg),*) }
         }
     )* };

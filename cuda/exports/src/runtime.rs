@@ -30,7 +30,7 @@ static FURTHER_HOOKS: Zeros<FURTHER_HOOKS_SIZE> = Zeros(UnsafeCell::new([0; FURT
 ///
 /// Both pointers are null or can be written.
 pub unsafe extern "C" fn hooks(to: *mut *mut c_void, bytes: *mut usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { buffer(to, bytes, HOOKS.0.get().cast(), HOOKS_SIZE) }
 }
 
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn hooks(to: *mut *mut c_void, bytes: *mut usize) {
 ///
 /// As for [`hooks`].
 pub unsafe extern "C" fn further_hooks(to: *mut *mut c_void, bytes: *mut usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { buffer(to, bytes, FURTHER_HOOKS.0.get().cast(), FURTHER_HOOKS_SIZE) }
 }
 
@@ -66,7 +66,7 @@ unsafe fn buffer(to: *mut *mut c_void, bytes: *mut usize, buffer: *mut c_void, s
 ///
 /// `to` is null or can be written.
 pub unsafe extern "C" fn primary_context(to: *mut u64, device: i32) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { put(to, driver().and_then(|driver| driver.primary_context(device))) }
 }
 
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn load_module(to: *mut u64, image: *const c_void, a: u64,
     if (a, b, c) != (0, 0, 0) || image.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { put(to, driver().and_then(|driver| driver.load_module(image))) }
 }
 
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn load_module_silently(to: *mut u64, image: *const c_void
     if to.is_null() {
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         *to = 0;
         load_module(to, image, 0, 0, 0);
@@ -118,7 +118,7 @@ pub extern "C" fn load_compilers() -> i32 {
 /// `to` is null or can be written.
 pub unsafe extern "C" fn current_context(to: *mut u64) -> i32 {
     let context = driver().and_then(|driver| driver.ready().map(|()| driver.current_context().unwrap_or(0)));
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { put(to, context) }
 }
 
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn current_context(to: *mut u64) -> i32 {
 /// `to` is null or can be written.
 pub unsafe extern "C" fn context_id(context: u64, to: *mut u64) -> i32 {
     let id = driver().and_then(|driver| if context == 0 { Ok(0) } else { driver.context_id(context) });
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { put(to, id) }
 }
 
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn context_id(context: u64, to: *mut u64) -> i32 {
 ///
 /// `to` is null or can be written.
 pub unsafe extern "C" fn active_checks(_context: u64, to: *mut u32, _: *mut *mut c_void) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { put(to, Ok(0)) }
 }
 

@@ -77,7 +77,7 @@ unsafe extern "C" fn answer(version: u32, seconds: u64, to: *mut [u8; 16]) -> i3
         own_table: pointer(INTEGRITY) as u64,
         function: answer as *const () as u64,
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { runtime::put(to, integrity::answer(version, seconds, addresses)) }
 }
 

@@ -48,7 +48,7 @@ static LOADING: Mutex<()> = Mutex::new(());
 /// # Safety
 /// The image has these bytes.
 unsafe fn at<T: Copy>(image: u64, offset: u64) -> T {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { ((image + offset) as *const T).read_unaligned() }
 }
 
@@ -147,7 +147,7 @@ unsafe fn options(count: u32, kinds: u64, values: u64) -> Result<Options, i32> {
     }
     let mut read = Options { kinds: Vec::new(), values: Vec::new() };
     for index in 0..count as u64 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (kind, value) = unsafe { (at::<u32>(kinds, 4 * index), at::<u64>(values, 8 * index)) };
         if !LOG_OPTIONS.contains(&kind) {
             read.kinds.push(kind);

@@ -106,7 +106,7 @@ impl Window {
     pub unsafe fn unmap(&mut self) {
         let ids: Vec<u32> = self.blobs.keys().copied().collect();
         ids.into_iter().for_each(|id| self.unpin(id));
-        // SAFETY: the caller's promise; `map` made the mapping.
+        // SAFETY: guaranteed by the caller; `map` made the mapping.
         unsafe { libc::munmap(self.base as *mut libc::c_void, self.bytes as usize) };
     }
 
@@ -146,7 +146,7 @@ impl Window {
 /// Without an address the mapping is new; with one, the kernel refuses it if anything is mapped there.
 unsafe fn map(address: Option<u64>, bytes: u64, descriptor: &OwnedFd, offset: u64) -> io::Result<u64> {
     let fixed = if address.is_some() { libc::MAP_FIXED_NOREPLACE } else { 0 };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe {
         libc::mmap(
             address.unwrap_or(0) as *mut libc::c_void,

@@ -111,7 +111,7 @@ impl Cuda {
         check("cuEventQuery", unsafe { query(event) })?;
         let [a, b] = look()?;
         let changed = Fill::new(at, 0x33);
-        // SAFETY: the pointer is to a local.
+        // SAFETY: the pointer points to a local.
         let result = unsafe { change(made, nodes[0], &raw const changed, self.context) };
         check("cuGraphExecMemsetNodeSetParams", result)?;
         self.raw_graph(made, stream)?;
@@ -188,7 +188,7 @@ impl Cuda {
             count: 1,
         };
         let mut clusters = 0;
-        // SAFETY: the pointers are to locals.
+        // SAFETY: the pointers point to locals.
         check("cuOccupancyMaxActiveClusters", unsafe { count(&raw mut clusters, function, &raw const configuration) })?;
         Ok(clusters)
     }
