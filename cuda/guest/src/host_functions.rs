@@ -28,7 +28,7 @@ struct Pending {
     data: u64,
 }
 
-/// Functions that were enqueued, by number, and the last number. A function leaves when it has run, unless it is part of
+/// Enqueued functions by number, and the last number. A function is removed once it has run, unless it is part of
 /// a graph. Static: two threads share them.
 static PENDING: Mutex<Option<(HashMap<u64, Pending>, u64)>> = Mutex::new(None);
 /// Maximum number of these functions.

@@ -85,9 +85,9 @@ pub struct Guest {
     multiprocessors: u32,
     /// Maximum number of submissions in flight.
     in_flight: u64,
-    /// Payload of the stamp of the next wait; it differs from all earlier ones.
+    /// Payload of the next wait's stamp, which differs from all earlier payloads.
     sequence: u32,
-    /// Number of the first launches whose stamps were read.
+    /// Number of launches, from the first on, whose stamps were read.
     collected: u64,
     /// Set if work was submitted since the last wait.
     busy: bool,
@@ -102,7 +102,7 @@ impl Guest {
         Self::running_ahead(device, RING as u64)
     }
 
-    /// Creates a channel with up to `in_flight` submissions in flight before a launch waits for the oldest.
+    /// Creates a channel in which a launch waits for the oldest submission once `in_flight` submissions are in flight.
     pub fn running_ahead(device: &Rc<Device>, in_flight: u64) -> Result<Self> {
         ensure!((1..=MOST_IN_FLIGHT).contains(&in_flight), "{in_flight} in flight: from 1 to {MOST_IN_FLIGHT}");
         let channel = Channel::with_ring(device, usize::try_from(in_flight)?)?;
@@ -155,7 +155,7 @@ impl Guest {
         self.done
     }
 
-    /// Returns the current first word of a buffer in RAM, without any wait.
+    /// Returns the current first word of a buffer in RAM, without waiting.
     pub fn peek(&self, buffer: workloads::Buffer) -> Result<u32> {
         let mut word = [0; 4];
         self.in_ram(buffer)?.context("a buffer in RAM")?.map()?.read(0, &mut word);
@@ -173,7 +173,7 @@ impl Guest {
         self.buffers.get(buffer.index).and_then(Option::as_ref).context("a buffer that is not there")
     }
 
-    /// Returns the guest kernel's buffer, if the memory is one.
+    /// Returns the buffer, if the memory is a buffer of the guest's kernel.
     fn buffer(&self, buffer: workloads::Buffer) -> Result<Option<&Buffer>> {
         Ok(match self.held(buffer)? {
             Held::Own(buffer) => Some(buffer),

@@ -1,7 +1,7 @@
 //! A CUDA program with its own process management: it forks, handles signals, starts children, and closes descriptors
 //! and libraries.
 //!
-//! Each subcommand prints the same as without the library, or fails.
+//! Each subcommand prints the same output as without the library, or fails.
 //!
 //! UNSAFETY: calls driver functions knowing only their number of arguments, and the C library's process and signal
 //! functions.
