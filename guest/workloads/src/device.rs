@@ -53,7 +53,7 @@ impl Device {
     }
 }
 
-/// Makes a request of a driver. The argument contains no addresses except the ones that this file writes to it.
+/// Makes a request of a driver. The argument contains no addresses except those that this file writes to it.
 pub fn call<T: Request>(file: &File, argument: &mut T) -> io::Result<()> {
     loop {
         // SAFETY: the number contains the number of bytes that the kernel may read and write, which is the size of `T`.
@@ -77,7 +77,7 @@ pub enum Domain {
     Vram,
     /// Guest RAM only.
     Gart,
-    /// Either: VRAM if the buffer fits; the kernel moves the buffer as requested.
+    /// Either memory: VRAM if the buffer fits. The kernel moves the buffer as requested.
     Either,
 }
 
@@ -138,12 +138,12 @@ impl Buffer {
         self.address
     }
 
-    /// Returns the memory that the buffer may be in.
+    /// Returns the memory in which the buffer may be.
     pub fn domain(&self) -> Domain {
         self.domain
     }
 
-    /// Queries the memory that the buffer is currently in: [`Domain::Vram`] or [`Domain::Gart`].
+    /// Queries the memory in which the buffer currently is: [`Domain::Vram`] or [`Domain::Gart`].
     pub fn place(&self) -> Result<Domain> {
         let mut info = uapi::GemInfo { handle: self.handle, ..Default::default() };
         self.device.call(&mut info)?;
@@ -179,7 +179,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         self.mapping.take();
-        // An error for a handle that the kernel refuses to close cannot be handled.
+        // If the kernel refuses to close the handle, nothing can be done.
         let _ = self.device.call(&mut uapi::GemClose { handle: self.handle, pad: 0 });
     }
 }
@@ -193,7 +193,7 @@ pub struct Use<'a> {
     pub reads: bool,
     /// Set if the GPU writes the buffer.
     pub writes: bool,
-    /// Memory that the buffer must be in during the submission; the kernel moves it there.
+    /// Memory in which the buffer must be during the submission; the kernel moves it there.
     pub place: Domain,
 }
 
@@ -276,7 +276,7 @@ impl Channel {
 
         let mut list = vec![entry(&Use::read(buffer))];
         for used in uses {
-            // The list may contain a buffer only once.
+            // The list may contain each buffer only once.
             match list.iter_mut().find(|entry| entry.handle == used.buffer.handle) {
                 Some(entry) => merge(entry, used),
                 None => list.push(entry(used)),

@@ -3,7 +3,8 @@
 //! Parts: [`uapi`] (the kernel's structures), [`device`] (device, buffer, channel), [`push`] (pushbuffers and copies),
 //! [`compute`] (kernels), [`pattern`] (test data), [`access`] (mapped memory), [`rig`] (filling, checking, counting),
 //! [`mediator`] (the mediator's own device), [`ending`] (time limits), [`marks`] (pauses for the host's counters),
-//! [`tests`] (one file per command), [`bar`] (without the driver), [`report`] (the result lines that the host reads).
+//! [`tests`] (one file per command), [`bar`] (access without the driver), [`report`] (the result lines that the host
+//! reads).
 //!
 //! The program supports the stock drivers of Debian's 6.1 and 6.12 on a Fermi card, and no other drivers: it has no
 //! relocations, no tiled buffers and no `VM_BIND`. It does not draw.
