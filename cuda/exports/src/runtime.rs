@@ -34,7 +34,7 @@ pub unsafe extern "C" fn hooks(to: *mut *mut c_void, bytes: *mut usize) {
     unsafe { buffer(to, bytes, HOOKS.0.get().cast(), HOOKS_SIZE) }
 }
 
-/// Slot 6 of the hooks: a further such buffer.
+/// Slot 6 of the hooks: another such buffer.
 ///
 /// # Safety
 ///
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn primary_context(to: *mut u64, device: i32) -> i32 {
 }
 
 /// Slot 6 of the runtime's table: loads a module, as `cuModuleLoadData` does. The runtime of CUDA 11 passes zeros for
-/// the other arguments; their meaning is not known, so that other values are refused.
+/// the other arguments; their meaning is unknown, so other values are refused.
 ///
 /// # Safety
 ///
@@ -84,7 +84,8 @@ pub unsafe extern "C" fn load_module(to: *mut u64, image: *const c_void, a: u64,
     unsafe { put(to, driver().and_then(|driver| driver.load_module(image))) }
 }
 
-/// Slot 1 of the runtime's table: the same for older runtimes, without a result: null if the image does not load.
+/// Slot 1 of the runtime's table: the same for older runtimes, without a result code: stores null if the image does not
+/// load.
 ///
 /// # Safety
 ///
@@ -105,8 +106,8 @@ pub extern "C" fn end(_: usize) -> i32 {
     SUCCESS
 }
 
-/// Slot 12 of the runtime's table: loads the compilers. The worker's driver has its own, and loads them when it needs
-/// them.
+/// Slot 12 of the runtime's table: loads the compilers. The worker's driver has its own compilers, and loads them on
+/// demand.
 pub extern "C" fn load_compilers() -> i32 {
     SUCCESS
 }
@@ -144,7 +145,7 @@ pub unsafe extern "C" fn active_checks(_context: u64, to: *mut u32, _: *mut *mut
     unsafe { put(to, Ok(0)) }
 }
 
-/// Slot 3 of the checks: the driver needs no check.
+/// Slot 3 of the checks: reports that the driver needs no check.
 pub extern "C" fn needed_checks() -> i32 {
     SUCCESS
 }

@@ -7,11 +7,11 @@
 //!
 //! ```text
 //! device -> worker   Blob { id, kind, offset, size }: the guest has this part of the window
-//! device -> worker   Remove { id }: the guest gives it back
-//! worker -> device   Removed { id }: the card does not use it any longer, the device may punch the hole
+//! device -> worker   Remove { id }: the guest returns it
+//! worker -> device   Removed { id }: the card no longer uses it; the device may punch the hole
 //! device -> worker   Doorbell: the guest rang; the worker reads its rings
-//! worker -> device   Check: a guest thread waits, and words have changed; the device looks at the waits again
-//! worker -> device   Failed { reason }: the worker ends, and why
+//! worker -> device   Check: a guest thread waits, and words have changed; the device checks the waits again
+//! worker -> device   Failed { reason }: the worker ends, for this reason
 //! device -> worker   Goodbye: the guest program has ended
 //! ```
 //!

@@ -17,7 +17,7 @@ pub enum ToWorker {
         /// Size in bytes.
         size: u64,
     },
-    /// The guest program gives a blob back.
+    /// The guest program returns a blob.
     Remove {
         /// Its identifier.
         id: u32,
@@ -31,7 +31,7 @@ pub enum ToWorker {
 /// A message from a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FromWorker {
-    /// The worker and the card do not use a blob any longer.
+    /// The worker and the card no longer use a blob.
     Removed {
         /// Its identifier.
         id: u32,
@@ -58,7 +58,7 @@ pub enum Reason {
     Limit,
     /// The sandbox cannot be set up.
     Sandbox,
-    /// A reason that this version does not know.
+    /// A reason unknown to this version.
     Unknown(u32),
 }
 

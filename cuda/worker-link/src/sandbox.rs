@@ -1,4 +1,4 @@
-//! The worker's own restrictions, which it sets before it loads the driver or reads anything of the guest.
+//! The worker's own restrictions, which it sets before it loads the driver or reads anything from the guest.
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
@@ -7,13 +7,13 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 #[error("cannot restrict the worker: {0} failed: {1}")]
 pub struct SandboxError(&'static str, rustix::io::Errno);
 
-/// Descriptors that a worker may open: the driver's device files, chunks and pipes.
+/// Maximum number of descriptors of a worker: the driver's device files, chunks and pipes.
 const MAX_DESCRIPTORS: u64 = 16_384;
 
-/// Restricts this process: no new privileges, no core dumps, a bound for descriptors.
+/// Restricts this process: no new privileges, no core dumps, and a limit on descriptors.
 ///
 /// # Errors
-/// If the kernel refuses one of them.
+/// If the kernel refuses a restriction.
 pub fn enter() -> Result<(), SandboxError> {
     rustix::thread::set_no_new_privs(true).map_err(|error| SandboxError("no_new_privs", error))?;
     limit(Resource::Core, 0).map_err(|error| SandboxError("the limit of core dumps", error))?;

@@ -11,7 +11,7 @@ use command_fds::{CommandFdExt as _, FdMapping};
 
 use crate::link::Link;
 
-/// The worker's numbers of its descriptors.
+/// Numbers of the descriptors in the worker.
 const WINDOW_FD: i32 = 3;
 const LINK_FD: i32 = 4;
 
@@ -31,7 +31,7 @@ pub enum StartError {
 pub struct WorkerOptions {
     /// The program `cuda-worker`.
     pub program: PathBuf,
-    /// The whole environment: where the driver's library is, the owner's socket and the tenant's name.
+    /// The whole environment: location of the driver's library, the owner's socket and the tenant's name.
     pub environment: Vec<(OsString, OsString)>,
     /// The driver's library that the worker loads; by default the loader finds `libcuda.so.1`.
     pub library: Option<PathBuf>,
@@ -40,8 +40,8 @@ pub struct WorkerOptions {
 }
 
 impl WorkerOptions {
-    /// Starts a worker that uses `window` and talks over `link`. Only these two descriptors and standard error are open
-    /// in it.
+    /// Starts a worker that uses `window` and communicates over `link`. Only these two descriptors and standard error
+    /// are open in the worker.
     ///
     /// # Errors
     /// If the program does not start.

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use cuda_ring::{ADDRESSES, BlobKind, PINNED_ADDRESSES, Shared};
 
-/// Blobs of a program at most.
+/// Maximum number of blobs of a program.
 const MAX_BLOBS: usize = 4096;
 
 /// A window that cannot be used.
@@ -18,7 +18,7 @@ pub enum WindowError {
     /// The descriptor cannot be examined or mapped.
     #[error("cannot map the window: {0}")]
     Map(#[from] io::Error),
-    /// A blob is not in the window, or has another size than its kind.
+    /// A blob is not in the window, or its size does not match its kind.
     #[error("blob {0} does not fit its kind or the window")]
     Blob(u32),
     /// The program has too many blobs.
@@ -49,7 +49,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Maps a window whole. The descriptor's owner never shrinks the file.
+    /// Maps a whole window. The descriptor's owner never shrinks the file.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -86,7 +86,7 @@ impl Window {
         self.blobs.get(&id).copied()
     }
 
-    /// Forgets a blob, which is not mapped for the card any longer.
+    /// Removes a blob, which is no longer mapped for the card.
     pub fn remove(&mut self, id: u32) {
         self.blobs.remove(&id);
     }

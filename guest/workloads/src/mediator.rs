@@ -18,7 +18,7 @@ pub const CREATE: u32 = 1 << 0;
 pub const ABROAD: u32 = 1 << 2;
 /// Attaches for reading only.
 pub const READ_ONLY: u32 = 1 << 3;
-/// Mask of the rights of other virtual machines.
+/// Read and write rights for other virtual machines.
 pub const ABROAD_READ_WRITE: u32 = 3;
 /// Removes the key of a segment.
 const REMOVE: u32 = 5;
