@@ -29,11 +29,11 @@ pub enum WindowError {
 /// A blob.
 #[derive(Clone, Copy, Debug)]
 pub struct Blob {
-    /// Its kind.
+    /// Kind of the blob.
     pub kind: BlobKind,
     /// Offset in the window.
     pub offset: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
     /// Address of the mapping for the card, if it is pinned memory that the guest has mapped.
     pub pinned: Option<u64>,
