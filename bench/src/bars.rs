@@ -8,7 +8,7 @@ use plotters::prelude::{
 };
 use plotters::style::{BLACK, FontTransform};
 
-/// Colours that most people can tell apart (Okabe and Ito).
+/// Colours that most people can distinguish (Okabe and Ito).
 const COLOURS: [RGBColor; 9] = [
     RGBColor(150, 150, 150),
     RGBColor(0, 0, 0),
@@ -23,7 +23,7 @@ const COLOURS: [RGBColor; 9] = [
 /// Height of the picture, and width of a group, in pixels.
 const HEIGHT: u32 = 480;
 const GROUP: u32 = 62;
-/// Part of a group's width covered by its bars.
+/// Fraction of a group's width that its bars cover.
 const FILLED: f64 = 0.84;
 
 /// Bars of one kind: a value for each group.
@@ -34,7 +34,7 @@ pub struct Kind {
     pub values: Vec<f64>,
 }
 
-/// The axis of values.
+/// The vertical axis.
 #[derive(Clone, Copy)]
 pub struct Axis {
     /// Label of the axis.

@@ -21,7 +21,7 @@ use simgpu::mmu::{AddressSpace, Mmu};
 
 use crate::report::{Metric, Target, median};
 
-/// Number of measurements of each kind; the median counts.
+/// Number of measurements of each kind; the median is reported.
 const ROUNDS: usize = 21;
 /// Minimum time of a measurement.
 const MIN_MEASUREMENT: Duration = Duration::from_millis(60);
@@ -224,8 +224,8 @@ struct Rate {
     waited: f64,
 }
 
-/// Times `act` with `threads` worker threads. The other threads take over a waiting thread's work, so the wait is
-/// divided among all threads.
+/// Times `act` with `threads` worker threads. The other threads take over a waiting thread's work, so the waiting
+/// time is divided by the number of threads.
 fn timed(threads: usize, act: impl FnOnce() -> Result<()>) -> Result<Time> {
     let (before, began) = (waited(), Instant::now());
     act()?;
@@ -234,7 +234,7 @@ fn timed(threads: usize, act: impl FnOnce() -> Result<()>) -> Result<Time> {
     Ok(Time { seconds: wall - waited, waited: waited / wall })
 }
 
-/// Number of steps of a loop that uses only a core's arithmetic.
+/// Number of steps of a loop that only calculates.
 const PLAIN_STEPS: u64 = 40_000_000;
 
 /// Measures a loop in `threads` independent threads.

@@ -12,7 +12,7 @@ use vram::Limits;
 use crate::in_process_vm::{CardConfig, guest, wait};
 use crate::report::{Metric, median};
 
-/// Number of rounds; the median counts.
+/// Number of rounds; the median is reported.
 const ROUNDS: usize = 7;
 /// Number of doorbells per round.
 const DOORBELLS: usize = 20_000;
@@ -36,7 +36,7 @@ fn ring(driver: &mut Driver, channel: &mut Channel, queued: usize) -> Result<Rou
         let began = Instant::now();
         let mut between = Duration::ZERO;
         for _ in 0..queued {
-            // The time for writing rings and push buffers counts as the guest's own time.
+            // The time for writing rings and push buffers is attributed to the guest.
             let own = Instant::now();
             let put = driver.queue_fenced(channel, &object(CE0));
             between += own.elapsed();

@@ -28,7 +28,7 @@ const PERCENT: [usize; 4] = [90, 75, 50, 25];
 const SEEDS: u64 = 20;
 /// Input numbers of the two instances, and of the run that provides the profile.
 const INPUTS: [u64; 3] = [1, 3, 2];
-/// Maximum that the clock policy may copy, relative to the minimum.
+/// Maximum copies of the clock policy, relative to the minimum.
 const TARGET: f64 = 1.2;
 /// The policy with a target.
 const JUDGED: &str = "clock";
@@ -39,9 +39,9 @@ const OTHERS: [Contender; 6] = [
     Contender { name: "profiled", policy: Some(VictimPolicy::Profiled), sees: Sees::Named },
     Contender { name: JUDGED, policy: Some(VictimPolicy::Clock), sees: Sees::Named },
     Contender { name: "loops", policy: Some(VictimPolicy::Loops), sees: Sees::Named },
-    // This contender is hypothetical, because it requires reference bits on the card.
+    // This policy is hypothetical, because it requires reference bits on the card.
     Contender { name: "clock_bits", policy: Some(VictimPolicy::Clock), sees: Sees::All },
-    // This contender is not part of the product.
+    // This policy is not part of the product.
     Contender { name: "latest", policy: None, sees: Sees::Named },
 ];
 
@@ -57,7 +57,7 @@ fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     }
 }
 
-/// Number of cards on which the judged policy meets or misses its target, wherever the optimum is between its bounds.
+/// Numbers of card sizes at which the policy certainly meets or misses its target, given the bounds of the optimum.
 #[derive(Debug, Default)]
 struct Verdicts {
     all: u32,
@@ -77,7 +77,7 @@ impl Verdicts {
 fn sizes(row: &str, instances: &[Instance<'_>], verdicts: &mut Verdicts) -> Vec<Metric> {
     let pieces = interleave(instances);
     let footprint: usize = instances.iter().map(|instance| instance.trace.sums().len()).sum();
-    // All memory that one unit of work uses must fit.
+    // The card must hold all memory that one unit of work uses.
     let most = pieces.iter().map(|piece| piece.step.len()).max().unwrap_or(0);
     let mut metrics = vec![
         Metric::plain(format!("{row}.footprint"), mib(footprint as f64), "MiB"),

@@ -1,4 +1,4 @@
-//! Full virtualization: the guest's workloads under each way of mediation, compared with the same workloads in a VM
+//! Full virtualization: the guest's workloads in each mode of mediation, compared with the same workloads in a VM
 //! that has a card in passthrough.
 //!
 //! All VMs run at the same time, each on a separate software card, and alternate workload by workload, so that a change
@@ -15,8 +15,8 @@ use super::Request;
 use crate::report::interval::picked;
 use crate::report::{Interval, Metric, Target, median, order};
 
-/// Number of rounds of each workload, for ways without a target, and for the default and its baseline. The median
-/// counts.
+/// Number of rounds of each workload, for modes without a target, and for the default and its baseline. The median
+/// is reported.
 const MIN_ROUNDS: usize = 9;
 const MAX_ROUNDS: usize = 25;
 /// Size of each card and of the passthrough VM's VRAM in MiB.
@@ -75,7 +75,7 @@ struct Measured {
     counts: BTreeMap<String, f64>,
 }
 
-/// Runs the benchmark. A part is a way of mediation, which is always measured together with the baseline.
+/// Runs the benchmark. A part is a mode of mediation, which is always measured together with the baseline.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let images = tests::images()?;
     let kinds: Vec<&Kind> = KINDS.iter().filter(|kind| kind.name == BASELINE || request.wants(kind.name)).collect();
@@ -161,7 +161,7 @@ fn report(measured: &BTreeMap<(&'static str, &'static str), Measured>, kinds: &[
         for kind in kinds.iter().filter(|kind| kind.name != BASELINE) {
             let measured = of(kind.name)?;
             let rounds = measured.seconds.len();
-            // Compare equal numbers of rounds.
+            // Only equal numbers of rounds are compared.
             let [ours, theirs] = [&measured.seconds, &base.seconds].map(|of| milliseconds(&of[..rounds.min(of.len())]));
             times.entry(kind.name).or_default().push([ours.clone(), theirs.clone()]);
             let target = if kind.is_default { Target::AtMost(1.10) } else { Target::None };

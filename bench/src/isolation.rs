@@ -1,4 +1,4 @@
-//! A stock guest that computes next to an attacking guest: its share of the time is compared with its share next to a
+//! A stock guest that computes next to an attacking guest. Its share of the time is compared with its share next to a
 //! well-behaved guest that always has work. Both shares are measured in the same run, with the mediator's accounts and
 //! the card's clock.
 
@@ -38,7 +38,7 @@ const PATHS: [&str; 3] = ["/v1/vms", "/metrics", "/v1/cards"];
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time after which a request counts as unanswered.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Target in ms for 99 of 100 requests.
+/// Target for the latency of 99 of 100 requests, in ms.
 const ANSWERED_MS: f64 = 50.0;
 /// Fraction of its share that the neighbour must keep.
 const MIN_SHARE_KEPT: f64 = 0.96;

@@ -1,7 +1,7 @@
-//! Hold times of the card's lock and the VMs' locks, with guests in this process: at work, while being added and
-//! removed, contending, and short of memory. Meanwhile another thread reads a register of the card: the longest hold is
+//! Hold times of the card's lock and the VMs' locks. Guests in this process work, are added and removed, contend, and
+//! run short of memory. Meanwhile another thread reads a register of the card. The longest hold is
 //! compared with the longest of these reads, which is the delay that the card or this host can cause at any moment. The
-//! processor time of each hold is also measured: it is the mediator's own part.
+//! processor time of each hold is also measured: it is the mediator's own contribution.
 //!
 //! All memory of the process is allocated at the start. Otherwise the first access to a page of the software card's
 //! VRAM causes a page fault, which a real card does not.
@@ -111,7 +111,7 @@ fn swap(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// Runs a part. Returns the times of single accesses to the card during the part in us, in ascending order.
+/// Runs a part. Returns the durations in us of single accesses to the card during the part, in ascending order.
 fn with_accesses(rig: &Rig, run: fn(&Rig) -> Result<()>) -> Result<Vec<f64>> {
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: measures, together
-//! with a baseline in the same run. Without a name, runs all benchmarks; a name selects one benchmark, or all
+//! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: measures,
+//! including a baseline in the same run. Without a name, runs all benchmarks; a name selects one benchmark, or all
 //! benchmarks with this prefix before the `-`. Results are written to the file at once, and `--resume` continues an
 //! interrupted run after the last completed benchmark.
 //!
@@ -238,7 +238,7 @@ mod unit {
         Ok(vec![Metric::plain("works", f64::from(MADE.get()), "times")])
     }
 
-    /// Records one figure of this benchmark, and may then fail.
+    /// Records one figure of this benchmark, then fails if `FAILS` is set.
     fn breaks(_: &Request, record: &mut Record) -> Result<Vec<Metric>> {
         record.put(vec![Metric::plain("first", 1.0, "times")])?;
         ensure!(!FAILS.get(), "no host for it");

@@ -112,7 +112,7 @@ const INTERRUPT_READS: f64 = 3.0;
 
 macro_rules! quantities {
     ($($(#[$doc:meta])+ $field:ident: $counter:literal,)*) => {
-        /// Numbers of a guest's operations during some time.
+        /// Numbers of a guest's operations during a period.
         #[derive(Clone, Copy, Debug, Default, PartialEq)]
         pub struct Counts {
             $($(#[$doc])+ pub $field: f64,)*
@@ -196,12 +196,12 @@ impl Counts {
     }
 }
 
-/// A way to give a card to a guest.
+/// How a guest gets a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Platform {
     /// The driver runs directly on the host.
     Native,
-    /// A VM has the card's BARs mapped.
+    /// The card's BARs are mapped into a VM.
     Passthrough,
     /// A VM's accesses are messages to the mediator.
     Mediated {

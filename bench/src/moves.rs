@@ -1,4 +1,4 @@
-//! Pauses of VMs when another daemon takes over, by the size of their memory and the number of channels: two daemons
+//! Pauses of VMs when another daemon takes over, by memory size and number of channels. Two daemons
 //! run concurrently, one with small VMs and one with large VMs, and are upgraded alternately while all VMs work. Also
 //! measures the pauses of VMs that move to another card ([`cards`]).
 

@@ -2,8 +2,8 @@
 //! Also measures an exit with and without the server's reply, and the lending of RAM, in a machine with KVM and an
 //! IOMMU; and the clearing of PGRAPH between two VMs.
 //!
-//! The parts are `load`, `exits` and `handover`. A guest under TCG has no exits: each message to the server counts as
-//! one. The machine is emulated, so its times are useful only relative to each other.
+//! The parts are `load`, `exits` and `handover`. A guest under TCG has no exits, so each message to the server
+//! counts as an exit. The machine is emulated, so its times are useful only relative to each other.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ const LENT_SMALL_MIB: u32 = 64;
 const INNER_ROUNDS: usize = 7;
 const EXITS: u32 = 500;
 
-/// Several values of one measurement.
+/// The values of a repeated measurement.
 #[derive(Clone, Debug, Default)]
 struct Values(Vec<f64>);
 
@@ -164,7 +164,7 @@ fn messages() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Reads lines of `name=value`.
+/// Parses lines of `name=value` pairs.
 fn read(text: &str) -> Result<BTreeMap<String, Values>> {
     let mut found: BTreeMap<String, Values> = BTreeMap::new();
     for (name, value) in text.split_whitespace().filter_map(|word| word.split_once('=')) {

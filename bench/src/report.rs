@@ -54,14 +54,14 @@ impl Metric {
         Self { baseline: Some(baseline), ..Self::plain(name, value, unit).target(target) }
     }
 
-    /// Creates a metric of the samples' median and its interval. Without samples the value is NaN, which meets no
+    /// Creates a metric from the samples' median and its interval. Without samples the value is NaN, which meets no
     /// target.
     pub fn of_samples(name: impl Into<String>, samples: &[f64], unit: &'static str) -> Self {
         let value = median(samples).unwrap_or(f64::NAN);
         Self { interval: Interval::from_samples(samples, median), ..Self::plain(name, value, unit) }
     }
 
-    /// Creates a metric of two medians, of samples and of a baseline measured in the same rounds, with the interval of
+    /// Creates a metric from the medians of samples and of a baseline measured in the same rounds, with the interval of
     /// their ratio.
     pub fn ratio_of_samples(
         name: impl Into<String>,

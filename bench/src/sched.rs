@@ -28,7 +28,7 @@ const MADD: u64 = 500 * US;
 const LONG_MADD: u64 = 5 * MADD;
 /// Warm-up time, which is excluded from all figures.
 const WARM_UP_NS: u64 = SECOND;
-/// Seeds of the runs; the worst result counts.
+/// Seeds of the runs; the worst result is reported.
 const SEEDS: [u64; 3] = [1, 2, 3];
 
 /// A measured policy.

@@ -2,7 +2,7 @@
 //! [`competing`] measures errors of shares by policies, numbers of VMs and lengths of kernels; [`figures`] the other
 //! figures of GPUvm and Gdev; [`sharing`] weights, bursts and a VM alone; and [`rogues`] misbehaving VMs.
 //!
-//! The measure is work completed for the guests, by their own count: each guest reports the end of each of its kernels,
+//! Shares are measured as completed work, counted by the guests: each guest reports the end of each of its kernels,
 //! using the card's time stamp after the kernel, and a kernel's duration comes from the card's model. So fairness does
 //! not depend on the mediator's accounts, and windows need not begin or end with a whole kernel. Times are real:
 //! windows have 500 and 100 ms, and the scheduler has its default settings. As in the papers' systems, the card does
@@ -109,7 +109,7 @@ impl Stage {
         self.play_for(row, policy, self.measured, loads)
     }
 
-    /// Same as [`Self::play`], with a different measured time.
+    /// Same as [`Self::play`], for a different measured time.
     fn play_for(&self, row: &str, (_, settings): Policy, measured: Duration, loads: Vec<Load>) -> Result<Outcome> {
         self.crowd.set(settings)?;
         let outcome =

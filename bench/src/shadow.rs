@@ -2,7 +2,7 @@
 //! relative to a plain copy of the same bytes.
 //!
 //! An address space maps 1 GiB with 4 KiB pages: eight tables of 256 KiB in guest VRAM. Guest memory is an array, so
-//! the measured time is this project's own work plus the reads.
+//! the measured time consists of this project's own work and the reads.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -28,7 +28,7 @@ const TABLE_BYTES: u64 = 256 << 10;
 const ALL: u64 = MAPPED / PAGE * ENTRY_BYTES;
 /// First mapped byte of VRAM; the tables are outside the mapped range.
 const DATA: u64 = 16 << 20;
-/// Number of measurements of each kind; the median counts.
+/// Number of measurements of each kind; the median is reported.
 const ROUNDS: usize = 201;
 
 /// Guest VRAM that holds the tables.

@@ -10,7 +10,7 @@ use vmm_glue::{IrqCounts, Link, Server, ServerOptions, SocketOptions, StopHandle
 
 use crate::report::{Metric, Target, median};
 
-/// Number of measurements of each kind; the median counts.
+/// Number of measurements of each kind; the median is reported.
 const ROUNDS: usize = 7;
 /// Number of accesses in a measurement.
 const READS: u32 = 3_000;

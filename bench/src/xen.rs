@@ -2,8 +2,8 @@
 //! serves), and the number of buffered exits. The domain has a shared card and its own pages under the apertures, as
 //! recommended to operators; for comparison it has the card in passthrough, where each access is an exit.
 //!
-//! Xen, domain 0 and the domain are all emulated on two processors, so times apply only to this machine; numbers of
-//! exits apply generally.
+//! Xen, domain 0 and the domain are all emulated on two processors, so times are valid only for this machine; numbers
+//! of exits are generally valid.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -16,7 +16,7 @@ const CARD_MIB: u32 = 128;
 const VM_MIB: u32 = 64;
 /// Size of domain 0 in MiB.
 const DOM0_MIB: u32 = 1400;
-/// Workloads, by name; each runs equally often in both modes.
+/// Names of the workloads; each runs equally often in both modes.
 const WORKLOADS: [(&str, &str); 4] = [
     ("copy", "copy --engine ce0 --from vram --to vram --size 65536 --count 20"),
     ("fences", "fences --count 50"),
@@ -24,7 +24,7 @@ const WORKLOADS: [(&str, &str); 4] = [
     ("mmul", "workload --name mmul --scale 1 --rounds 1"),
 ];
 
-/// Exits of a domain so far.
+/// Number of exits of a domain so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Exits {
     reads: u64,

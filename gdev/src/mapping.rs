@@ -97,7 +97,7 @@ impl Mapping {
         let address = self.checked(offset, width.bytes());
         let value: u64;
         // SAFETY: `checked` has shown that all bytes are in the mapping, which lives as long as `self`. A load has no
-        // other effect on this program's memory, and x86 loads need no alignment.
+        // other effect on this program's memory, and x86 loads require no alignment.
         unsafe {
             match width {
                 Width::Byte => asm!("movzx {1:e}, byte ptr [{0}]", in(reg) address, out(reg) value, options(nostack)),
@@ -116,7 +116,7 @@ impl Mapping {
     pub fn store(&self, offset: usize, width: Width, value: u64) {
         let address = self.checked(offset, width.bytes());
         // SAFETY: `checked` has shown that all bytes are in the mapping, which lives as long as `self` and is not Rust
-        // memory that anything borrows. x86 stores need no alignment.
+        // memory that anything borrows. x86 stores require no alignment.
         unsafe {
             match width {
                 Width::Byte => {

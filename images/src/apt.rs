@@ -1,7 +1,7 @@
 //! A private apt: its own lists, cache, status and configuration, all under the cache folder.
 //!
-//! Only the network settings (`Acquire::http` and so on) come from the system's apt. The private apt treats no package
-//! as installed, so a resolved package includes all of its dependencies down to the C library.
+//! Only the network settings (`Acquire::http` and so on) come from the system's apt. The private apt considers no
+//! package installed, so a resolved package includes all of its dependencies down to the C library.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ const APT: &str = "apt";
 /// The required programs, each with its package.
 const PROGRAMS: [(&str, &str); 3] = [("apt-get", APT), ("apt-cache", APT), ("dpkg-deb", "dpkg")];
 
-/// A fault of the host, so that trying another suite would not help.
+/// A fault of the host, for which trying another suite would not help.
 #[derive(Debug)]
 pub struct HostProblem(String);
 
@@ -65,7 +65,7 @@ pub struct Fetched {
 }
 
 impl Apt {
-    /// Prepares a private apt for `suite` and fetches its package lists.
+    /// Prepares a private apt for `suite` and fetches the suite's package lists.
     pub fn open(suite: &Suite, cache: &Cache, progress: &Progress) -> Result<Self> {
         let host = |e: Error| HostProblem::from(&e);
         require_programs().map_err(host)?;

@@ -1,4 +1,4 @@
-//! The cache folder, with one lock and with items that are created atomically.
+//! The cache folder, which has one lock and whose items are created atomically.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -106,7 +106,7 @@ impl Cache {
 
 impl Cache {
     /// Removes the items of `kind` that are not among `keys` and are older than a day. Another checkout or a running
-    /// test may use a newer item.
+    /// test may still use a newer item.
     pub fn prune(&self, kind: &str, keys: &[&str]) -> Result<()> {
         let Ok(entries) = fs::read_dir(self.path(kind)) else { return Ok(()) };
         for entry in entries.flatten() {
@@ -120,7 +120,7 @@ impl Cache {
     }
 }
 
-/// Removes a file or folder; a missing one is not an error.
+/// Removes a file or folder, if it exists.
 pub fn remove(path: &Path) -> Result<()> {
     let result = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match result {
@@ -162,7 +162,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Returns the size in bytes of the files under `folder`, as far as they can be read; for progress lines.
+/// Returns the total size in bytes of the readable files under `folder`, for progress lines.
 pub fn size_of(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     entries

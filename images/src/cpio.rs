@@ -48,7 +48,7 @@ impl Archive {
         self.entry(name, CHARACTER_DEVICE | mode, major, minor, &[]);
     }
 
-    /// Ends the archive.
+    /// Finishes the archive.
     pub fn finish(self) -> Vec<u8> {
         trailer(self.bytes).expect("a vector takes all bytes")
     }
@@ -67,7 +67,7 @@ impl Archive {
 /// nodes.
 ///
 /// # Errors
-/// If an entry is malformed, is of another kind, or would be outside the folder.
+/// If an entry is malformed, has an unsupported type, or would be outside the folder.
 pub fn unpack(archive: &[u8], folder: &Path) -> Result<()> {
     let folder = folder.canonicalize().with_context(|| format!("the folder {}", folder.display()))?;
     let mut left = archive;

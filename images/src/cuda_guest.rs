@@ -25,7 +25,7 @@ impl CudaGuest {
     /// Writes the guest's initramfs with `more` added to `initrd`.
     ///
     /// # Errors
-    /// If a part cannot be read, or the file not written.
+    /// If a part cannot be read, or the file cannot be written.
     pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
         // The kernel accepts concatenated archives.
         let mut all = initramfs::pack(&self.kernel, &self.programs)?;
@@ -36,7 +36,7 @@ impl CudaGuest {
     }
 }
 
-/// Returns the name of a kernel with these modules in the record of made items.
+/// Returns the name of a kernel with these modules in the record of created items.
 pub(crate) fn entry(kernel: &str) -> String {
     format!("cuda-{kernel}")
 }

@@ -1,4 +1,4 @@
-//! Child processes: runs a child, shows that it is running, and suggests a remedy if it is missing or fails.
+//! Child processes: runs a program, shows that it is running, and suggests a remedy if it is missing or fails.
 
 use std::io::{ErrorKind, Read};
 use std::process::{Command, Output, Stdio};
@@ -14,7 +14,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Number of lines shown from the end of a failed child's output.
 const TAIL_LINES: usize = 12;
 
-/// Runs `command` to its end and returns its output; a non-zero exit is an error with the end of that output.
+/// Runs `command` to its end and returns its output; a nonzero exit code is an error with the end of that output.
 ///
 /// `package` is the Debian package that contains the program, for the message if it is missing. `detail` returns the
 /// progress of the step.

@@ -1,4 +1,4 @@
-//! Hooks in the driver: semantic patches that Coccinelle applies. Each patch is checked to have matched.
+//! Hooks in the driver: semantic patches that Coccinelle applies. Checks that each patch has matched.
 //!
 //! The header of a patch names its file, the hook that the file must contain afterwards, and the kernel, unless the
 //! patch applies to every kernel:

@@ -13,7 +13,7 @@ use crate::kernel::Unpacked;
 use crate::progress::Progress;
 use crate::recipe::RECIPE_VERSION;
 
-/// Target of the guests' programs; static, so the initramfs needs no libraries.
+/// Target of the guests' programs; statically linked, so that the initramfs needs no libraries.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const RUSTFLAGS: &str = "-C target-feature=+crt-static -C strip=symbols";
 
@@ -89,7 +89,7 @@ pub fn pack(kernel: &Unpacked, programs: &[Program]) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// Adds the modules of a kernel, and the list that our init and the agent load them from. The folder `etc` must exist.
+/// Adds the modules of a kernel, and the list from which our init and the agent load them. The folder `etc` must exist.
 pub(crate) fn add_modules(archive: &mut Archive, kernel: &Unpacked) -> Result<()> {
     archive.folder("modules");
     let mut list = String::new();

@@ -10,7 +10,8 @@
 //! - [`browser`]: a browser, for the tests of the daemon's page;
 //! - [`monitoring`]: Prometheus and a proxy, for the tests of a daemon's metrics;
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
-//! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and one with cluster software;
+//! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and a system with cluster
+//!   software;
 //! - [`xen`]: a Xen host, with its own domains;
 //! - [`svm`]: a QEMU for machines that run VMs;
 //! - `cuda_guest`: a guest with the stock driver of virtio-gpu;
@@ -251,8 +252,8 @@ pub fn ensure_browser(progress: &Progress) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Makes the folder with the tools that check packages, manifests and scripts, the first time: the root in which they
-/// run.
+/// Creates the folder with the tools that check packages, manifests and scripts, if it is missing: the root in which
+/// the tools run.
 pub fn ensure_checkers(progress: &Progress) -> Result<PathBuf> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -265,7 +266,7 @@ pub fn ensure_checkers(progress: &Progress) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Makes the machine that has a card behind an IOMMU, and its own VMs; its kernel is made the first time.
+/// Creates the machine that has a card behind an IOMMU, and its own VMs. Creates its kernel if it is missing.
 pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -282,7 +283,7 @@ pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     Nest::new(recipe, kernel, guest_programs(&manifest, progress)?, &qemu)
 }
 
-/// Makes the guest with the kernel called `name` and the driver of virtio-gpu; its kernel is made the first time.
+/// Creates the guest with the kernel called `name` and the driver of virtio-gpu. Creates its kernel if it is missing.
 pub fn ensure_cuda_guest(name: &str, progress: &Progress) -> Result<CudaGuest> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;

@@ -20,7 +20,7 @@ const KEYRINGS: [&str; 2] =
 /// The distribution templates that come with apt's Python bindings; they also exist on Ubuntu.
 const TEMPLATE: &str = "/usr/share/python-apt/templates/Debian.info";
 
-/// The archive that packages are fetched from.
+/// The archive from which packages are fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
     /// URI of the archive.

@@ -81,7 +81,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns a module's name as in its file name: the kernel treats `-` and `_` alike.
+/// Returns a module's name with underscores: the kernel treats `-` and `_` alike.
 pub fn normal(name: &str) -> String {
     name.replace('-', "_")
 }

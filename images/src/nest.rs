@@ -1,8 +1,8 @@
 //! A machine that has a card behind an IOMMU, and VMs: our init in an initramfs, on a kernel with VFIO and KVM, and
 //! QEMU with all the files that it reads.
 //!
-//! This QEMU is the one that runs the machine, so that it supports the same devices. It is in its own folder with its
-//! dynamic loader and its libraries, which may come from a different system than the host's programs.
+//! The machine contains the same QEMU that runs it, so that both support the same devices. QEMU is in its own folder
+//! with its dynamic loader and its libraries, which may come from a different system than the host's programs.
 //!
 //! The machine contains no shell, no programs to run in it, and no images of its VMs: the tests add these.
 

@@ -1,4 +1,4 @@
-//! Messages for the user while images are created: one line when a step starts, and one every few seconds while it
+//! Messages for the user while images are created: one line when a step starts, and a line every few seconds while it
 //! runs.
 
 use std::time::{Duration, Instant};

@@ -23,7 +23,7 @@ pub const QEMU_VARIABLE: &str = "GPU_MEDIATOR_QEMU";
 pub struct Qemu {
     /// The program to run: QEMU itself, or the dynamic loader that runs it.
     pub program: PathBuf,
-    /// Arguments that come before all others.
+    /// Arguments that precede all others.
     pub args: Vec<String>,
     /// Environment variables that the program needs.
     pub env: Vec<(String, String)>,

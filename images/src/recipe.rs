@@ -27,7 +27,7 @@ pub struct Manifest {
     pub system: SystemRecipe,
     /// Parts of the Debian system with cluster software.
     pub fleet: TreeRecipe,
-    /// A browser without windows.
+    /// A headless browser.
     pub browser: TreeRecipe,
     /// Tools that check packages, manifests and scripts.
     pub checkers: TreeRecipe,

@@ -1,4 +1,4 @@
-//! Detects whether KVM works by starting a guest: that the device file can be opened is not sufficient.
+//! Detects whether KVM works by starting a guest; opening the device file is not a sufficient check.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -13,7 +13,7 @@ use images::Images;
 use crate::children;
 use crate::wait::{self, Scratch};
 
-/// A kernel that prints nothing under KVM for this long counts as not running.
+/// If a kernel under KVM prints nothing for this long, KVM counts as not working.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Accelerator of the guests' CPUs.
@@ -60,7 +60,7 @@ impl Accel {
         Ok(if works { Self::Kvm } else { Self::Tcg })
     }
 
-    /// Returns the arguments for QEMU.
+    /// Returns the QEMU arguments that select the accelerator.
     pub fn args(self) -> [&'static str; 4] {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
@@ -85,7 +85,7 @@ fn try_kvm(images: &Images) -> Result<bool> {
         let ended = child.try_wait()?.is_some();
         Ok((spoke || ended).then_some(spoke))
     });
-    // The process may have exited already; either way it must be gone.
+    // The process may have exited already; kill and reap it in any case.
     let _ = child.kill();
     thread::spawn(move || child.wait());
     Ok(result.unwrap_or(false))

@@ -1,4 +1,4 @@
-//! The host's end of the agent protocol: commands to the init of a guest, over its second serial port.
+//! The host's end of the agent protocol: commands to the init of a guest, over the guest's second serial port.
 //!
 //! The guest sends `READY <release>`; the host sends `<id> <command>`; the guest answers with any number of lines `<id>
 //! | <line>`, followed by `<id> = <code>`. Other lines are ignored as line noise.
@@ -33,7 +33,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Returns all lines as one text.
+    /// Returns all lines, joined by newlines.
     pub fn text(&self) -> String {
         self.lines.join("\n")
     }
@@ -213,12 +213,12 @@ impl Pending<'_> {
         self.agent.shared.lock().jobs.get(&self.id).map(|j| j.lines.clone()).unwrap_or_default()
     }
 
-    /// Sends SIGTERM to the command's program.
+    /// Sends SIGTERM to the command's process.
     pub fn terminate(&self) -> Result<()> {
         self.agent.run(&format!("kill {} 15", self.id))?.success().map(drop)
     }
 
-    /// Sends SIGKILL to the command's program.
+    /// Sends SIGKILL to the command's process.
     pub fn kill(&self) -> Result<()> {
         self.agent.run(&format!("kill {} 9", self.id))?.success().map(drop)
     }

@@ -43,7 +43,7 @@ fn starter() -> &'static Mutex<Sender<Order>> {
         let (orders, taken) = channel::<Order>();
         thread::spawn(move || {
             for (mut command, answer) in taken {
-                // A caller that stopped waiting does not get the child.
+                // If the caller has stopped waiting, the child is dropped.
                 let _ = answer.send(command.spawn());
             }
         });

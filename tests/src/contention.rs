@@ -1,4 +1,4 @@
-//! Guests that compete for a card's time, with the share of each guest according to the mediator's accounts.
+//! Guests that compete for a card's time, and each guest's share according to the mediator's accounts.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::many_vms::{Account, Crowd, History, SIDE};
 
 /// Word before the end times of a load's kernels.
 const ENDS: &str = "ENDS ";
-/// Line that a load prints when it has started.
+/// Line that a load prints once it has started.
 const BEGUN: &str = "LOOPING";
 /// Time limit for a load to start.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
@@ -27,7 +27,7 @@ pub struct Load {
     pub vm: usize,
     /// Arguments for `gpu-workloads`, without `--duration`.
     pub words: String,
-    /// Start time, after the first load.
+    /// Delay of the start, relative to the first load.
     pub after: Duration,
 }
 
@@ -90,10 +90,10 @@ pub struct Contest {
     pub measured: Duration,
 }
 
-/// Outcome of a contest.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The VMs of the loads. The other fields are in this order.
+    /// The VMs of the loads. The other fields list the VMs in the same order.
     pub vms: Vec<usize>,
     /// Charges of each VM since the start of the measurement.
     pub uses: Uses,
@@ -113,11 +113,11 @@ pub struct Outcome {
     pub ends: Vec<Vec<u64>>,
 }
 
-/// Interval of reading the charges.
+/// Interval at which the charges are read.
 const CHARGE_READ_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Contest {
-    /// Runs the loads; calls `meanwhile` when the measured time begins, which includes the call's own time.
+    /// Runs the loads; calls `meanwhile` when the measured time begins, which includes the duration of this call.
     ///
     /// Fails if a load ends too early, or with a wrong result.
     pub fn run(&self, crowd: &Crowd, meanwhile: impl FnOnce(&Crowd) -> Result<()>) -> Result<Outcome> {
@@ -226,18 +226,18 @@ impl Outcome {
         jain(&self.uses.shares(Engine::Compute, 0, self.length), wanted)
     }
 
-    /// Returns the deviation of shares from `wanted` in windows of `window_ns`.
+    /// Returns the deviation of the shares from `wanted`, in windows of `window_ns` ns.
     pub fn share_error(&self, window_ns: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(Engine::Compute, window_ns, 0, self.length, wanted)
     }
 
-    /// Returns the part of the time for which an engine was charged to any VM.
+    /// Returns the fraction of the time during which an engine was charged to any VM.
     pub fn utilisation(&self, engine: Engine) -> f64 {
         let used: u64 = (0..self.vms.len()).map(|place| self.uses.used(place, engine, 0, self.length)).sum();
         used as f64 / self.length.max(1) as f64
     }
 
-    /// Returns a load's charge for PGRAPH, as a part of the time.
+    /// Returns a load's charge for PGRAPH, as a fraction of the time.
     pub fn received(&self, place: usize) -> f64 {
         self.uses.used(place, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
     }
@@ -310,7 +310,7 @@ mod tests {
         };
         let counted = outcome.counted(&[20, 40], 20);
         let used = |vm| [0, 20, 40, 60].map(|at| counted.used(vm, Engine::Compute, at, at + 20));
-        // Kernels that ended earlier are omitted; kernels across a boundary count with the part inside.
+        // Kernels that ended earlier are omitted; of a kernel that crosses a boundary, only the inner part counts.
         assert_eq!([used(0), used(1)], [[10, 10, 20, 0], [15, 20, 15, 20]]);
     }
 }

@@ -88,7 +88,7 @@ impl Daemon {
         Self::start_by(None, scratch, paths)
     }
 
-    /// Same with further variables in the daemon's environment.
+    /// Same as [`Self::start`], with additional environment variables for the daemon.
     pub fn start_with(
         name: &str,
         variables: &[(&str, &OsStr)],
@@ -141,7 +141,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Makes the program that is now at the daemon's path take over all of the daemon's work, and waits until the old
+    /// Makes the program now installed at the daemon's path take over all of the daemon's work, and waits until the old
     /// daemon ends. Returns the output of `mediatorctl daemon upgrade`.
     pub fn upgrade(&mut self) -> Result<Value> {
         Process::adopt_orphans().context("orphans cannot be adopted")?;
@@ -218,7 +218,7 @@ impl Daemon {
         serde_json::from_str(&text).with_context(|| format!("mediatorctl {} printed no JSON:\n{text}", args.join(" ")))
     }
 
-    /// Sends `GET path` to the admin API, for values that no command prints unchanged.
+    /// Sends `GET path` to the admin API, for values that no command prints as they are.
     pub fn api(&self, path: &str) -> Result<Value> {
         let body = self.get(path)?;
         serde_json::from_str(&body).with_context(|| format!("GET {path} answered no JSON:\n{body}"))
@@ -236,7 +236,7 @@ impl Daemon {
         matches!(self.process.try_wait(), Ok(None))
     }
 
-    /// Returns the daemon's process number.
+    /// Returns the daemon's process ID.
     pub fn pid(&self) -> u32 {
         self.process.id().as_raw_pid().unsigned_abs()
     }
@@ -252,7 +252,7 @@ impl Daemon {
         wait::tail(&self.scratch.path().join("mediatord.log"))
     }
 
-    /// Waits until the log has a line that contains `text`, and returns the line.
+    /// Waits until the log contains a line with `text`, and returns the line.
     pub fn wait_log(&mut self, text: &str, limit: Duration) -> Result<String> {
         let found = wait::until(&format!("{text:?} in mediatord's log"), limit, || {
             Ok(self.log().lines().find(|l| l.contains(text)).map(str::to_owned))

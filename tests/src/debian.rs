@@ -1,10 +1,10 @@
-//! A Debian host in namespaces of this machine: it has its own files, users, processes, mounts and network, but this
-//! machine's kernel.
+//! A Debian host in namespaces of this machine. It has its own files, users, processes, mounts and network, but shares
+//! this machine's kernel.
 //!
 //! Such a host starts in seconds, whereas an emulated machine starts in minutes. It has no systemd: [`Debian::start`]
 //! and related functions start and end units, and the first process reaps orphans, as systemd does.
 //!
-//! Requirements: root, or a range of users in `/etc/subuid` with the programs of Debian's package `uidmap`.
+//! Requirements: root, or a range of user IDs in `/etc/subuid` and the programs of Debian's package `uidmap`.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -23,7 +23,7 @@ use crate::wait::{self, Scratch};
 
 /// Maximum time that a command may take.
 const COMMAND_LIMIT: Duration = Duration::from_secs(180);
-/// Folder of the browser in the host.
+/// The browser's folder on the host.
 const BROWSER: &str = "/opt/browser";
 /// Maximum time for a page to load its data, in ms of the browser's own clock, which skips idle time.
 const BROWSER_MS: u32 = 5000;
@@ -31,7 +31,7 @@ const BROWSER_MS: u32 = 5000;
 const LOG_LINES: u32 = 30;
 /// Folder of the units' logs.
 const LOGS: &str = "/var/log/units";
-/// Folder of the units' process numbers.
+/// Folder of the units' process IDs.
 const UNITS: &str = "/run/units";
 
 /// Namespaces, as arguments of `unshare`. When that program ends, so do all processes in them.
@@ -80,7 +80,7 @@ const ENVIRONMENT: [(&str, &str); 3] = [
 /// A running host.
 pub struct Debian {
     namespaces: Child,
-    /// Process number of the host's first process on this machine.
+    /// Process ID of the host's first process, as seen by this machine.
     init: u32,
     users: bool,
     up: Instant,
@@ -106,7 +106,7 @@ pub(crate) fn is_root() -> bool {
 }
 
 impl Debian {
-    /// Starts a host with `files`, and with workload managers that are installed but not running.
+    /// Starts a host with `files`, and with workload managers installed but not running.
     pub fn start_up(name: &str, files: Files) -> Result<Self> {
         let archive = images::ensure_fleet(&Progress::stderr())?;
         let scratch = Scratch::new(name)?;
@@ -155,7 +155,7 @@ impl Debian {
         Ok(output)
     }
 
-    /// Same as [`Self::sh`]; a code other than 0 is an error with the ends of the units' logs. Returns the output.
+    /// Same as [`Self::sh`], but a nonzero exit code is an error with the ends of the units' logs. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();
@@ -195,7 +195,7 @@ impl Debian {
         self.end(unit, "KILL")
     }
 
-    /// Requests a unit to end, and waits until it has ended.
+    /// Asks a unit to end, and waits until it has ended.
     pub fn stop(&self, unit: &str) -> Result<()> {
         self.end(unit, "TERM")
     }
@@ -253,7 +253,7 @@ impl Drop for Debian {
         let _ = self.namespaces.wait();
         let _ = wait::until("the host's processes to end", COMMAND_LIMIT, || Ok(has_ended(self.init).then_some(())));
         if self.users && self.root.is_removed() {
-            // Files of other users can be removed by a process that can become these users.
+            // Only a process that can switch to other users can remove their files.
             let mut remove = Command::new("unshare");
             remove.args(USERS).args(["rm", "--recursive", "--force"]).arg(self.root.path().join("root"));
             let _ = run_to_end(&mut remove, COMMAND_LIMIT);
@@ -267,7 +267,7 @@ fn has_ended(process: u32) -> bool {
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
 }
 
-/// Returns the number of the only child of a process.
+/// Returns the process ID of the only child of a process.
 fn only_child(process: u32) -> Result<u32> {
     let path = PathBuf::from(format!("/proc/{process}/task/{process}/children"));
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;

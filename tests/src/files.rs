@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use images::cpio::Archive;
 use images::libraries;
 
-/// The dynamic loader, which lists the libraries that one needs.
+/// The dynamic loader, which lists the libraries that a library needs.
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
 /// Files for a machine's initramfs.
@@ -50,7 +50,7 @@ impl Files {
         self.stripped(from, to, Command::new(LOADER).arg(from))
     }
 
-    /// Adds a file and the libraries that are loaded with it by `command`.
+    /// Adds a stripped file at `to`, and the libraries that `command` lists for it.
     fn stripped(&mut self, from: &Path, to: &str, command: &mut Command) -> Result<()> {
         let scratch = tempfile::NamedTempFile::new().context("a file for a program")?;
         let stripped = Command::new("strip").arg("--strip-debug").arg("-o").arg(scratch.path()).arg(from).status();
@@ -67,7 +67,7 @@ impl Files {
         Ok(())
     }
 
-    /// Ends the archive.
+    /// Returns the finished archive.
     #[must_use]
     pub fn finish(self) -> Archive {
         self.archive

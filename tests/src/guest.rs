@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{Daemon, Output, Paths, Vm};
 
-/// Maximum time for loading nouveau. Its probe causes about a million trapped accesses.
+/// Maximum time for loading nouveau. Its probe function causes about a million trapped accesses.
 pub const LOAD_LIMIT: Duration = Duration::from_secs(240);
 /// Maximum time for a workload.
 pub const SMOKE_LIMIT: Duration = Duration::from_secs(900);
@@ -22,7 +22,7 @@ pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
     )
 }
 
-/// Line for a mediated VM that traps all accesses, both to apertures and to registers.
+/// Configuration line for a mediated VM that traps all accesses to apertures and registers.
 pub const TRAPPED: &str = "apertures = \"trapped\"\n";
 
 /// Returns the table of a mediated VM on `card0`.
@@ -52,7 +52,7 @@ pub fn load_driver(vm: &Vm) -> Result<String> {
     Ok(format!("nouveau renderD128 {kind}"))
 }
 
-/// Report at the end of a workload.
+/// The report that a workload prints at its end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Smoke {
     /// True if all bytes were correct.

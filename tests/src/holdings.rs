@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Number of mappings per thread: its stack, its signal stack, and the guard of each.
 const MAPPINGS_OF_THREAD: usize = 4;
 
-/// Resources of a process at one time.
+/// A snapshot of a process's resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
     /// Number of descriptors by kind.
@@ -25,10 +25,10 @@ pub struct Holdings {
     pub resident_kib: u64,
 }
 
-/// Tolerated growth of a process without leaks: its heap grows and shrinks in steps.
+/// Growth to tolerate, because the heap of a process without leaks also grows and shrinks in steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Slack {
-    /// Number of additional mappings, beyond those of new pool threads.
+    /// Number of additional mappings, not counting those of new pool threads.
     pub mappings: usize,
     /// Additional resident memory in KiB.
     pub resident_kib: u64,
@@ -74,7 +74,7 @@ impl Holdings {
         }
     }
 
-    /// Describes the resources that `later` has in excess of this value; empty if nothing leaked. Descriptors, threads
+    /// Describes the resources that `later` has in addition to these; empty if nothing leaked. Descriptors, threads
     /// and mapped files must not grow at all.
     #[must_use]
     pub fn lost(&self, later: &Self, slack: Slack) -> Vec<String> {
@@ -124,7 +124,7 @@ fn counted(names: impl Iterator<Item = String>) -> BTreeMap<String, usize> {
     counts
 }
 
-/// Returns a descriptor's target without its number.
+/// Returns a descriptor's target without the number in it.
 fn kind(target: &str) -> String {
     let numbered = ["socket", "pipe"].iter().find(|kind| target.starts_with(&format!("{kind}:[")));
     numbered.map_or(target, |kind| *kind).to_owned()

@@ -3,7 +3,7 @@
 /// Maximum level that counts as a complaint: emergency to warning.
 const WARNING: u8 = 4;
 
-/// Prefixes of lines that report a starved guest. They are caused by a busy host, not by a driver.
+/// Prefixes of lines that report a starved guest. A busy host causes such lines, not a driver.
 const OF_THE_HOST: [&str; 2] = ["clocksource: ", "hrtimer: interrupt took"];
 
 /// A line of a kernel log.

@@ -3,19 +3,19 @@
 //! The parts:
 //! - [`vm`]: one QEMU with a stock kernel; [`agent`] speaks to the init inside, [`qmp`] to QEMU itself;
 //! - [`daemon`]: `mediatord` and `mediatorctl` as an operator runs them;
-//! - [`accel`]: detects by trial whether KVM works here;
-//! - [`children`]: programs that end with this one;
-//! - [`guest`]: steps that most stories share: configuration, driver, workload;
-//! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's part of its time;
-//! - [`host`]: a Debian host with systemd, for the package; [`debian`]: one in namespaces, with workload managers;
+//! - [`accel`]: detects whether KVM works here, by starting a guest;
+//! - [`children`]: child processes that end with this process;
+//! - [`guest`]: steps that most tests share: configuration, driver, workload;
+//! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's share of the card's time;
+//! - [`host`]: a Debian host with systemd, for the package; [`debian`]: a host in namespaces, with workload managers;
 //! - [`toolbox`]: programs that check packages, manifests and scripts;
 //! - [`files`]: files that a machine receives before it boots;
 //! - [`nest`]: a machine with a card behind an IOMMU and its own VMs;
 //! - [`xen`]: a Xen host, with domains that have vGPUs;
 //! - [`holdings`]: resources of a process, to find leaks;
 //! - [`http`]: requests to a daemon's API, or to its monitoring;
-//! - [`pages`]: commands of operators' pages;
-//! - [`scale`]: small workloads, or the full ones;
+//! - [`pages`]: the commands in operators' pages;
+//! - [`scale`]: selects small or full workloads;
 //! - [`klog`]: the guest kernel's log, by level;
 //! - [`wait`]: bounded waits, which show the end of the logs on failure.
 //!

@@ -64,7 +64,7 @@ pub struct Account {
     pub started: u64,
     /// Number of the VM's submissions that ran too long, on any engine.
     pub strikes: u64,
-    /// True if the VM is quarantined, so that its work does not start.
+    /// True if the VM is quarantined; the work of such a VM does not start.
     pub quarantined: bool,
 }
 
@@ -160,7 +160,7 @@ impl Crowd {
     }
 
     /// Returns the card's clock in ns, and each VM's charges in the intervals of the last `since_ms` milliseconds. A
-    /// charge consists of the start of the interval, and the time in ns for each engine, by name.
+    /// charge consists of the start of the interval, and the charged time in ns of each engine, by name.
     pub fn history(&self, since_ms: u64) -> Result<History> {
         let shown = self.daemon.api(&format!("/v1/cards/{CARD}/scheduler/history?since_ms={since_ms}"))?;
         let number = |value: &Value, key: &str| value[key].as_u64().with_context(|| format!("no {key} in {value}"));

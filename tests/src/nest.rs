@@ -37,10 +37,10 @@ const STATE: &str = "/run/state";
 /// Time limit of a command in the machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
-/// Number of serial lines for VMs, which is the number on one PCI card.
+/// Number of serial lines for VMs: the number of lines on one PCI card.
 pub const LINES: usize = 4;
 
-/// Sizes of a machine.
+/// Size and contents of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
     /// Size of the card in MiB. The mediator in the machine cannot use all of it.
@@ -136,7 +136,7 @@ impl Nest {
         Ok(output)
     }
 
-    /// Same as [`Self::run`]; a code other than 0 is an error. Returns the output.
+    /// Same as [`Self::run`], but a nonzero exit code is an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());
@@ -149,7 +149,7 @@ impl Nest {
         serde_json::from_str(&text).with_context(|| format!("{command} printed no JSON:\n{text}"))
     }
 
-    /// Approves firmware for the card, as its operator does. A card that does not execute firmware accepts any.
+    /// Approves firmware for the card, as its operator does. Any firmware suits a card that does not execute it.
     pub fn approve_firmware(&self) -> Result<()> {
         let firmware = |command: &str| format!("card firmware {command} --state-dir {STATE}");
         let listed = self.ctl_json(&firmware("import --stand-in"))?;
@@ -183,7 +183,7 @@ impl Nest {
     }
 }
 
-/// Returns the configuration of a daemon in the machine that has the machine's card, with `more` after the card's keys.
+/// Returns the configuration of a daemon in the machine that manages its card, with `more` after the card's keys.
 ///
 /// Chunks are small, because each word that the daemon zeroes is a message to the outer daemon.
 pub fn config(vram_mib: u32, more: &str) -> String {

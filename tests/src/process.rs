@@ -24,7 +24,7 @@ impl Process {
         Ok(set_child_subreaper(Some(getpid()))?)
     }
 
-    /// Wraps an adopted process with this number.
+    /// Wraps the adopted process with this ID.
     ///
     /// # Errors
     /// If the number is invalid.
@@ -33,7 +33,7 @@ impl Process {
         pid.map(|pid| Self::Adopted(pid, None)).ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
-    /// Returns the process number.
+    /// Returns the process ID.
     pub fn id(&self) -> Pid {
         match self {
             Self::Started(child) => Pid::from_child(child),

@@ -12,7 +12,7 @@ use crate::wait;
 
 /// Maximum time for QEMU to answer a command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
-/// Maximum time of one read before the deadline is checked.
+/// Maximum duration of one read, after which the deadline is checked.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A connection to QEMU's machine protocol, in command mode.
@@ -53,7 +53,7 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event called `name` that `fits`, including earlier events. Keeps all other events.
+    /// Waits for an event called `name` that `fits` accepts, including events received earlier. Keeps all other events.
     pub fn wait_event(&mut self, name: &str, limit: Duration, fits: impl Fn(&Value) -> bool) -> Result<Value> {
         let deadline = Instant::now() + wait::scaled(limit);
         let wanted = |e: &Value| e["event"] == name && fits(&e["data"]);

@@ -60,7 +60,7 @@ impl Rogue {
         Self { name: "vmm_frozen", quarantined: false, way: Way::Frozen },
     ];
 
-    /// Rogues that disable and enable a channel through registers while the channel's kernels are on the card.
+    /// Rogues that disable and enable a channel through registers while the card executes the channel's kernels.
     pub const BY_REGISTERS: [Self; 3] = [
         Self::program("state_toggled", "stopped"),
         Self::program("masks_and_preemption", "masked"),
@@ -68,7 +68,7 @@ impl Rogue {
     ];
 
     /// Attacks through the card's registers and through load on the card manager. Each attack can continue for the
-    /// whole measurement without a punishment.
+    /// whole measurement without being punished.
     pub const ATTACKS: [Self; 9] = [
         Self::BY_REGISTERS[0],
         Self::BY_REGISTERS[1],
@@ -153,7 +153,7 @@ fn signal(crowd: &Crowd, vm: usize, signal: Signal) -> Result<()> {
 
 /// Returns the time that a neighbour's kernels were on the card, by the card's clock, divided by their expected time.
 /// The result exceeds 1 if a rogue used the card in between at the neighbour's expense. A busy host has no effect: it
-/// delays kernels only before and after their time on the card.
+/// delays kernels only before and after the card executes them.
 pub fn stretched(outcome: &Outcome, place: usize, rounds: u32) -> Result<f64> {
     let kernels_ns = outcome.reported(place, "launches")? * f64::from(rounds) * ROUND_NS as f64;
     Ok(outcome.reported(place, "gpu_us")? * 1e3 / kernels_ns)

@@ -1,4 +1,4 @@
-//! Debian's programs that check packages, manifests and scripts, in a root folder of their own.
+//! Debian's programs that check packages, manifests and scripts, in a separate root folder.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,9 +10,9 @@ use images::Progress;
 use crate::daemon::{Ended, run_to_end};
 use crate::debian::{NAMESPACES, USERS, is_root};
 
-/// Time that a program may take.
+/// Time limit of a program.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Enters the root folder, with the folder of the second argument as `/mnt`, and runs the command of the third.
+/// Enters the root folder, mounts the folder in the second argument on `/mnt`, and runs the command in the third.
 const ENTER: &str = r#"
 set -e
 mount --make-rprivate /
@@ -28,7 +28,7 @@ exec chroot . /bin/sh -c "$3"
 pub struct Toolbox(PathBuf);
 
 impl Toolbox {
-    /// Unpacks the programs, the first time.
+    /// Unpacks the programs if they are not unpacked yet.
     ///
     /// # Errors
     /// If Debian's packages cannot be fetched.
@@ -39,7 +39,7 @@ impl Toolbox {
     /// Runs a shell command with `folder` as `/mnt`.
     ///
     /// # Errors
-    /// If it does not end in time.
+    /// If the command does not end in time.
     pub fn run(&self, folder: &Path, command: &str) -> Result<Ended> {
         let mut enter = Command::new("unshare");
         enter.args(NAMESPACES).args(if is_root() { &[][..] } else { &USERS });

@@ -50,7 +50,7 @@ pub struct VmConfig {
     pub smp: u32,
     /// The vfio-user socket of the vGPU, if the VM has one.
     pub gpu: Option<PathBuf>,
-    /// True if guest RAM is shared with the mediator, as required; `false` tests that the lack is detected.
+    /// True if guest RAM is shared with the mediator, as required; `false` tests that a lack of sharing is detected.
     pub share: bool,
     /// True if the VM has a hot-plug port; a vGPU is then below the port.
     pub hotplug: bool,
@@ -257,7 +257,7 @@ impl Vm {
         self.agent.run_within(command, limit).map_err(|e| self.explain(e))
     }
 
-    /// Runs a command in the guest; a code other than 0 is an error that shows the output.
+    /// Runs a command in the guest; a nonzero exit code is an error that shows the output.
     pub fn run_ok(&self, command: &str) -> Result<Output> {
         self.run(command)?.success().with_context(|| format!("VM {}: {command}", self.name()))
     }
@@ -332,7 +332,7 @@ impl Vm {
         ended.map_err(|e| self.explain(e))
     }
 
-    /// Returns QEMU's process number.
+    /// Returns QEMU's process ID.
     pub fn pid(&self) -> u32 {
         lock(&self.process).id()
     }

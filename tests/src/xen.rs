@@ -23,7 +23,7 @@ use crate::vm::{self, Xen};
 use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 
-/// Number of serial lines for domains, which is the number on one PCI card.
+/// Number of serial lines for domains: the number of lines on one PCI card.
 pub const LINES: usize = 4;
 /// Device number of the domains' first line in domain 0, after the machine's own lines.
 const FIRST_LINE: usize = 4;
@@ -31,14 +31,14 @@ const FIRST_LINE: usize = 4;
 const ADMIN_SOCKET: &str = "/run/admin.sock";
 /// The program folders in domain 0.
 const PATH: &str = "PATH=/bin:/usr/lib/xen-4.17/bin";
-/// Size of the pages that a domain gets under its apertures, in MiB: at most the apertures' size.
+/// Size of the memory that a domain gets under its apertures, in MiB; at most the apertures' size.
 const APERTURES_MIB: u32 = 48;
 /// Time limit of a command in domain 0.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 /// Maximum time from `xl create` to a guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 /// Maximum time for loading a domain's driver: each register access is an emulated round trip between two domains,
-/// about 600 per second. With a passed-through card, whose apertures are trapped, this takes most of an hour.
+/// about 600 per second. With a passed-through card, whose apertures are trapped, this takes almost an hour.
 const DRIVER_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Description of a domain.
@@ -189,7 +189,7 @@ impl XenMachine {
         Ok(output)
     }
 
-    /// Same as [`Self::run`]; a code other than 0 is an error. Returns the output.
+    /// Same as [`Self::run`], but a nonzero exit code is an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());
@@ -282,7 +282,7 @@ impl<'a> Domain<'a> {
         Ok(release)
     }
 
-    /// Runs a command in the guest; a code other than 0 is an error.
+    /// Runs a command in the guest; a nonzero exit code is an error.
     pub fn ok(&self, command: &str, limit: Duration) -> Result<Output> {
         let ran = self.agent.run_within(command, limit).and_then(Output::success);
         ran.map_err(|error| self.explain(error)).with_context(|| format!("domain {}: {command}", self.name))

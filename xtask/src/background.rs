@@ -30,14 +30,14 @@ impl Background {
     pub fn start(priority: Priority, work: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
         Self::Pending(thread::spawn(move || {
             if priority == Priority::Behind {
-                // Linux has a priority for each thread, which children inherit. A failure only costs time.
+                // Linux has a priority for each thread, which children inherit. If this fails, only time is lost.
                 let _ = rustix::process::nice(NICE);
             }
             work()
         }))
     }
 
-    /// Waits for the end of the work. If the work has failed, returns the reason in each call.
+    /// Waits for the end of the work. If the work has failed, every call returns the reason.
     pub fn wait(&mut self) -> Result<()> {
         if let Self::Pending(_) = self
             && let Self::Pending(thread) = std::mem::replace(self, Self::Ended(Ok(())))

@@ -56,10 +56,10 @@ const BENCHES: [Bench; 28] = [
     ("neighbours", Needs::Gpu, "a CUDA program next to honest and hostile ones: docs/guides/cuda.md"),
 ];
 
-/// Checks that a name selects a benchmark. The name is a benchmark's whole name, or its part before a `-`.
+/// Checks that a name selects a benchmark. The name is a benchmark's full name, or its part before a `-`.
 ///
 /// # Errors
-/// The known names.
+/// If no benchmark has this name; the error lists the known names.
 pub fn check(name: &str) -> Result<()> {
     let selects = |known: &str| known.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
     if !name.is_empty() && BENCHES.iter().any(|(known, ..)| selects(known)) {

@@ -9,7 +9,7 @@ use crate::{counts, language, layers, lints, orphans, rooms};
 /// Manifest of the fuzz targets, which are a separate workspace.
 const FUZZ: &str = "tests/fuzz/Cargo.toml";
 
-/// Runs every check, even after a failure. Returns true if all checks passed. With `lints_only`, no tool is run.
+/// Runs every check, even after a failure. Returns true if all checks passed. With `lints_only`, runs no tools.
 pub fn run(lints_only: bool) -> Result<bool> {
     let metadata = layers::metadata("Cargo.toml")?;
     let mut tally = Tally::default();
@@ -54,7 +54,7 @@ pub fn run(lints_only: bool) -> Result<bool> {
     Ok(tally.good())
 }
 
-/// Runs the tools of the toolchain. Returns each tool with true if it passed.
+/// Runs the tools of the toolchain. Returns each tool, with true if the tool passed.
 fn tools() -> Result<Vec<(&'static str, bool)>> {
     let mut results = vec![("format", shown(&mut cargo(&["fmt", "--all", "--check"]))?)];
     if root().join(FUZZ).exists() {

@@ -1,7 +1,7 @@
 //! Checks counters for operators: each declared counter must be counted somewhere.
 //!
-//! The check works on the text: a counter is a field of a `counts!` block, and counts as used if product code of the
-//! same crate adds to it or sets it.
+//! The check works on the text of the sources: a counter is a field of a `counts!` block, and counts as used if product
+//! code of the same crate adds to it or sets it.
 
 use crate::lints::File;
 use std::path::Path;

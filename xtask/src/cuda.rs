@@ -27,7 +27,7 @@ const RUNTIMES: [(&str, &str); 3] = [
     ("13", "nvidia-cuda-runtime==13.5.37"),
 ];
 
-/// Passes the folder of the runtime libraries to the tests that load them.
+/// Environment variable that passes the folder of the runtime libraries to the tests that load them.
 pub const RUNTIMES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_RUNTIMES";
 
 /// Downloads everything that the tests of the crates of `cuda` need.
@@ -37,7 +37,7 @@ pub fn fetch_all() -> Result<()> {
     Ok(())
 }
 
-/// The folder that contains `libcudart.so` for each version; downloads missing ones.
+/// Returns the folder with `libcudart.so` for each version, and downloads missing versions.
 pub fn runtimes() -> Result<PathBuf> {
     let folder = cache().join("cuda-runtimes");
     for (version, wheel) in RUNTIMES {
@@ -57,19 +57,19 @@ fn fetch_runtime(wheel: &str, place: &Path) -> Result<()> {
     let library = find(&all, &is_library)?.context("the wheel has no libcudart.so")?;
     let folder = place.parent().context("the library has a folder")?;
     fs::create_dir_all(folder)?;
-    // Another run may look at the same time, so that the library appears whole.
+    // Renamed into place when complete, because another run may look for the library at the same time.
     let part = tempfile::NamedTempFile::new_in(folder)?;
     fs::copy(library, part.path())?;
     part.persist(place)?;
     Ok(())
 }
 
-/// The folder of everything that is downloaded or made for tests.
+/// Returns the folder of all files that are downloaded or created for tests.
 fn cache() -> PathBuf {
     std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from)
 }
 
-/// The folder that contains a folder of headers for each version; downloads missing ones.
+/// Returns the folder with a folder of headers for each version, and downloads missing headers.
 pub fn headers() -> Result<PathBuf> {
     let folder = cache().join("cuda-headers");
     for (version, header, wheel) in WHEELS {
@@ -107,7 +107,7 @@ fn unpacked(wheel: &str, work: &Path) -> Result<PathBuf> {
     Ok(work.join("all"))
 }
 
-/// The first file below `folder` with a matching name.
+/// Returns the first file below `folder` with a matching name.
 fn find(folder: &Path, matches: &dyn Fn(&str) -> bool) -> Result<Option<PathBuf>> {
     let mut folders = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -188,7 +188,7 @@ pub fn bench_vcuda(options: &BenchOptions) -> Result<bool> {
     shown(&mut command)
 }
 
-/// Commit of the sources; `None` outside a checkout.
+/// Returns the commit of the sources; `None` outside a checkout.
 fn commit() -> Option<String> {
     let output = Command::new("git").args(["rev-parse", "--short=8", "HEAD"]).current_dir(root()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())

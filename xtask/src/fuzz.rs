@@ -30,7 +30,7 @@ const RUSTFLAGS: [&str; 8] = [
     "-Coverflow-checks=yes",
 ];
 
-/// Memory limit in MiB. A fuzz target that exceeds it allocates memory in proportion to a number in its input.
+/// Memory limit in MiB. A target that exceeds it probably allocates as much memory as its input requests.
 const MEMORY_LIMIT_MIB: u32 = 2048;
 /// Time limit of one input in seconds; an input that takes longer counts as a hang.
 const INPUT_LIMIT: u32 = 25;

@@ -27,7 +27,7 @@ fn release() -> Result<PathBuf> {
     if !shown(&mut cargo(&["build", "--release", "--package", "mediatord", "--package", "mediatorctl", "--bins"]))? {
         bail!("mediatord does not build");
     }
-    // Further programs for a machine of `tests::nest`.
+    // Additional programs for the machines of `tests::nest`.
     if !shown(&mut cargo(&["build", "--release", "--package", "rig", "--examples"]))? {
         bail!("the programs of the rig do not build");
     }
@@ -57,7 +57,7 @@ pub struct BenchOptions {
     pub programs: Option<PathBuf>,
 }
 
-/// Runs the benchmarks. Returns true if they could be run.
+/// Runs the benchmarks. Returns true if all of them ran.
 pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     let BenchOptions { json, seconds, rounds, only, all, resume, beside_load, programs } = options;
     if let Some(name) = name {

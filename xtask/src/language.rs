@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use crate::lints::File;
 use crate::run::root;
 
-/// File of the budgets, relative to the root of the workspace.
+/// Path of the file with the budgets, relative to the root of the workspace.
 const BUDGETS: &str = "xtask/language.toml";
 
-/// Pronouns that stand for a noun. Built from halves, because this file is counted as well.
+/// Pronouns used in place of a noun. Concatenated from halves, because this file is counted as well.
 const PRONOUNS: [&str; 4] = [concat!("w", "ho"), concat!("w", "hoever"), concat!("w", "hom"), concat!("w", "hat")];
 
 /// Archaic connectives.
@@ -68,7 +68,7 @@ fn occurrences(text: &str, word: &str) -> usize {
     text.match_indices(word).map(|(at, _)| at).filter(whole).count()
 }
 
-/// Returns the comment on a line: the text after `//`, unless that is part of a string such as a web address.
+/// Returns the comment on a line: the text after `//`, unless the `//` is part of a string such as a web address.
 fn comment(line: &str) -> Option<&str> {
     let (before, after) = line.split_once("//")?;
     (!before.ends_with(':') && before.matches('"').count() % 2 == 0).then_some(after)
@@ -159,7 +159,8 @@ fn line(name: &str, counts: Counts) {
     println!("{name:24} {lines:8} {pronouns:10} {:8.1} {archaic:10} {:8.1}", rates.0, rates.1);
 }
 
-/// Returns sentences of comments with their locations. Chooses sentences in the order of a hash of seed and sentence.
+/// Returns sentences of comments with their locations. Chooses the sentences with the smallest hashes of seed and
+/// sentence.
 pub fn sample(files: &[File], count: usize, seed: u64) -> Vec<String> {
     let order = |text: &str| {
         let mut hasher = DefaultHasher::new();

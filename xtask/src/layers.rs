@@ -9,7 +9,7 @@ use spdx::{Expression, LicenseReq, ParseMode};
 
 use crate::run::root;
 
-/// Each crate with the crates of this workspace on which it may depend, which is the drawing in ARCHITECTURE.md as
+/// Each crate with the crates of this workspace on which it may depend: the drawing in ARCHITECTURE.md as
 /// data. Tests and benches of a crate may use further crates. A crate that is not listed fails the check.
 const LAYERS: &[(&str, &[&str])] = &[
     ("nvspec", &[]),

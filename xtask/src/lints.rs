@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use cargo_metadata::{Metadata, TargetKind};
 
-/// Maximum number of lines of a file. A longer file is split by noun.
+/// Maximum number of lines of a file. Split a longer file into one module per concept.
 const MAX_LINES: usize = 800;
 
 /// Crates whose logic must not contain hardware offsets as numbers; `nvspec` defines all of them.
@@ -17,7 +17,7 @@ const NO_OFFSETS: [&str; 5] =
 const ACCESSES: [&str; 10] =
     ["read32", "write32", "read64", "write64", "rd32", "wr32", "read_u32", "write_u32", "mask32", "poll32"];
 
-/// Built from halves so that this file does not match itself.
+/// Concatenated from halves, so that this file does not match itself.
 const TASK: &str = concat!("TO", "DO");
 const REFUSED: [&str; 3] = [concat!("FIX", "ME"), concat!("X", "XX"), concat!("HA", "CK")];
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Maximum number of loops; further loops would only compete with each other.
+/// Maximum number of loops; more loops would only compete with each other.
 pub const MAX_LOOPS: u32 = 64;
 
 /// Busy loops. They end on drop, or with the process.
@@ -38,7 +38,7 @@ impl Drop for BusyLoops {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // A loop that has panicked has ended.
+            // A loop that panicked has also ended.
             let _ = thread.join();
         }
     }

@@ -7,8 +7,9 @@
 //!
 //! Compiling takes most of the time, so all mistakes are compiled together: in [`copy`] the function around a mistake
 //! has both bodies, and an environment variable selects one ([`switch`], [`place`]). A mistake that is not within one
-//! function, or does not compile next to the correct body, is compiled separately. The same applies to an unnoticed
-//! mistake: a test that clears its processes' environment did not run it. [`trial`] builds, and runs tests.
+//! function, or does not compile next to the correct body, is compiled separately. An unnoticed mistake is also tried
+//! separately, because a test that clears its processes' environment disables the switch. [`trial`] builds, and runs
+//! tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -60,7 +61,7 @@ impl Mutation {
     }
 }
 
-/// Makes each mistake in turn. Returns true if all mistakes were noticed. With `resume`, skips mistakes that earlier
+/// Tries each mistake in turn. Returns true if all mistakes were noticed. With `resume`, skips mistakes that earlier
 /// runs have noticed.
 pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     let all = mutations(&metadata("Cargo.toml")?)?;
@@ -143,7 +144,7 @@ fn make_alone(build: &Build, sources: &Sources, options: &[String], mutation: &M
     }
 }
 
-/// The copy with its switches.
+/// The copy of the sources, with its switches.
 struct Sources<'m> {
     copy: PathBuf,
     switched: BTreeMap<&'m str, Switched<'m>>,
@@ -174,7 +175,7 @@ fn original(file: &str) -> Result<String> {
     fs::read_to_string(root().join(file)).with_context(|| file.to_owned())
 }
 
-/// Builds the copy. A function that does not compile with two bodies has one body in the next attempt.
+/// Builds the copy. A function that does not compile with two bodies gets one body in the next attempt.
 fn build<'m>(wanted: &[&'m Mutation], packages: Option<&BTreeSet<&str>>) -> Result<(Build, Sources<'m>, Vec<Program>)> {
     let mut alone = BTreeSet::new();
     loop {

@@ -1,9 +1,9 @@
 //! `cargo xtask package`: the Debian packages, and the same files as RPMs.
 //!
-//! Parts: `spec` (the packages), `recipe` (how one is made), `symbols` (debug symbols), `tree` (the layout of its
+//! Parts: `spec` (the packages), `recipe` (how to build a package), `symbols` (debug symbols), `tree` (layout of the
 //! files), `rpm` (the other format), `check` (checks of a finished package).
 //!
-//! The same sources and programs give the same bytes: times are the time of the last commit (or `SOURCE_DATE_EPOCH`),
+//! Builds are reproducible: file times are the time of the last commit (or `SOURCE_DATE_EPOCH`),
 //! names are sorted, and root owns everything.
 
 use std::fs;
@@ -50,7 +50,7 @@ pub struct PackageArgs {
     fast: bool,
 }
 
-/// Makes the packages, and prints their paths. Returns true if they pass the checks.
+/// Builds the packages, and prints their paths. Returns true if they pass the checks.
 pub fn run(args: &PackageArgs) -> Result<bool> {
     let binaries = match &args.binaries {
         Some(folder) => folder.clone(),
@@ -91,7 +91,7 @@ pub fn run(args: &PackageArgs) -> Result<bool> {
     Ok(problems.is_empty())
 }
 
-/// Makes a package in all requested forms, and prints their paths. Returns the problems that the checks find.
+/// Builds a package in all requested formats, and prints their paths. Returns the problems that the checks find.
 fn made(spec: &Spec, recipe: &Recipe, args: &PackageArgs, out: &Path) -> Result<Vec<String>> {
     let package = recipe.make(spec, out)?;
     println!("{}", package.display());
@@ -135,7 +135,7 @@ fn output(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Returns the names in a folder, in order.
+/// Returns the names of a folder's entries, sorted.
 fn names(folder: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let mut names = entries

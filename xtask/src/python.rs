@@ -56,12 +56,12 @@ pub fn client(out: Option<&Path>) -> Result<bool> {
 /// # Errors
 /// If Python or pip is absent, or the registry does not answer.
 pub fn helm() -> Result<bool> {
-    // Helm's library asks for a newer Python than that of Debian 12, and works with it.
+    // Helm's library requires a newer Python than Debian 12 has, but works with the older version.
     println!("{}", tools(&HELM, &["--ignore-requires-python"]).context("Helm's library")?.display());
     Ok(true)
 }
 
-/// Returns the folder with some Python packages; installs them the first time.
+/// Returns the folder with the given Python packages, and installs them the first time.
 fn tools(packages: &[&str], options: &[&str]) -> Result<PathBuf> {
     let cache = std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
     let folder = cache.join("python").join(packages.join("-").replace("==", "-"));

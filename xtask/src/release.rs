@@ -16,7 +16,7 @@ pub const MAINTAINER: &str = "The gpu-mediator authors <maintainers@gpu-mediator
 pub struct Release {
     pub version: String,
     pub date: Date,
-    /// Its changes, each on one line, without marks of the page's format.
+    /// Its changes, each on one line, without Markdown markup.
     pub changes: Vec<String>,
 }
 
@@ -58,7 +58,7 @@ fn parse(page: &str) -> Result<Vec<Release>> {
     Ok(releases)
 }
 
-/// Returns a line without code marks and targets of links.
+/// Returns a line without code markup and link targets.
 fn plain(line: &str) -> String {
     let mut text = String::new();
     let mut rest = line;
@@ -106,7 +106,7 @@ pub fn wrapped(change: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Files that show the version, each with a text around it.
+    /// Files that contain the version, each with the text around it.
     const SHOWN: [(&str, &str); 7] = [
         ("tests/fuzz/Cargo.toml", "version = \"VERSION\""),
         ("fleet/kubernetes/kustomization.yaml", "newTag: VERSION"),

@@ -63,7 +63,7 @@ pub struct Taken {
     pub cpu: Duration,
 }
 
-/// Outcome of some tests.
+/// Outcome of a set of tests.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub tally: Tally,
@@ -112,7 +112,7 @@ struct Queue {
     waiting: VecDeque<usize>,
     working: VecDeque<(usize, usize)>,
     free: usize,
-    /// True if no test that waits most of the time is running.
+    /// True unless a test that waits most of the time is running.
     quiet: bool,
 }
 
@@ -207,7 +207,7 @@ pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
                 let (test, target) = (taken.test.clone(), taken.target.clone());
                 outcome.failures.push(Failure { test, target, why: reasons(&output) });
             }
-            // The hardware and the scale of a test are of interest even if it passes.
+            // The hardware and the scale of a test are shown even if it passes.
             let begin = format!("test {} ... ", test.name);
             let lines = output.lines().map(|line| line.strip_prefix(&begin).unwrap_or(line));
             lines.filter(|line| passed && line.starts_with(REPORT)).for_each(|line| println!("  {line}"));

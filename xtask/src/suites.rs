@@ -19,7 +19,7 @@ use crate::{TestArgs, cuda, fuzz, guests, times};
 /// The package with a suite's integration test.
 const PACKAGE: &str = "tests";
 
-/// A test suite. A new one is a variant here and a line in [`Suite::runner`].
+/// A test suite. To add a suite, add a variant here and a line in [`Suite::runner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
     /// Tests without guests: unit, property and integration tests of every crate except those of `cuda` and `fleet`.

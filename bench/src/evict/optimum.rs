@@ -16,7 +16,7 @@ use super::replay::{Copied, Memory, Piece};
 /// A chunk of a VM.
 type Chunk = (usize, u32);
 
-/// Divisors of the time to the next use of a dirty chunk; the best result counts.
+/// Divisors of the time to the next use of a dirty chunk; the best result is used.
 const DIRTY: [u64; 4] = [1, 2, 3, 6];
 
 /// Bounds of the minimum number of copied chunks.
@@ -28,7 +28,7 @@ pub(super) struct Optimum {
     pub(super) reached: u64,
 }
 
-/// Uses of each chunk, as numbers of pieces.
+/// Uses of each chunk, as indices of pieces.
 struct Uses(BTreeMap<Chunk, Vec<usize>>);
 
 impl Uses {

@@ -1,5 +1,5 @@
-//! The same choice without returns: a card without page faults accesses the excess in host memory while the other
-//! chunks occupy the card. This single choice determines the traffic over the bus, as in GPUswap and its dissertation.
+//! The same choice, made only once: without page faults, the GPU accesses the excess in host memory while the other
+//! chunks occupy the card. The choice determines the traffic over the bus, as in GPUswap and its dissertation.
 //! The best choice is to put the chunks with the least traffic into host memory.
 
 use super::replay::{Instance, Sees};

@@ -56,7 +56,7 @@ impl Known {
         let step = 255 / buffers.len().max(1);
         let mut priorities = BTreeMap::new();
         for (rank, &(first, last)) in (1..).zip(&buffers) {
-            // If a chunk contains two buffers, the higher priority counts.
+            // If a chunk contains two buffers, the higher priority applies.
             (first..=last).for_each(|chunk| _ = priorities.insert(chunk, (rank * step).min(255) as u8));
         }
         Self { accesses, priorities }
@@ -134,7 +134,7 @@ pub(super) struct Memory {
     on_card: Vec<BTreeSet<u32>>,
     dirty: BTreeSet<(usize, u32)>,
     born: BTreeSet<(usize, u32)>,
-    /// Arrival time of each chunk, as the number of the piece.
+    /// Arrival time of each chunk, as the index of a piece.
     came: BTreeMap<(usize, u32), u64>,
     pieces: u64,
     copied: Copied,
@@ -173,7 +173,7 @@ impl Memory {
         self.copied.outs += u64::from(self.dirty.remove(&(vm, chunk)));
     }
 
-    /// Executes the unit of work after freeing memory for it.
+    /// Executes a unit of work after freeing memory for it.
     pub(super) fn run(&mut self, piece: &Piece<'_>) {
         self.pieces += 1;
         for (&chunk, used) in piece.step {
@@ -243,7 +243,7 @@ fn make_room(
             memory.on_card[vm].len() + wanted - counts[vm]
         };
         let givers = (0..hints.len()).filter(|&vm| candidates[vm].len() > counts[vm]);
-        // Takes the first of several equal VMs.
+        // Among equal VMs, takes the first.
         let Some(sender) = givers.rev().max_by_key(|&vm| has(vm)) else { break };
         counts[sender] += 1;
     }

@@ -55,7 +55,7 @@ impl Trace {
         self.submissions.iter().flat_map(|submission| &submission.steps)
     }
 
-    /// Sums up the use of each chunk.
+    /// Returns the total use of each chunk.
     pub(super) fn sums(&self) -> Step {
         let mut sums = Step::new();
         for (&chunk, used) in self.steps().flatten() {
@@ -66,7 +66,7 @@ impl Trace {
     }
 }
 
-/// Runs a workload, verified, and records it.
+/// Runs a workload, verifies its result, and records it.
 pub(super) fn record(name: &str, scale: u32, seed: u64) -> Result<Trace> {
     let mut config = CardConfig { chunk_bytes: BLOCK, traced: true, ..CardConfig::new(2 * VM_MIB, 0) };
     // The mediator tracks accesses only with this policy.

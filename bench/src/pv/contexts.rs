@@ -16,7 +16,7 @@ use crate::Request;
 use crate::model::{Bill, Counts, Platform};
 use crate::report::{Metric, Target};
 
-/// Measured numbers of contexts.
+/// Numbers of contexts to measure.
 const COUNTS: [usize; 4] = [1, 2, 4, 8];
 /// Maximum number of VMs.
 const MAX_VMS: usize = 8;

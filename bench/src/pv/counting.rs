@@ -13,7 +13,7 @@ use crate::model::Counts;
 /// Maximum time that a guest may take from one mark to the next.
 const MARK_LIMIT: Duration = Duration::from_secs(300);
 
-/// Time in which a guest's posted messages arrive, and the maximum number of polls.
+/// Time within which a guest's posted messages arrive, and the maximum number of polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const MAX_POLLS: u32 = 40;
 

@@ -37,7 +37,7 @@ fn measurement<'a>(table: &'a Table, workload: &'static str, kind: &'static str)
     table.get(&(workload, kind)).with_context(|| format!("{workload}: no measurement of {kind}"))
 }
 
-/// Sums up the counts of some phases.
+/// Returns the total counts of some phases.
 fn sum<'a>(counts: impl IntoIterator<Item = &'a Counts>) -> Counts {
     counts.into_iter().fold(Counts::default(), |sum, counts| sum.plus(counts))
 }

@@ -1,4 +1,4 @@
-//! Confidence intervals of figures: the range in which the figure would be in an estimated 95 of 100 repetitions.
+//! Confidence intervals of figures: the range that would contain the figure in an estimated 95 of 100 repetitions.
 //!
 //! Bootstrap method: draw as many rounds as were measured, with replacement, compute the figure from them, and repeat;
 //! the interval is the middle 95 % of the results. This method assumes no distribution, and works for any figure

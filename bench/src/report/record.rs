@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Metric, conditions};
 
-/// Figures, and the benchmarks that have completed.
+/// Recorded figures, and the completed benchmarks.
 #[derive(Debug, Default)]
 pub struct Record {
     file: Option<PathBuf>,

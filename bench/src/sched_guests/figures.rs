@@ -24,7 +24,7 @@ fn between(outcome: &Outcome, load: usize) -> Result<(u64, u64)> {
     Ok((from.next_multiple_of(TENTH), until))
 }
 
-/// Measures short tasks against long ones that arrive later.
+/// Measures short tasks next to long tasks that arrive later.
 pub fn gdev_14(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for policy in [FIFO, CREDIT, BAND] {

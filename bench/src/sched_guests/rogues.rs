@@ -12,8 +12,8 @@ use tests::rogues::{Rogue, neighbour, stretched};
 use super::{BAND, Stage, WARM_UP, WINDOW_STEP_NS, percent};
 use crate::report::{Metric, Target};
 
-/// Numbers of rounds of the neighbours' kernels, which take 2 and 10 ms: a guest that a busy host delays for a while
-/// still has some queued.
+/// Numbers of rounds of the neighbours' kernels, which take 2 and 10 ms: if a busy host delays the guest for a while,
+/// some kernels are still queued.
 const NEIGHBOURS: [u32; 3] = [4, 4, 20];
 /// Minimum measured time of each rogue, if the rogue can continue that long.
 const MIN_MEASURED_TIME: Duration = Duration::from_secs(6);

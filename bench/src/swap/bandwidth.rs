@@ -14,7 +14,7 @@ use super::{CHUNK, WAIT_TIMEOUT, division, time};
 use crate::in_process_vm::{CardConfig, MIB, account, guest, wait};
 use crate::report::{Metric, Target, median};
 
-/// Number of bytes copied or moved at a time.
+/// Number of bytes per copy or move.
 pub(super) const BYTES: u64 = 32 * MIB;
 /// Address of the guest's buffer in its VRAM: a chunk boundary for every chunk size.
 pub(super) const BUFFER_AT: u64 = 64 * MIB;
@@ -23,7 +23,7 @@ pub(super) const VRAM_VA: u64 = 0x100_0000;
 pub(super) const RAM_VA: u64 = VRAM_VA + BYTES;
 /// Guest-physical address of RAM.
 const GPA: u64 = 64 * MIB;
-/// Number of measurements of each kind; the median counts.
+/// Number of measurements of each kind; the median is reported.
 const ROUNDS: usize = 5;
 /// Number of bytes in a line of a copy, and in a copy.
 const LINE: u64 = 16 << 10;

@@ -17,7 +17,7 @@ use crate::report::{Metric, Target};
 const CARD_MIB: u64 = 48;
 /// Size of each VM's VRAM in MiB.
 const VM_MIB: u64 = 64;
-/// Numbers of chunks requested at a time.
+/// Numbers of chunks per request.
 const REQUESTS: [u64; 4] = [1, 2, 4, 8];
 /// Number of requests of each size.
 const REQUESTS_PER_SIZE: u32 = 6;
@@ -25,7 +25,7 @@ const REQUESTS_PER_SIZE: u32 = 6;
 const FIRST_FREE_AT: u64 = 8 * MIB;
 /// Chunk sizes in KiB: GPUswap's range is 128 to 65,536.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
-/// Number of bytes requested at a time for each chunk size, and number of requests.
+/// Number of bytes per request for each chunk size, and number of requests.
 const REQUEST_BYTES: u64 = 8 * MIB;
 const ASKED_ROUNDS: u32 = 10;
 /// GPU virtual address at which one page of each chunk of a guest is mapped, in order.

@@ -29,7 +29,7 @@ const FIRST_FREE_CHUNK: u64 = 4;
 /// GPU virtual address at which the first page of each chunk is mapped, in order.
 const VA: u64 = 0x100_0000;
 
-/// Memory of both VMs at one time, in chunks: on the card and in host memory.
+/// A snapshot of both VMs' memory, in chunks: on the card and in host memory.
 struct Sample {
     at: Duration,
     card: [u32; 2],

@@ -14,7 +14,7 @@ use crate::report::{Metric, Target, order};
 const COUNTS: [usize; 3] = [1, 2, 5];
 /// Size of the card in MiB: enough for one instance of most programs, and for a fifth to a third of five instances.
 const CARD_MIB: u64 = 20;
-/// Number of runs of each, alternating between all.
+/// Number of runs of each configuration; the configurations alternate.
 const RUNS: usize = 5;
 
 fn run_of(name: &str, scale: u32, count: usize, card_mib: u64) -> Result<Outcome> {

@@ -22,7 +22,7 @@ use crate::report::{Metric, Target, quantile};
 const LINKS: [(&str, f64); 3] = [("6_gb_per_s", 6e9), ("12_gb_per_s", 12e9), ("50_gb_per_s", 50e9)];
 /// Chunk sizes in KiB.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
-/// Number of measurements of each kind, alternating between all; one more measurement before them touches unused
+/// Number of measurements of each kind; the kinds alternate. A preceding extra measurement touches unused
 /// memory.
 const ROUNDS: usize = 10;
 
@@ -30,11 +30,11 @@ const ROUNDS: usize = 10;
 #[derive(Clone, Copy)]
 struct Took {
     all: f64,
-    /// Time without the moves of bytes.
+    /// Time excluding the moving of bytes.
     own: f64,
 }
 
-/// Times an operation on a scene.
+/// Measures the time of an operation on a scene.
 fn timed(scene: &mut Scene, work: impl FnOnce(&mut Scene) -> Result<()>) -> Result<Took> {
     let before = scene.rig.card.counters().copied.host_ns;
     let began = Instant::now();

@@ -22,7 +22,7 @@ use crate::report::{Metric, Target, median};
 const PROGRAMS: [(&str, u32); 3] = [("bfs", 15), ("backprop", 40), ("srad", 40)];
 /// Minimum duration of a job alone, in seconds.
 const MIN_JOB_SECONDS: f64 = 8.0;
-/// Number of measurements; the median counts.
+/// Number of measurements; the median is reported.
 const ROUNDS: usize = 3;
 /// Size of a VM's VRAM, and size of host memory, in MiB.
 const VM_MIB: u64 = 64;
@@ -48,7 +48,7 @@ impl Turns {
     }
 }
 
-/// Results of jobs.
+/// Result of jobs that ran together.
 struct Outcome {
     makespan: f64,
     /// Number of bytes moved.

@@ -1,5 +1,5 @@
 //! Gdev's figures 12 and 13: small jobs next to a job that occupies most of the card, with and without a reserve for
-//! immediate evictions; and jobs in a VM whose part of the card decreases.
+//! immediate evictions; and jobs in a VM whose share of the card decreases.
 
 use std::time::Instant;
 
@@ -87,7 +87,7 @@ pub fn run() -> Result<Vec<Metric>> {
             metrics.push(Metric::plain(format!("{name}.large_suspended_{what}"), ns as f64 / 1e6, "ms"));
         }
     }
-    // Figure 13: the VM's part of the card decreases.
+    // Figure 13: the VM's share of the card decreases.
     let mut whole = None;
     for parts in [1, 2, 4, 8] {
         let quota = u32::try_from(2 * SMALL_MIB * MIB / CHUNK)? / parts;

@@ -13,7 +13,7 @@ use crate::report::{Metric, Target, order};
 const CHUNK_SIZES_KIB: [u64; 5] = [128, 512, 2048, 4096, 8192];
 /// Size of the card in MiB: at most the memory that one instance of most programs needs.
 const CARD_MIB: u64 = 16;
-/// Number of runs of each, alternating between all sizes.
+/// Number of runs for each size; the sizes alternate.
 const RUNS: usize = 5;
 
 /// Measures one program.

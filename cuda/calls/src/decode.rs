@@ -1,7 +1,7 @@
-//! The worker's side: words to arguments, with all checks, and results to words.
+//! The worker's side: converts words to arguments, with all checks, and results to words.
 //!
-//! The words are a private copy. Each length and count is checked against the words that there are, and against the
-//! room of the [`Arena`]; handles are looked up; addresses of the card are left to the driver.
+//! The words are a private copy. Each length and count is checked against the available words, and against the
+//! space of the [`Arena`]; handles are looked up; addresses of the card are left to the driver.
 
 use crate::describe::{Arg, Call, Kind, MAX_ARGUMENTS};
 use crate::encode::MAX_RESULT_WORDS;
@@ -9,7 +9,7 @@ use crate::encode::MAX_RESULT_WORDS;
 /// Words for the data of one call: the longest message, and the longest results.
 const ARENA_WORDS: usize = cuda_ring::MAX_WORDS + MAX_RESULT_WORDS + 64;
 
-/// Room for the data that pointers name, at a fixed address.
+/// Memory for the data to which pointers point, at a fixed address.
 #[derive(Debug)]
 pub struct Arena {
     words: Box<[u64]>,
@@ -23,7 +23,7 @@ impl Default for Arena {
 }
 
 impl Arena {
-    /// Takes zeroed room for bytes and a zero byte behind them. Returns its first word.
+    /// Allocates zeroed space for bytes and a terminating zero byte. Returns its first word.
     fn take(&mut self, bytes: usize) -> Result<usize, Fault> {
         let first = self.used;
         let end = first + bytes / 8 + 1;
@@ -55,9 +55,9 @@ const INVALID_VALUE: i32 = 1;
 /// A message that cannot be executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The message breaks the rules: its program loses its context.
+    /// The message is invalid: its program loses its context.
     Malformed,
-    /// The result of the call: the object does not exist, or its creation failed with this.
+    /// The call fails with this result: the object does not exist, or its creation has failed.
     Refused(i32),
 }
 
@@ -66,16 +66,16 @@ pub trait Handles {
     /// Returns the driver's handle.
     ///
     /// # Errors
-    /// If there is no such object.
+    /// If the object does not exist.
     fn find(&self, kind: Kind, handle: u64) -> Result<u64, Fault>;
 
-    /// Returns true if the handle is one of the kind and not in use.
+    /// Returns true if the handle is of this kind and not in use.
     fn is_free(&self, kind: Kind, handle: u64) -> bool;
 
-    /// Returns true if memory of the card or of the guest has these bytes, and not memory of the worker.
+    /// Returns true if the range is in memory of the card or of the guest, not in memory of the worker.
     fn has_range(&self, address: u64, bytes: u64) -> bool;
 
-    /// The address of the last image, which a message consumes.
+    /// Returns the address of the last image, which a message consumes.
     fn image(&self) -> u64;
 }
 
@@ -84,7 +84,7 @@ pub trait Handles {
 pub struct Prepared {
     /// Arguments for the driver.
     pub values: [u64; MAX_ARGUMENTS],
-    /// Handle for a new object, and the word that the driver fills.
+    /// Handle for a new object, and index of the word that the driver fills.
     pub new: Option<(Kind, u64, usize)>,
     /// Handle of an object that the call destroys.
     pub dropped: Option<(Kind, u64)>,

@@ -34,7 +34,7 @@ pub enum Kind {
     Array,
     /// `CUtexObject` or `CUsurfObject`.
     Texture,
-    /// `nvmlDevice_t`. The last kind that handles have room for.
+    /// `nvmlDevice_t`. The last kind for which handles have space.
     Gpu,
 }
 
@@ -60,7 +60,7 @@ const KINDS: [Kind; 15] = [
 /// Handles are above this address, in pages that the guest library keeps inaccessible.
 pub const FIRST_HANDLE: u64 = 0x1f00_0000_0000;
 
-/// Bits of a handle for the number of the object; the kind is above.
+/// Number of low bits of a handle for the object's number; the kind is in the bits above.
 const NUMBER_BITS: u32 = 36;
 
 /// Returns the handle of an object. Objects of a kind have numbers from 1 on.
@@ -130,11 +130,11 @@ pub enum Arg {
     Text,
     /// A pointer to elements of this many bytes, as many as the argument with that index says.
     Array(u8, u8),
-    /// The same, with one element less.
+    /// The same, with one element fewer.
     ArrayButOne(u8, u8),
     /// A pointer to handles, as many as the argument with that index says.
     Handles(Kind, u8),
-    /// A pointer to room for results of one byte, as many as the argument with that index says.
+    /// A pointer to space for one-byte results, as many as the argument with that index says.
     OutBytes(u8),
     /// The image that was sent before in parts, or null.
     Image,
@@ -145,25 +145,25 @@ pub enum Arg {
 /// Description of a function.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// Its symbol without the ending of per-thread variants.
+    /// Symbol of the function, without the suffix of per-thread variants.
     pub name: &'static str,
-    /// Its treatment.
+    /// Treatment of the function.
     pub treatment: Treatment,
-    /// Its arguments; empty if the guest library treats them.
+    /// Arguments of the function; empty if the guest library handles them.
     pub args: &'static [Arg],
 }
 
-/// A function that the guest library treats.
+/// Describes a function that the guest library handles.
 pub(crate) const fn guest(name: &'static str) -> Call {
     Call { name, treatment: Treatment::Guest, args: &[] }
 }
 
-/// A function that is posted.
+/// Describes a function that is posted.
 pub(crate) const fn posted(name: &'static str, args: &'static [Arg]) -> Call {
     Call { name, treatment: Treatment::Posted, args }
 }
 
-/// A function that is answered.
+/// Describes a function that is answered.
 pub(crate) const fn answered(name: &'static str, args: &'static [Arg]) -> Call {
     Call { name, treatment: Treatment::Answered, args }
 }

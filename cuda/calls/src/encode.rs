@@ -1,4 +1,4 @@
-//! The guest's side: arguments to words, and words of results to the program's memory.
+//! The guest's side: converts arguments to words, and copies words of results to the program's memory.
 //!
 //! UNSAFETY: reads and writes through the pointers that the program passes, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -16,15 +16,15 @@ const INVALID_HANDLE: i32 = 400;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 const NOT_SUPPORTED: i32 = 801;
 
-/// Words of all results of a call at most: an area.
+/// Maximum number of words of all results of a call: the size of an area.
 pub const MAX_RESULT_WORDS: usize = 8 << 10;
 
 /// An encoded call.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Encoded {
-    /// Handle of the new object, if the call makes one.
+    /// Handle of the new object, if the call creates one.
     pub new: Option<(Kind, u64)>,
-    /// Words of results.
+    /// Number of words of results.
     pub result_words: usize,
 }
 
@@ -37,7 +37,7 @@ fn words(bytes: usize) -> usize {
     bytes.div_ceil(8)
 }
 
-/// The number of elements that the argument with an index gives.
+/// Returns the number of elements from the argument with an index.
 fn count(args: &[u64], index: u8) -> Result<usize, i32> {
     let count = args.get(usize::from(index)).copied().unwrap_or_default() & 0xffff_ffff;
     if count > MAX_WORDS as u64 * 8 { Err(INVALID_VALUE) } else { Ok(count as usize) }
@@ -53,7 +53,7 @@ unsafe fn append(into: &mut Vec<u64>, from: u64, bytes: usize) {
     while rest > 0 {
         let mut word = [0u8; 8];
         let length = rest.min(8);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { std::ptr::copy_nonoverlapping(at, word.as_mut_ptr(), length) };
         into.push(u64::from_le_bytes(word));
         at = at.wrapping_add(length);
@@ -61,10 +61,10 @@ unsafe fn append(into: &mut Vec<u64>, from: u64, bytes: usize) {
     }
 }
 
-/// Appends the arguments of a call to `into`. `fresh` makes a handle for a new object.
+/// Appends the arguments of a call to `into`. `fresh` creates a handle for a new object.
 ///
 /// # Errors
-/// The driver's error for a wrong argument.
+/// The driver's error for an invalid argument.
 ///
 /// # Safety
 /// The arguments are those of the function that `call` describes.
@@ -111,7 +111,7 @@ pub unsafe fn encode(
                 into.push(room as u64);
                 encoded.result_words += words(room);
             }
-            // SAFETY: the caller's promise; the pointer is not null.
+            // SAFETY: guaranteed by the caller; the pointer is not null.
             Arg::In(bytes) | Arg::InAddressed(bytes) => unsafe { append(into, value, usize::from(bytes)) },
             Arg::InOptional(bytes) => {
                 into.push(u64::from(value != 0));
@@ -143,7 +143,7 @@ pub unsafe fn encode(
                 if value == 0 && bytes > 0 || bytes > MAX_WORDS * 4 {
                     return Err(INVALID_VALUE);
                 }
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { append(into, value, bytes) };
             }
             Arg::Handles(kind, of) => {
@@ -153,7 +153,7 @@ pub unsafe fn encode(
                 }
                 into.push(elements as u64);
                 let first = into.len();
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { append(into, value, elements * 8) };
                 if !into.iter().skip(first).all(|handle| accepts(kind, *handle)) {
                     return Err(INVALID_HANDLE);
@@ -167,7 +167,7 @@ pub unsafe fn encode(
     Ok(encoded)
 }
 
-/// Copies results to the program's memory: those of a call that succeeded, from the words of its answer.
+/// Copies the results of a successful call from the words of its answer to the program's memory.
 ///
 /// # Safety
 /// As for [`encode`], with the same arguments.
@@ -187,7 +187,7 @@ pub unsafe fn unpack(call: &Call, args: &[u64], results: &[u64]) {
         while rest > 0 {
             let word = from.next().copied().unwrap_or_default().to_le_bytes();
             let length = rest.min(8);
-            // SAFETY: the caller's promise: the program's memory has room for the result.
+            // SAFETY: guaranteed by the caller: the program's memory has room for the result.
             unsafe { std::ptr::copy_nonoverlapping(word.as_ptr(), at, length) };
             at = at.wrapping_add(length);
             rest -= length;

@@ -1,9 +1,9 @@
 //! One description of each function of the CUDA driver API, for guests: its arguments and its treatment.
 //!
-//! [`CALLS`] has the functions that guests can call; [`REFUSED`] names the others, which return 801. From a description
-//! follow the guest's encoder ([`encode`]), the worker's decoder with all checks ([`decode`]), and the way of results
-//! back ([`Prepared`], [`unpack`]). Functions whose arguments need more than a description (launches, copies, pinned
-//! memory) have messages of their own: [`own`].
+//! [`CALLS`] has the functions that guests can call; [`REFUSED`] names the others, which return 801. A description
+//! determines the guest's encoder ([`encode`]), the worker's decoder with all checks ([`decode`]), and the return of
+//! results ([`Prepared`], [`unpack`]). Functions whose arguments need more than a description (launches, copies, pinned
+//! memory) have separate messages: [`own`].
 //!
 //! The crate does not call the driver, and does not know rings: it works on slices of words.
 
@@ -20,7 +20,7 @@ pub use encode::{Encoded, encode, unpack};
 pub use refused::REFUSED;
 pub use table::CALLS;
 
-/// Returns the index of a function in [`CALLS`] by its symbol, with or without the ending of a per-thread variant.
+/// Returns the index of a function in [`CALLS`] by its symbol, with or without the suffix of a per-thread variant.
 pub fn find(symbol: &str) -> Option<usize> {
     let plain = symbol.trim_end_matches("_ptsz").trim_end_matches("_ptds");
     CALLS.iter().position(|call| call.name == plain)

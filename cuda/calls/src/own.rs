@@ -1,10 +1,11 @@
 //! Messages that are not described calls: their numbers and layouts.
 //!
-//! Each message begins with two words: the ring's header, and [`Route`]. The words behind are listed with each number.
+//! Each message begins with two words: the ring's header, and [`Route`]. The following words are listed with each
+//! number.
 
 /// Bits of the header's flags.
 pub mod flags {
-    /// The call wants an answer.
+    /// The call requests an answer.
     pub const ANSWER: u16 = 1 << 4;
     /// Results go to the area whose number is in the lowest four bits.
     pub const AREA: u16 = 1 << 5;
@@ -35,7 +36,7 @@ impl Route {
     }
 }
 
-/// First of these messages; numbers below are indices of [`CALLS`](crate::CALLS).
+/// Number of the first of these messages; lower numbers are indices of [`CALLS`](crate::CALLS).
 pub const FIRST: u16 = 0x8000;
 /// First message: version of the messages, number of described calls, process of the program.
 pub const START: u16 = FIRST;
@@ -50,13 +51,14 @@ pub const FUNCTION_INFO: u16 = FIRST + 4;
 /// Launch: function, grid x and y, grid z and block x, block y and z, shared bytes and number of attributes, stream,
 /// cooperative, words of parameters; the parameters; nine words for each attribute.
 pub const LAUNCH: u16 = FIRST + 5;
-/// Copy to the card: address, bytes, stream; the bytes. With an answer when it is done, if wanted.
+/// Copy to the card: address, bytes, stream; the bytes. Answered when it is done, if requested.
 pub const COPY_INLINE: u16 = FIRST + 6;
 /// Copy from a staging piece to the card: piece, address, bytes, stream. Counts the piece's word when it is done.
 pub const COPY_IN: u16 = FIRST + 7;
 /// Copy from the card to a staging piece: piece, address, bytes, stream. Answered when the bytes are there.
 pub const COPY_OUT: u16 = FIRST + 8;
-/// Part of an image: words behind the earlier parts. `1` as first word begins a new image; then bytes of this part.
+/// Part of an image: words that follow the earlier parts. `1` as first word begins a new image; then bytes of this
+/// part.
 pub const IMAGE_PART: u16 = FIRST + 9;
 /// Maps a pinned blob at an address and registers it with the card: blob, address, bytes, flags. Answered.
 pub const PIN: u16 = FIRST + 10;
@@ -73,19 +75,19 @@ pub const STAGING: u16 = FIRST + 13;
 /// Number of clusters of a launch that fit on the card: like [`LAUNCH`], without parameters. Answered with the number.
 pub const MAX_CLUSTERS: u16 = FIRST + 14;
 
-/// Words of a launch before its parameters.
+/// Number of words of a launch before its parameters.
 pub const LAUNCH_WORDS: usize = 8;
-/// Words of a launch attribute: its number, and 64 bytes.
+/// Number of words of a launch attribute: its number, and 64 bytes.
 pub const ATTRIBUTE_WORDS: usize = 9;
-/// Attributes of a launch at most.
+/// Maximum number of attributes of a launch.
 pub const MAX_ATTRIBUTES: usize = 16;
-/// Parameters of a function at most.
+/// Maximum number of parameters of a function.
 pub const MAX_PARAMETERS: usize = 1024;
-/// Bytes of a launch's parameters at most.
+/// Maximum size of a launch's parameters in bytes.
 pub const MAX_PARAMETER_BYTES: usize = 16 << 10;
-/// Bytes of a copy in the ring at most.
+/// Maximum size of a copy in the ring, in bytes.
 pub const MAX_INLINE_BYTES: usize = 16 << 10;
-/// Bytes of an image at most.
+/// Maximum size of an image in bytes.
 pub const MAX_IMAGE_BYTES: usize = 1 << 30;
-/// Bytes of an image in one message.
+/// Number of bytes of an image in one message.
 pub const IMAGE_PART_BYTES: usize = 16 << 10;

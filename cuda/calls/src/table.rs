@@ -1,4 +1,4 @@
-//! The functions that guests can call. Their order is part of the messages: new ones are added at the end of a part.
+//! The functions that guests can call. Their order is part of the messages: add new functions at the end of a part.
 
 use crate::describe::Arg::{
     Address, Array, ArrayButOne, Drop, Handle, Handles, Image, In, InAddressed, InOut, New, Null, Optional, Out,

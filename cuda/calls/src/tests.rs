@@ -1,4 +1,4 @@
-//! Every function is described, and each side decodes the other side's words.
+//! Tests that every function is described, and that each side decodes the other side's words.
 
 #![allow(unsafe_code, reason = "the encoder reads through pointers")]
 
@@ -67,7 +67,7 @@ fn handle_names_its_kind_and_number() {
     assert_eq!(index_of(Kind::Event, handle(Kind::Stream, 1)), None);
 }
 
-/// Arguments for any call: pointers to a buffer, and handles of the described kinds.
+/// Returns arguments for any call: pointers to a buffer, and handles of the described kinds.
 fn arguments(call: &Call, buffer: &mut [u64], table: &mut Table) -> Vec<u64> {
     let at = buffer.as_mut_ptr().addr() as u64;
     let mut value = |arg: &Arg| match *arg {

@@ -36,11 +36,11 @@ pub struct Settings {
     pub slice_ns: u64,
     /// Limit of a tenant's work in flight while it is not alone, in microseconds.
     pub run_ahead_us: u32,
-    /// Kill unmanaged processes instead of only reporting them; also a tenant's processes whose memory beyond their
-    /// accounts exceeds the tenant's limit.
+    /// True to kill unmanaged processes instead of only reporting them, and also a tenant's processes whose memory
+    /// beyond their accounts exceeds the tenant's limit.
     #[serde(default)]
     pub kills_strangers: bool,
-    /// Memory by which a process, and the whole card, may exceed the accounts.
+    /// Amount by which a process, and the whole card, may exceed the accounts.
     #[serde(default)]
     pub margin_bytes: u64,
     /// Rules that can be changed while the owner runs.
@@ -89,7 +89,7 @@ pub struct Quanta {
     pub max_ns: u64,
 }
 
-/// A tenant's part of the card's memory; sizes are multiples of a chunk, in bytes.
+/// A tenant's share of the card's memory; sizes are multiples of a chunk, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryShare {
     /// Upper limit on the card; `None` means its whole memory size.
@@ -104,7 +104,7 @@ pub struct MemoryShare {
     pub on_full: String,
 }
 
-/// A tenant's part of the card's time.
+/// A tenant's share of the card's time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeShare {
     /// Weight.
@@ -130,9 +130,9 @@ pub struct Tenant {
     pub memory: MemoryShare,
     /// Part of the card's time.
     pub time: TimeShare,
-    /// The driver suspends a program that does not answer, instead of killing it.
+    /// True if the driver suspends an unresponsive program instead of killing it.
     pub suspends: bool,
-    /// Path of its socket.
+    /// Path of the tenant's socket.
     pub socket: PathBuf,
     /// Access mode of the socket.
     pub mode: u32,
@@ -146,7 +146,8 @@ pub struct Tenant {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Makes a tenant and listens at its socket. Answered by [`Answer::Moving`] while its guaranteed memory is in use.
+    /// Creates a tenant and listens on its socket. Answered by [`Answer::Moving`] while its guaranteed memory is in
+    /// use.
     Add(Tenant),
     /// Changes the limits of the tenant with this name; its memory size and its socket do not change. Answered by
     /// [`Answer::Moving`] as [`Request::Add`] is.
@@ -155,20 +156,20 @@ pub enum Request {
     Remove {
         /// Name of the tenant.
         name: String,
-        /// Kills its programs; otherwise only their connections end.
+        /// True to kill the tenant's programs; otherwise only their connections end.
         kills: bool,
     },
-    /// Changes the rules of the card, from now on.
+    /// Changes the rules of the card, with immediate effect.
     Tune(Box<Rules>),
     /// Releases a tenant from quarantine by its name, and clears its strikes.
     Release(String),
-    /// Begins a record of the card's turns, as `sched::trace` describes it, of at most this many bytes.
+    /// Starts a record of the card's turns in the format of `sched::trace`, of at most this many bytes.
     Record(usize),
     /// Ends the record. Answered by [`Answer::Record`].
     EndRecord,
     /// Shows the card, with the uses of its time in intervals that begin at `since_ns` or later, by its own clock.
     View {
-        /// Begin of the first interval.
+        /// Start of the first interval.
         since_ns: u64,
     },
 }
@@ -213,7 +214,7 @@ pub struct Card {
     pub moved_out_bytes: u64,
     /// Total size of the chunks moved back to the card.
     pub moved_in_bytes: u64,
-    /// Total duration of turns.
+    /// Total duration of all turns.
     pub busy_ns: u64,
     /// Number of granted turns.
     pub turns: u64,
@@ -225,13 +226,13 @@ pub struct Card {
     pub memory_turn: Option<(String, Vec<String>, u64)>,
     /// Tenants by name.
     pub tenants: Vec<TenantView>,
-    /// Processes that use the card without the owner: number, program, and bytes of the card if known.
+    /// Processes that use the card without the owner: process ID, program, and bytes on the card if known.
     #[serde(default)]
     pub strangers: Vec<(u32, String, Option<u64>)>,
     /// Actions on programs and tenants since the last answer, oldest first.
     #[serde(default)]
     pub incidents: Vec<Incident>,
-    /// Memory of the card in use for which neither a process nor a tenant can be charged.
+    /// Used card memory that can be charged to neither a process nor a tenant.
     #[serde(default)]
     pub unexplained_bytes: u64,
 }
@@ -269,7 +270,7 @@ pub struct TenantView {
     pub recent: Vec<(u64, u64)>,
     /// Part of the card's time that the tenant is entitled to while all tenants compete, in thousandths.
     pub entitled_permille: u32,
-    /// Part of its turns in which its work was in flight, by the card's events.
+    /// Part of the tenant's turns in which its work was in flight, according to the card's events.
     pub busy_ns: u64,
     /// Part of `busy_ns` in which only copies were in flight.
     pub copy_ns: u64,
@@ -285,13 +286,13 @@ pub struct TenantView {
     pub wait_max_ns: u64,
     /// True if the tenant has the turn.
     pub runs: bool,
-    /// Human-readable reason that its work is waiting.
+    /// Human-readable reason that the tenant's work is waiting.
     #[serde(default)]
     pub waits_for: Option<String>,
     /// The same reason.
     #[serde(default)]
     pub wait: Option<Wait>,
-    /// Time that it has waited for its quanta of the card's memory, in ns.
+    /// Time that the tenant has waited for its quanta of the card's memory, in ns.
     #[serde(default)]
     pub quantum_wait_ns: u64,
     /// Number of its programs that were killed because they did not answer.
@@ -301,13 +302,13 @@ pub struct TenantView {
     pub kill_failures: u64,
     /// Number of its programs that were suspended because they did not answer.
     pub suspended: u64,
-    /// The tenant's last programs that were given up, oldest first, at most 4.
+    /// The tenant's last abandoned programs, oldest first, at most 4.
     #[serde(default)]
     pub given_up: Vec<GivenUp>,
     /// Time for which its turn has overrun; 0 if the turn is within its limit.
     #[serde(default)]
     pub overrun_ns: u64,
-    /// The tenant's processes with memory of the card beyond its account: number, program and bytes.
+    /// The tenant's processes with card memory in excess of its account: process ID, program and bytes.
     #[serde(default)]
     pub unaccounted: Vec<(u32, String, u64)>,
     /// Card memory that it returned but that is still referenced.
@@ -322,19 +323,19 @@ pub struct TenantView {
     pub quarantined: bool,
 }
 
-/// Reason for which a tenant's work waits.
+/// Reason that a tenant's work is waiting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wait {
-    /// It is quarantined.
+    /// The tenant is quarantined.
     Quarantine,
-    /// Its processes are stopped.
+    /// The tenant's processes are stopped.
     Stopped,
     /// The tenant with this name has the quantum of the card's memory.
     MemoryQuantum(String),
-    /// Its own memory moves.
+    /// The tenant's own memory is being moved.
     Move,
-    /// It lacks memory.
+    /// The tenant lacks memory.
     Memory,
     /// Another tenant has the card.
     Slice,
@@ -359,21 +360,21 @@ pub enum Action {
     KillFailed(GivenUp),
     /// A program was suspended.
     Suspended(GivenUp),
-    /// A turn ran beyond its limit; the number of such turns.
+    /// A turn exceeded its limit; contains the number of such turns.
     Struck(u32),
     /// The tenant gets no turn until it is released.
     Quarantined,
-    /// Earlier actions, of this number, were forgotten.
+    /// This number of earlier actions was dropped.
     Forgotten(u64),
 }
 
 /// A program that was given up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenUp {
-    /// Process number of the program.
+    /// Process ID of the program.
     pub pid: u32,
     /// Name of the program.
     pub program: String,
-    /// The reason, in words.
+    /// Human-readable reason.
     pub why: String,
 }

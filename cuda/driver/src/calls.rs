@@ -113,7 +113,7 @@ macro_rules! calls {
             }
             // SAFETY: the headers declare the symbol with these arguments.
             let function: unsafe extern "C" fn($($ty),*) -> c_int = unsafe { std::mem::transmute(function) };
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { function($($arg),*) }
         }
     )* };
@@ -281,7 +281,7 @@ pub fn relaxed<T>(work: impl FnOnce() -> T) -> T {
 /// numbers with a hyphen between them. The workers of virtual machines share these addresses with guests.
 pub const ADDRESSES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_ADDRESSES";
 
-/// The addresses of [`ADDRESSES_VARIABLE`] that have not been requested: next and end.
+/// Addresses of [`ADDRESSES_VARIABLE`] that have not been requested yet: start and end.
 /// Static: reservations of all cards share the range.
 static REQUESTED: OnceLock<Mutex<Range<Address>>> = OnceLock::new();
 
@@ -291,7 +291,7 @@ fn parse_range(text: &str) -> Option<Range<Address>> {
     Some(parse(first)?..parse(end)?)
 }
 
-/// Returns the address to request for a reservation of `bytes`, or 0 without a range or room in it.
+/// Returns the address to request for a reservation of `bytes`, or 0 if no range is set or it has no space.
 fn address_to_request(bytes: usize, align: usize) -> Address {
     let range = REQUESTED.get_or_init(|| {
         Mutex::new(std::env::var(ADDRESSES_VARIABLE).ok().and_then(|text| parse_range(&text)).unwrap_or(0..0))

@@ -20,7 +20,7 @@ const LEGACY: u64 = 1;
 pub struct Stream {
     /// Handle; 0 for the default stream that all threads share.
     pub handle: u64,
-    /// Number that this module gave to the thread whose own default stream this is; 0 for every other stream.
+    /// Number that this module assigned to the thread, for a per-thread default stream; 0 for every other stream.
     thread: u32,
 }
 
@@ -43,7 +43,7 @@ fn thread() -> u32 {
 }
 
 impl Stream {
-    /// Returns a stream that the program has made, by its handle.
+    /// Returns a stream that the program has created, by its handle.
     pub const fn made(handle: u64) -> Self {
         Self { handle, thread: 0 }
     }
@@ -256,7 +256,7 @@ const ALL: [(u8, &[usize]); 11] = [
     (DEFAULT, &[at::cuLaunch, at::cuLaunchGrid]),
 ];
 
-/// Returns the stream that a call submits to. Synchronous calls use the default stream, and for a call with several
+/// Returns the stream to which a call submits. Synchronous calls use the default stream, and for a call with several
 /// streams the stream is unknown: see [`is_known`].
 #[inline]
 pub fn stream(index: usize, arguments: Arguments) -> Stream {

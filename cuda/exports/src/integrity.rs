@@ -17,21 +17,21 @@ const KEY: [u8; 16] = 0x146A_DDAE_53A9_A752_AA08_4136_0BF5_5A9F_u128.to_be_bytes
 const FIRST_OF_0: u64 = 0x3341_181C_03CB_675C;
 /// First word of the answer to versions that end in 1.
 const FIRST_OF_1: u64 = 0x1841_181C_03CB_675C;
-/// Second word of both.
+/// Second word of both answers.
 const SECOND: u64 = 0x8ED3_83AA_1F4C_D1E8;
 
-/// Addresses that the hash has.
+/// Addresses that the hash covers.
 #[derive(Clone, Copy, Debug)]
 pub struct Addresses {
-    /// Of the runtime's table.
+    /// Address of the runtime's table.
     pub runtime_table: u64,
-    /// Of the integrity table.
+    /// Address of the integrity table.
     pub own_table: u64,
-    /// Of the function in its slot 1.
+    /// Address of the function in slot 1 of the integrity table.
     pub function: u64,
 }
 
-/// Facts of the process, in the order in which the hash has them.
+/// Facts of the process, in the order of the hash.
 #[derive(Clone, Copy, Debug)]
 struct Process {
     driver_version: u32,
@@ -41,7 +41,7 @@ struct Process {
     addresses: Addresses,
 }
 
-/// The answer of this process for `version` and the time in seconds.
+/// Returns the answer of this process for `version` and the time in seconds.
 pub fn answer(version: u32, seconds: u64, addresses: Addresses) -> Result<[u8; 16], i32> {
     let driver = driver()?;
     driver.ready()?;
@@ -57,14 +57,14 @@ pub fn answer(version: u32, seconds: u64, addresses: Addresses) -> Result<[u8; 1
     }
 }
 
-/// An answer that is the same for all processes.
+/// Returns an answer that is the same for all processes.
 fn words(first: u64) -> [u8; 16] {
     (u128::from(SECOND) << 64 | u128::from(first)).to_le_bytes()
 }
 
-/// The answer that depends on the process, the time and the devices.
+/// Returns the answer that depends on the process, the time and the devices.
 fn hash(version: u32, seconds: u64, process: &Process, devices: &[Device]) -> [u8; 16] {
-    // The key has exactly the length of a block, which the type knows.
+    // The type ensures that the key has exactly the length of a block.
     let mut mac = <SimpleHmac<Md2> as KeyInit>::new(&KEY.into());
     for half in [process.driver_version, version, process.process, process.thread] {
         mac.update(&half.to_le_bytes());

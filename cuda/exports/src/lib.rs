@@ -5,14 +5,14 @@
 //! slots and their behaviour are facts that were measured with NVIDIA's runtimes 11.8, 12.9 and 13.5, and on a card
 //! with driver 580.
 //!
-//! - [`table`] is the entry: the table of a UUID, or `None` for UUIDs that this crate does not know.
-//! - `runtime` has the functions for the runtime's start: primary contexts, modules, buffers for tools.
-//! - `store` keeps values of libraries for each context. Nearly every call of the runtime reads one.
+//! - [`table`] returns the table of a UUID, or `None` for a UUID that this crate does not know.
+//! - `runtime` contains the functions for the runtime's start: primary contexts, modules, buffers for tools.
+//! - `store` keeps values of libraries for each context. Nearly every call of the runtime reads a value.
 //! - `integrity` answers the runtime's question about the driver
 //!   ([decision 143](../../../docs/decisions/143-integrity-answer.md)).
-//! - `refusal` is in the slots without a known meaning: it fails with "not supported", and reports the first call.
+//! - `refusal` fills the slots of unknown meaning: it fails with "not supported", and reports the first call.
 //!
-//! The crate asks the guest library through the trait [`Driver`]. It neither makes contexts nor sends messages.
+//! The crate queries the guest library through the trait [`Driver`]. It neither creates contexts nor sends messages.
 
 mod integrity;
 mod refusal;
@@ -58,15 +58,15 @@ pub struct Device {
     pub device: i32,
 }
 
-/// The guest library, as the tables need it. Errors are results of the driver API.
+/// The functions of the guest library that the tables need. Errors are results of the driver API.
 pub trait Driver: Sync {
-    /// Fails with 3 before `cuInit`, and in a child of the process that called it.
+    /// Fails with 3 before `cuInit`, and in children of the process that called `cuInit`.
     fn ready(&self) -> Result<(), i32>;
 
-    /// The answer of `cuDriverGetVersion`.
+    /// Returns the result of `cuDriverGetVersion`.
     fn version(&self) -> u32;
 
-    /// All devices of the process, in the order of their numbers.
+    /// Returns all devices of the process, in the order of their numbers.
     fn devices(&self) -> Vec<Device>;
 
     /// Returns the handle of the device's primary context, whether it is active or not.
@@ -75,25 +75,25 @@ pub trait Driver: Sync {
     /// Returns the calling thread's current context. This is called by nearly every runtime call.
     fn current_context(&self) -> Result<u64, i32>;
 
-    /// The answer of `cuCtxGetId` for a context that is not null. cuBLASLt asks before each product.
+    /// Returns the result of `cuCtxGetId` for a context that is not null. cuBLASLt asks before each product.
     fn context_id(&self, context: u64) -> Result<u64, i32>;
 
     /// Loads an image into the current context, like `cuModuleLoadData`. `image` points to a fatbin or its wrapper.
     fn load_module(&self, image: *const c_void) -> Result<u64, i32>;
 
-    /// Receives the first call of each slot that is refused: the table's UUID and the number of the slot.
+    /// Reports the first refused call of each slot: the table's UUID and the number of the slot.
     fn refused(&self, table: &str, slot: usize);
 }
 
-/// The guest library. Its tables are static, so their functions find it here.
+/// The guest library. The tables are static, so their functions find the library here.
 static DRIVER: OnceLock<&'static dyn Driver> = OnceLock::new();
 
-/// Names the library for the tables. Later calls have no effect.
+/// Sets the library for the tables. Later calls have no effect.
 pub fn install(driver: &'static dyn Driver) {
     let _ = DRIVER.set(driver);
 }
 
-/// The library.
+/// Returns the library.
 ///
 /// # Errors
 ///
@@ -102,7 +102,7 @@ fn driver() -> Result<&'static dyn Driver, i32> {
     DRIVER.get().copied().ok_or(result::NOT_INITIALIZED)
 }
 
-/// The result of a call as a number.
+/// Returns the result of a call as a number.
 fn code(outcome: Result<(), i32>) -> i32 {
     outcome.err().unwrap_or(result::SUCCESS)
 }

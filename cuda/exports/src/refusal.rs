@@ -1,4 +1,4 @@
-//! Slots without a known meaning.
+//! Slots of unknown meaning.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +10,7 @@ static REPORTED: [AtomicU64; uuids::COUNT] = [const { AtomicU64::new(0) }; uuids
 
 /// Fails with "not supported", whatever the arguments are, and reports the first call of the slot.
 ///
-/// The calling convention leaves arguments that a function does not declare to the caller.
+/// In the calling convention, the caller cleans up arguments that a function does not declare.
 pub extern "C" fn refuse<const TABLE: usize, const SLOT: usize>() -> i32 {
     let bit = 1 << (SLOT % 64);
     let is_first = REPORTED.get(TABLE).is_some_and(|all| all.fetch_or(bit, Ordering::Relaxed) & bit == 0);

@@ -30,17 +30,17 @@ static FURTHER_HOOKS: Zeros<FURTHER_HOOKS_SIZE> = Zeros(UnsafeCell::new([0; FURT
 ///
 /// Both pointers are null or can be written.
 pub unsafe extern "C" fn hooks(to: *mut *mut c_void, bytes: *mut usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { buffer(to, bytes, HOOKS.0.get().cast(), HOOKS_SIZE) }
 }
 
-/// Slot 6 of the hooks: a further such buffer.
+/// Slot 6 of the hooks: another such buffer.
 ///
 /// # Safety
 ///
 /// As for [`hooks`].
 pub unsafe extern "C" fn further_hooks(to: *mut *mut c_void, bytes: *mut usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { buffer(to, bytes, FURTHER_HOOKS.0.get().cast(), FURTHER_HOOKS_SIZE) }
 }
 
@@ -66,12 +66,12 @@ unsafe fn buffer(to: *mut *mut c_void, bytes: *mut usize, buffer: *mut c_void, s
 ///
 /// `to` is null or can be written.
 pub unsafe extern "C" fn primary_context(to: *mut u64, device: i32) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { put(to, driver().and_then(|driver| driver.primary_context(device))) }
 }
 
 /// Slot 6 of the runtime's table: loads a module, as `cuModuleLoadData` does. The runtime of CUDA 11 passes zeros for
-/// the other arguments; their meaning is not known, so that other values are refused.
+/// the other arguments; their meaning is unknown, so other values are refused.
 ///
 /// # Safety
 ///
@@ -80,11 +80,12 @@ pub unsafe extern "C" fn load_module(to: *mut u64, image: *const c_void, a: u64,
     if (a, b, c) != (0, 0, 0) || image.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { put(to, driver().and_then(|driver| driver.load_module(image))) }
 }
 
-/// Slot 1 of the runtime's table: the same for older runtimes, without a result: null if the image does not load.
+/// Slot 1 of the runtime's table: the same for older runtimes, without a result code: stores null if the image does not
+/// load.
 ///
 /// # Safety
 ///
@@ -93,7 +94,7 @@ pub unsafe extern "C" fn load_module_silently(to: *mut u64, image: *const c_void
     if to.is_null() {
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         *to = 0;
         load_module(to, image, 0, 0, 0);
@@ -105,8 +106,8 @@ pub extern "C" fn end(_: usize) -> i32 {
     SUCCESS
 }
 
-/// Slot 12 of the runtime's table: loads the compilers. The worker's driver has its own, and loads them when it needs
-/// them.
+/// Slot 12 of the runtime's table: loads the compilers. The worker's driver has its own compilers, and loads them on
+/// demand.
 pub extern "C" fn load_compilers() -> i32 {
     SUCCESS
 }
@@ -118,7 +119,7 @@ pub extern "C" fn load_compilers() -> i32 {
 /// `to` is null or can be written.
 pub unsafe extern "C" fn current_context(to: *mut u64) -> i32 {
     let context = driver().and_then(|driver| driver.ready().map(|()| driver.current_context().unwrap_or(0)));
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { put(to, context) }
 }
 
@@ -130,7 +131,7 @@ pub unsafe extern "C" fn current_context(to: *mut u64) -> i32 {
 /// `to` is null or can be written.
 pub unsafe extern "C" fn context_id(context: u64, to: *mut u64) -> i32 {
     let id = driver().and_then(|driver| if context == 0 { Ok(0) } else { driver.context_id(context) });
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { put(to, id) }
 }
 
@@ -140,11 +141,11 @@ pub unsafe extern "C" fn context_id(context: u64, to: *mut u64) -> i32 {
 ///
 /// `to` is null or can be written.
 pub unsafe extern "C" fn active_checks(_context: u64, to: *mut u32, _: *mut *mut c_void) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { put(to, Ok(0)) }
 }
 
-/// Slot 3 of the checks: the driver needs no check.
+/// Slot 3 of the checks: reports that the driver needs no check.
 pub extern "C" fn needed_checks() -> i32 {
     SUCCESS
 }

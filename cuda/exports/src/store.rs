@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::result::{INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::{code, driver};
 
-/// A library's function that ends a value: the context, the key, the value.
+/// A library's destructor of a value. Its arguments: the context, the key, the value.
 type Destructor = unsafe extern "C" fn(u64, u64, u64);
 
 /// A value of a context.
@@ -28,12 +28,12 @@ struct Entry {
     destructor: Option<Destructor>,
 }
 
-/// Most values of a process: libraries times contexts.
+/// Maximum number of values of a process: libraries times contexts.
 const MAX_VALUES: usize = 4096;
 
 /// All values. Reads that miss the cache search it; processes have about ten.
 static VALUES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
-/// Number of changes so far. Caches of an earlier number are empty.
+/// Number of changes so far. A cache with an earlier number counts as empty.
 static CHANGES: AtomicU64 = AtomicU64::new(1);
 
 /// A value that a thread has read.
@@ -46,7 +46,7 @@ struct Cached {
     value: u64,
 }
 
-/// Entries of a thread's cache; a power of two.
+/// Number of entries of a thread's cache; a power of two.
 const CACHED: usize = 16;
 
 thread_local! {
@@ -54,7 +54,7 @@ thread_local! {
         const { [const { Cell::new(Cached { changes: 0, context: 0, key: 0, value: 0 }) }; CACHED] };
 }
 
-/// The place of a value in a cache. Keys are addresses of data, so their low bits are equal.
+/// Returns the index of a value in a cache. Keys are addresses of data, so their low bits are equal.
 fn place(context: u64, key: u64) -> usize {
     let mixed = (context ^ key.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed >> 32) as usize % CACHED
@@ -64,7 +64,7 @@ fn values() -> MutexGuard<'static, Vec<Entry>> {
     VALUES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The named context, or the current one for 0.
+/// Returns the named context, or the current context for 0.
 fn named(context: u64) -> Result<u64, i32> {
     if context == 0 { driver()?.current_context() } else { Ok(context) }
 }
@@ -93,7 +93,7 @@ fn insert(context: u64, key: u64, value: u64, destructor: Option<Destructor>) ->
     Ok(())
 }
 
-/// Slot 1: removes a context's value, without a call of its destructor.
+/// Slot 1: removes a context's value without calling its destructor.
 pub extern "C" fn delete(context: u64, key: u64) -> i32 {
     code(remove(context, key))
 }
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn get(to: *mut *mut c_void, context: u64, key: u64) -> i3
 fn find(context: u64, key: u64) -> Result<u64, i32> {
     let context = named(context)?;
     let changes = CHANGES.load(Ordering::Acquire);
-    // A thread that ends can still call: the cache has no destructor.
+    // An ending thread can still call this, because the cache has no destructor.
     CACHE.with(|cache| {
         let cached = &cache[place(context, key)];
         let known = cached.get();
@@ -146,8 +146,8 @@ fn find(context: u64, key: u64) -> Result<u64, i32> {
     })
 }
 
-/// Ends all values of a context, and calls their destructors. For the guest library, before the context's handle
-/// becomes invalid. Destructors may call the store.
+/// Removes all values of a context, and calls their destructors. The guest library calls this before the context's
+/// handle becomes invalid. Destructors may call the store.
 pub fn forget(context: u64) {
     let ended: Vec<Entry> = {
         let mut values = values();

@@ -34,7 +34,7 @@ macro_rules! word {
     };
 }
 
-/// A table with its size, of the slots from 1.
+/// Returns a table with its size, containing the slots from 1 on.
 macro_rules! sized {
     ($table:ident: $($slot:literal $(= $function:path)?),*) => {
         Table([
@@ -57,7 +57,8 @@ static CHECKS_TABLE: Table<4> = sized!(CHECKS: 1, 2 = runtime::active_checks, 3 
 static IDENTITIES_TABLE: Table<16> =
     sized!(IDENTITIES: 1, 2, 3, 4 = runtime::context_id, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 
-/// Returns the table of a UUID, as `cuGetExportTable` does; `None` for unknown ones, for which it fails with 500.
+/// Returns the table of a UUID, as `cuGetExportTable` does; `None` for unknown UUIDs, for which that call fails with
+/// 500.
 ///
 /// One UUID must stay unknown: with the table F8CFF951-2146-8B4E-B9E2-FB469E7C0DD9 the runtime would skip its start.
 pub fn table(uuid: &[u8; 16]) -> Option<*const c_void> {
@@ -77,7 +78,7 @@ unsafe extern "C" fn answer(version: u32, seconds: u64, to: *mut [u8; 16]) -> i3
         own_table: pointer(INTEGRITY) as u64,
         function: answer as *const () as u64,
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { runtime::put(to, integrity::answer(version, seconds, addresses)) }
 }
 

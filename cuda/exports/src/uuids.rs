@@ -10,11 +10,11 @@ pub const HOOKS: usize = 1;
 pub const TOOLS: usize = 2;
 /// Values of libraries for each context.
 pub const STORE: usize = 3;
-/// The question about the driver.
+/// The runtime's question about the driver.
 pub const INTEGRITY: usize = 4;
 /// Checks of launches.
 pub const CHECKS: usize = 5;
-/// Identities of contexts. The runtime of CUDA 13.5 needs the table in order to start, and calls no slot.
+/// Identities of contexts. The runtime of CUDA 13.5 needs the table in order to start, but calls no slot.
 pub const IDENTITIES: usize = 6;
 
 /// The UUID of each table.

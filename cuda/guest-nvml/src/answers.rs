@@ -61,93 +61,93 @@ exported! {
 
     /// Number of devices.
     fn nvmlDeviceGetCount(to: *mut u32) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { put(to, devices::count()) }
     }
     /// Number of devices.
     fn nvmlDeviceGetCount_v2(to: *mut u32) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { put(to, devices::count()) }
     }
     /// A device by its number.
     fn nvmlDeviceGetHandleByIndex(index: u32, to: *mut u64) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { put(to, devices::by_index(index)) }
     }
     /// A device by its number.
     fn nvmlDeviceGetHandleByIndex_v2(index: u32, to: *mut u64) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { put(to, devices::by_index(index)) }
     }
     /// A device by its UUID.
     fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, to: *mut u64) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let Some(wanted) = (unsafe { read(uuid) }) else { return INVALID_ARGUMENT };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { put(to, search(|device| Ok(devices::uuid(device)? == wanted))) }
     }
     /// A device by its place on the bus.
     fn nvmlDeviceGetHandleByPciBusId(address: *const c_char, to: *mut u64) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { by_address(address, to) }
     }
     /// A device by its place on the bus.
     fn nvmlDeviceGetHandleByPciBusId_v2(address: *const c_char, to: *mut u64) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { by_address(address, to) }
     }
     /// The number of a device: the guest's.
     fn nvmlDeviceGetIndex(device: u64, to: *mut u32) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { put(to, known(device)) }
     }
 
     /// MIG is off, because a guest has a share of a card and no instance.
     fn nvmlDeviceGetMigMode(device: u64, current: *mut u32, pending: *mut u32) -> i32 {
         let off = known(device).map(|_| 0);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { both(put(current, off), put(pending, off)) }
     }
     /// No device is a MIG instance.
     fn nvmlDeviceIsMigDeviceHandle(device: u64, to: *mut u32) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { put(to, known(device).map(|_| 0)) }
     }
     /// No device has MIG instances.
     fn nvmlDeviceGetMaxMigDeviceCount(device: u64, to: *mut u32) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { put(to, known(device).map(|_| 0)) }
     }
 
     /// The tenant's programs on a device.
     fn nvmlDeviceGetComputeRunningProcesses(device: u64, count: *mut u32, to: *mut FirstProcess) -> i32 {
         let short = |process: &Process| FirstProcess { pid: process.pid, used: process.used };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { list(count, to, processes(device).map(|all| all.iter().map(short).collect())) }
     }
     /// The tenant's programs on a device.
     fn nvmlDeviceGetComputeRunningProcesses_v2(device: u64, count: *mut u32, to: *mut Process) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { list(count, to, processes(device)) }
     }
     /// The tenant's programs on a device.
     fn nvmlDeviceGetComputeRunningProcesses_v3(device: u64, count: *mut u32, to: *mut Process) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { list(count, to, processes(device)) }
     }
     /// Guests have no programs with graphics.
     fn nvmlDeviceGetGraphicsRunningProcesses(device: u64, count: *mut u32, to: *mut FirstProcess) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { list(count, to, known(device).map(|_| Vec::new())) }
     }
     /// Guests have no programs with graphics.
     fn nvmlDeviceGetGraphicsRunningProcesses_v2(device: u64, count: *mut u32, to: *mut Process) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { list(count, to, known(device).map(|_| Vec::new())) }
     }
     /// Guests have no programs with graphics.
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: u64, count: *mut u32, to: *mut Process) -> i32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { list(count, to, known(device).map(|_| Vec::new())) }
     }
     /// The command of a process of this guest.
@@ -157,7 +157,7 @@ exported! {
         }
         let Ok(command) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return NOT_FOUND };
         let name: Vec<u8> = command.into_iter().take_while(|byte| *byte != 0).collect();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { write(&name, to, bytes) }
     }
 }
@@ -193,14 +193,14 @@ fn search(matches: impl Fn(u64) -> Result<bool, i32>) -> Result<u64, i32> {
 /// # Safety
 /// As for the functions that use it.
 unsafe fn by_address(text: *const c_char, to: *mut u64) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let Some(text) = (unsafe { read(text) }) else { return INVALID_ARGUMENT };
     let Some(wanted) = place(&text) else { return INVALID_ARGUMENT };
     let found = search(|device| {
         let PciInfo { place, .. } = devices::pci(device)?;
         Ok(place == wanted)
     });
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { put(to, found) }
 }
 
@@ -232,7 +232,7 @@ fn processes(device: u64) -> Result<Vec<Process>, i32> {
 /// # Safety
 /// As for the functions that use it.
 unsafe fn list<T>(count: *mut u32, to: *mut T, all: Result<Vec<T>, i32>) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let Some(count) = (unsafe { count.as_mut() }) else { return INVALID_ARGUMENT };
     let all = match all {
         Ok(all) => all,
@@ -256,7 +256,7 @@ unsafe fn list<T>(count: *mut u32, to: *mut T, all: Result<Vec<T>, i32>) -> i32 
 /// # Safety
 /// It is null, or ends with a zero byte.
 unsafe fn read(text: *const c_char) -> Option<String> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 

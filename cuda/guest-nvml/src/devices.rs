@@ -64,7 +64,7 @@ pub fn end() -> i32 {
 /// The arguments are those of the function.
 unsafe fn call(name: &str, arguments: &[u64]) -> Result<i32, Failure> {
     let number = find(name).ok_or(Failure::Missing)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { worker()?.call(number, arguments, 0) }
 }
 
@@ -76,7 +76,7 @@ pub unsafe fn forward(name: &str, arguments: &[u64]) -> i32 {
     if !is_ready() {
         return UNINITIALIZED;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     code(unsafe { call(name, arguments) })
 }
 
@@ -89,7 +89,7 @@ pub unsafe fn forward_of_device(name: &str, arguments: &[u64]) -> i32 {
     match index_of(Kind::Gpu, device) {
         _ if !is_ready() => UNINITIALIZED,
         None => INVALID_ARGUMENT,
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Some(_) => unsafe { forward(name, arguments) },
     }
 }

@@ -16,7 +16,7 @@ macro_rules! forwarded {
         /// The arguments are those of NVML's header.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: u64),*) -> i32 {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { $way(concat!(stringify!($name), "+"), &[$($argument),*]) }
         }
     )* };
@@ -83,7 +83,7 @@ const MEMORY_V2: u32 = 2 << 24 | size_of::<MemoryV2>() as u32;
 /// The arguments are those of NVML's header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: u64, to: *mut MemoryV2) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let Some(to) = (unsafe { to.as_mut() }) else { return INVALID_ARGUMENT };
     if to.version != MEMORY_V2 {
         return ARGUMENT_VERSION_MISMATCH;

@@ -89,7 +89,7 @@ fn started() -> MutexGuard<'static, ()> {
 
 fn device(index: u32) -> u64 {
     let mut device = 0;
-    // SAFETY: the pointer names a local.
+    // SAFETY: the pointer points to a local.
     assert_eq!(unsafe { nvmlDeviceGetHandleByIndex_v2(index, &raw mut device) }, 0);
     device
 }
@@ -97,7 +97,7 @@ fn device(index: u32) -> u64 {
 fn by(function: unsafe extern "C" fn(*const c_char, *mut u64) -> i32, text: &str) -> Result<u64, i32> {
     let text = CString::new(text).expect("no zero byte");
     let mut device = 0;
-    // SAFETY: the pointers name locals.
+    // SAFETY: the pointers point to locals.
     match unsafe { function(text.as_ptr(), &raw mut device) } {
         0 => Ok(device),
         error => Err(error),
@@ -119,7 +119,7 @@ fn devices_are_found_by_index_uuid_and_address() {
     assert_eq!(by(nvmlDeviceGetHandleByPciBusId_v2, "0000:43:00.0"), Err(result::NOT_FOUND));
     assert_eq!(by(nvmlDeviceGetHandleByPciBusId_v2, "nowhere"), Err(result::INVALID_ARGUMENT));
     let mut number = 7;
-    // SAFETY: the pointer names a local.
+    // SAFETY: the pointer points to a local.
     unsafe {
         assert_eq!(nvmlDeviceGetHandleByIndex_v2(2, &raw mut number as *mut u64), result::INVALID_ARGUMENT);
         assert_eq!(nvmlDeviceGetIndex(second, (&raw mut number).cast()), 0);
@@ -175,7 +175,7 @@ fn calls_outside_a_start_and_unknown_functions_fail() {
     let device = device(1);
     let mut value = 0u32;
     let at = (&raw mut value) as u64;
-    // SAFETY: the pointers name locals.
+    // SAFETY: the pointers point to locals.
     unsafe {
         assert_eq!(nvmlDeviceGetPowerUsage(device, at), result::NOT_SUPPORTED, "the worker's NVML lacks it");
         assert_eq!(crate::refused::nvmlDeviceGetGpuFabricInfo(), result::NOT_SUPPORTED);

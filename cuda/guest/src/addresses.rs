@@ -13,24 +13,24 @@ use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
 
 /// Size of a page in bytes.
 const PAGE: u64 = 4096;
-/// Bytes of addresses for handles.
+/// Size of the address range for handles, in bytes.
 const HANDLE_BYTES: u64 = 1 << 40;
 
 /// Memory of the card outside the shared range.
 #[derive(Debug, Default)]
 struct Outside {
-    /// Bytes of each allocation.
+    /// Size of each allocation in bytes.
     ranges: BTreeMap<u64, u64>,
-    /// Pages that this library keeps inaccessible: ends by starts.
+    /// Ranges of pages that this library keeps inaccessible: each end by its start.
     reserved: BTreeMap<u64, u64>,
 }
 
 /// Static: the exported functions have no other state.
 static OUTSIDE: RwLock<Outside> = RwLock::new(Outside { ranges: BTreeMap::new(), reserved: BTreeMap::new() });
-/// Allocations in [`OUTSIDE`], so that most calls need no lock.
+/// Number of allocations in [`OUTSIDE`], so that most calls need no lock.
 static OUTSIDE_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Memory that an address names.
+/// Kind of memory at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Memory of the card.
@@ -54,7 +54,7 @@ fn reserve_range(at: u64, bytes: u64) -> io::Result<()> {
 /// Reserves the shared range and the addresses of handles, once: a child inherits the mappings.
 ///
 /// # Errors
-/// If the program uses them already.
+/// If the program already uses the addresses.
 pub fn reserve() -> io::Result<()> {
     /// Static: the mappings are the process's.
     static RESERVED: AtomicBool = AtomicBool::new(false);

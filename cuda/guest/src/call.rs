@@ -14,7 +14,7 @@ use crate::frame::Frame;
 use crate::result::NOT_SUPPORTED;
 use crate::{connection, report, thread};
 
-/// Objects so far, by kind. Static: handles are unique in the process.
+/// Number of objects so far, by kind. Static: handles are unique in the process.
 static COUNTS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 
 /// Returns the handle for a new object.
@@ -24,7 +24,7 @@ pub fn fresh(kind: Kind) -> u64 {
     handle(kind, count + if kind == Kind::Context { 256 } else { 1 })
 }
 
-/// Returns a call's description by its name, with the mark of messages that other modules complete.
+/// Returns a call's description by its name, marked as a message that another module completes.
 macro_rules! index {
     ($name:literal) => {{
         /// Static: looked up once.
@@ -101,7 +101,7 @@ pub fn perform(index: usize, args: &mut [u64; MAX_ARGUMENTS], per_thread: bool) 
         if answer.code != 0 {
             return Err(answer.code);
         }
-        // The driver has returned an object that has a handle already: the last word of the answer.
+        // The driver has returned an object that already has a handle: the last word of the answer.
         if let Some((_, made)) = &mut encoded.new
             && answer.words(connection) > encoded.result_words
         {
@@ -150,7 +150,7 @@ pub fn invoke(index: usize, arguments: &[u64]) -> Result<(), i32> {
     perform(index, &mut args, false)
 }
 
-/// The default stream of the calling thread.
+/// Handle of the calling thread's own default stream.
 pub const PER_THREAD: u64 = 2;
 
 /// Context of each stream. Static: the exported functions have no other state.
@@ -187,7 +187,7 @@ pub fn stream_context(stream: u64) -> Option<u32> {
     STREAM_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).get(&stream).copied()
 }
 
-/// Forgets a stream.
+/// Removes a stream.
 pub fn forget_stream(stream: u64) {
     STREAM_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).remove(&stream);
 }

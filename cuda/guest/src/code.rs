@@ -37,22 +37,22 @@ const FAT_BINARY: u32 = 0xba55_ed50;
 const ELF: u32 = 0x464c_457f;
 /// Options of the just-in-time compiler with a buffer of the program: logs and their sizes. They are left out.
 const LOG_OPTIONS: [u32; 4] = [3, 4, 5, 6];
-/// Options at most.
+/// Maximum number of options.
 const MAX_OPTIONS: usize = 64;
 
-/// An image is in the worker's hands from its first part to the call that uses it. Static: as the calls.
+/// Held from an image's first part to the call that uses it. Static: as for the calls.
 static LOADING: Mutex<()> = Mutex::new(());
 
-/// Reads a number at a distance.
+/// Reads a number at an offset.
 ///
 /// # Safety
 /// The image has these bytes.
 unsafe fn at<T: Copy>(image: u64, offset: u64) -> T {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { ((image + offset) as *const T).read_unaligned() }
 }
 
-/// Returns the address and the bytes of an image.
+/// Returns the address and the size of an image.
 ///
 /// # Safety
 /// `image` is an image that `cuModuleLoadData` accepts.
@@ -70,7 +70,7 @@ unsafe fn extent(image: u64) -> Result<(u64, usize), i32> {
                     let entries = u64::from(at::<u16>(image, size)) * u64::from(at::<u16>(image, count));
                     at::<u64>(image, offset).checked_add(entries)
                 };
-                // The header tables of segments and of sections; the latter is behind all contents.
+                // The header tables of segments and of sections; the latter follows all contents.
                 let end = table(32, 54, 56).zip(table(40, 58, 60)).map(|(a, b)| a.max(b)).ok_or(INVALID_IMAGE)?;
                 Ok((image, usize::try_from(end).map_err(|_| INVALID_IMAGE)?))
             }
@@ -107,7 +107,7 @@ unsafe fn send(connection: &Connection, image: u64, bytes: usize) -> Result<(), 
     Ok(())
 }
 
-/// Sends an image, and then the call that uses it. A null image is the call's business.
+/// Sends an image, and then the call that uses it. The call itself handles a null image.
 fn with_image(image: u64, call: impl FnOnce() -> Result<(), i32>) -> Result<(), i32> {
     let connection = connection::get()?;
     let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -130,7 +130,7 @@ fn load_data(frame: &Frame) -> i32 {
     code(load(frame.arg(0), frame.arg(1)))
 }
 
-/// Options without those that name buffers of the program.
+/// Options, without options that name buffers of the program.
 struct Options {
     kinds: Vec<u32>,
     values: Vec<u64>,
@@ -147,7 +147,7 @@ unsafe fn options(count: u32, kinds: u64, values: u64) -> Result<Options, i32> {
     }
     let mut read = Options { kinds: Vec::new(), values: Vec::new() };
     for index in 0..count as u64 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (kind, value) = unsafe { (at::<u32>(kinds, 4 * index), at::<u64>(values, 8 * index)) };
         if !LOG_OPTIONS.contains(&kind) {
             read.kinds.push(kind);

@@ -1,4 +1,4 @@
-//! The program's worker: its start, messages, answers.
+//! The program's worker: its start, messages and answers.
 //!
 //! UNSAFETY: wraps blobs that the transport has mapped, and follows a pointer to a value that is never freed.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -25,9 +25,9 @@ pub struct Connection {
     pub transport: Box<dyn Transport>,
     pub control: Shared,
     ring: Mutex<Producer<Shared, Shared>>,
-    /// Areas that no call uses, one bit each.
+    /// Unused areas, one bit each.
     areas: AtomicU64,
-    /// Each call waits for its answer, for programs that look for errors at once.
+    /// True if each call waits for its answer, for programs that check for errors immediately.
     synchronous: bool,
 }
 
@@ -39,13 +39,13 @@ const SYNCHRONOUS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SYNC";
 static CONNECTION: AtomicPtr<Result<Connection, i32>> = AtomicPtr::new(std::ptr::null_mut());
 /// A function that the start of the worker calls. Static: set when the library is loaded.
 static ON_START: OnceLock<fn()> = OnceLock::new();
-/// A thread starts the worker. Not a lock: in a child, a lock of another thread would stay locked.
+/// Set while a thread starts the worker. Not a lock, because in a child another thread's lock would stay locked.
 static STARTING: AtomicBool = AtomicBool::new(false);
 
 /// Returns the worker, and starts it at the first call.
 ///
 /// # Errors
-/// If there is none: 100, after a line on standard error.
+/// 100 if the worker does not start, after a line on standard error.
 pub fn connect() -> Result<&'static Connection, i32> {
     loop {
         if let Some(found) = known() {
@@ -69,7 +69,7 @@ fn known() -> Option<&'static Result<Connection, i32>> {
     unsafe { CONNECTION.load(Ordering::Acquire).as_ref() }
 }
 
-/// Names a function that the start of the worker calls.
+/// Sets a function that the start of the worker calls.
 pub fn on_start(function: fn()) {
     let _ = ON_START.set(function);
 }
@@ -82,7 +82,7 @@ pub fn get() -> Result<&'static Connection, i32> {
     known().map_or(Err(NOT_INITIALIZED), |found| found.as_ref().map_err(|code| *code))
 }
 
-/// Closes the descriptors in a child, which gets a worker of its own when it needs one.
+/// Closes the descriptors in a child, which gets a separate worker on demand.
 pub fn leave_in_child() {
     if let Some(Ok(connection)) = known() {
         connection.transport.close_in_child();
@@ -172,15 +172,15 @@ impl Drop for Area {
 }
 
 impl Area {
-    /// The number for messages.
+    /// Returns the area's number for messages.
     pub fn number(&self) -> u16 {
         self.0
     }
 }
 
 impl Connection {
-    /// Fails with the error that every call returns: of a lost worker, a lost context, or an earlier call of the thread
-    /// without an answer.
+    /// Fails with the error that every call returns: that of a lost worker, a lost context, or an earlier unanswered
+    /// call of the thread.
     pub fn check(&self, slot: u16) -> Result<(), i32> {
         if self.control.load(control::STATE) == state::LOST {
             return Err(LAUNCH_FAILED);
@@ -320,7 +320,7 @@ impl Connection {
         Ok((thread.slot()?, thread.expect_answer()))
     }
 
-    /// The same for a call to which errors of earlier calls do not belong: it fails only without a worker.
+    /// The same for a call that does not report errors of earlier calls: it fails only without a worker.
     pub fn begin_always(
         &self,
         thread: &Thread,

@@ -1,4 +1,4 @@
-//! Contexts: the current one of each thread is the guest's own business.
+//! Contexts: the guest itself tracks each thread's current context.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -37,7 +37,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuThreadExchangeStreamCaptureMode", exchange_mode),
 ];
 
-/// Contexts of a program at most, with the numbers of those that are gone.
+/// Maximum number of contexts of a program, including destroyed contexts.
 const MAX_CONTEXTS: usize = 4096;
 /// `CU_CTX_MAP_HOST` is always set.
 const MAP_HOST: u32 = 8;
@@ -173,7 +173,7 @@ fn get_id(frame: &Frame) -> i32 {
 }
 
 fn get_api_version(frame: &Frame) -> i32 {
-    // The version of contexts that `cuCtxCreate_v2` and later make.
+    // The version of contexts that `cuCtxCreate_v2` and later functions create.
     ready().map_or_else(|error| error, |()| frame.put(1, 3020u32))
 }
 
@@ -308,7 +308,7 @@ fn end_primary(device: u32, call: usize, all: bool) -> Result<(), i32> {
     let at = checked(device)?;
     let is_last = |references: u32| references == 1 || (all && references > 0);
     if primary().get(at).is_some_and(|(references, _)| is_last(*references)) {
-        // Destructors of libraries may call CUDA, so that no lock is held.
+        // Destructors of libraries may call CUDA, so no lock is held here.
         cuda_exports::forget_context(handle(Kind::Context, device + 1));
     }
     let mut primary = primary();

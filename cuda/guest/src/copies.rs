@@ -28,20 +28,20 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemcpyDtoHAsync_v2", copy_async),
 ];
 
-/// Copies to the program that are in flight at once, for one call.
+/// Maximum number of copies to the program in flight, for one call.
 const DEPTH: usize = 8;
 
 /// The staging blob and the uses of its pieces.
 struct Staging {
     blob: Blob,
-    /// Uses of each piece that were begun.
+    /// Number of started uses of each piece.
     begun: [AtomicU64; staging::PIECE_COUNT as usize],
-    /// Next piece for copies to the card. Those from the card use the second half, one call at a time.
+    /// Next piece for copies to the card. Copies from the card use the second half, one call at a time.
     next: AtomicU64,
     reading: Mutex<()>,
 }
 
-/// Pieces for copies to the card; the others are for copies from it.
+/// Number of pieces for copies to the card; the other pieces are for copies from it.
 const IN_PIECES: u64 = staging::PIECE_COUNT - DEPTH as u64;
 
 /// Static: the exported functions have no other state.
@@ -162,7 +162,7 @@ fn from_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u6
                 begun += part;
             }
             let Some((expected, piece, part)) = pending.pop_front() else { break };
-            // After a failure the others are only waited for: the pieces are the next copy's.
+            // After a failure, only waits for the other pieces, because the next copy uses them.
             let code = connection.end(expected, None)?.code;
             if code != 0 {
                 failed = Err(code);

@@ -18,9 +18,9 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuProfilerStop", nothing),
 ];
 
-/// Devices of a program at most.
+/// Maximum number of devices of a program.
 pub const MAX_DEVICES: usize = 32;
-/// Attributes of a device that are kept.
+/// Number of cached attributes of a device.
 const ATTRIBUTES: usize = 256;
 
 /// Static: answers of the driver that never change.
@@ -33,7 +33,7 @@ static KNOWN: [[AtomicU64; ATTRIBUTES]; MAX_DEVICES] =
 /// Static: `cuInit` has succeeded.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
-/// Attributes that a guest does not have: host register (99, read-only 113), pageable and concurrent managed access
+/// Attributes that a guest does not support: host register (99, read-only 113), pageable and concurrent managed access
 /// (88, 89, 100, 101), cooperative multi-device launches (96), sharing by descriptors (103), sparse arrays (112),
 /// direct RDMA (116), DMA-BUF (124), events of other processes (125), fabric handles (128), unified function pointers
 /// (129), multicast (132).
@@ -122,7 +122,7 @@ fn attribute(frame: &Frame) -> i32 {
 }
 
 fn loading_mode(frame: &Frame) -> i32 {
-    // Lazy, which the host's library decides for itself.
+    // Lazy loading; the host's library decides this itself.
     frame.put(0, 2i32)
 }
 

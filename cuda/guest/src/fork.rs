@@ -1,6 +1,6 @@
 //! Children of the process: after `cuInit`, every call of CUDA returns 3 in them, as with NVIDIA's driver. A child of a
 //! process that used only NVML, or asked for the version, may use CUDA; and NVML works in each child. So a child has no
-//! worker at first, and starts one when it needs it.
+//! worker at first, and starts a worker on demand.
 //!
 //! UNSAFETY: registers a function with the C library.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{connection, devices, thread};
 
-/// This process is a child of one that had called `cuInit`. Static: read by each exported function.
+/// Set if this process is a child of a process that had called `cuInit`. Static: read by each exported function.
 static CHILD: AtomicBool = AtomicBool::new(false);
 
 /// Returns true in a child of a process that had called `cuInit`.

@@ -50,7 +50,7 @@ unsafe fn buffer(extra: *const u64) -> Result<(u64, usize), i32> {
     let (mut at, mut found) = (extra, (0, 0));
     // The list has two entries and its end.
     for _ in 0..4 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (key, value) = unsafe { (at.read_unaligned(), at.add(1)) };
         match key {
             0 => return Ok(found),
@@ -88,7 +88,7 @@ unsafe fn append(message: &mut Vec<u64>, launch: &Launch, parameters: &Parameter
     if launch.extra.is_null() {
         return if parameters.all.is_empty() { Ok(()) } else { Err(INVALID_VALUE) };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let (from, bytes) = unsafe { buffer(launch.extra)? };
     let bytes = bytes.min(parameters.bytes);
     // SAFETY: the buffer has that many bytes, and so has the room.

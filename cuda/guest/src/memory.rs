@@ -175,7 +175,7 @@ unsafe fn store_attribute(place: *mut c_void, kind: u32, value: u64) {
     let bytes = if kind == 1 { 8 } else { attribute_bytes(kind).unwrap_or(4) };
     // A boolean takes one byte of room in some programs, as the driver's header demands.
     let bytes = if matches!(kind, 8 | 10) { 1 } else { bytes };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), place.cast(), bytes) };
 }
 

@@ -46,7 +46,7 @@ impl Worker for Connected {
             let area = connection.area();
             let mut words = 0;
             let begun = connection.begin_always(thread, op, &area, |message| {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 words = unsafe { encode(described, arguments, &mut |_| handle, message)? }.result_words;
                 Ok(())
             });

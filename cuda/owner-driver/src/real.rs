@@ -92,14 +92,14 @@ impl Real {
             return Self::open(path, ordinal);
         }
         let functions = Functions::load(path)?;
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         check("cuInit", unsafe { (functions.init)(0) })?;
         if let Some(wanted) = device.strip_prefix("GPU-") {
             let wanted = wanted.replace('-', "").to_lowercase();
             // TIMEOUT: none; the driver refuses the first number beyond its cards.
             for ordinal in 0..u32::MAX {
                 let (mut found, mut uuid): (CUdevice, _) = (0, CUuuid { bytes: [0; 16] });
-                // SAFETY: both pointers are to locals.
+                // SAFETY: both pointers point to locals.
                 unsafe {
                     check("cuDeviceGet", (functions.device_get)(&mut found, ordinal as c_int))?;
                     check("cuDeviceGetUuid", (functions.device_uuid)(&mut uuid, found))?;
@@ -126,14 +126,14 @@ impl Real {
     pub fn hold_plainly(&self, bytes: u64) -> Result<Address, DriverError> {
         self.enter()?;
         let mut at = 0;
-        // SAFETY: the pointer is to a local.
+        // SAFETY: the pointer points to a local.
         check("cuMemAlloc", unsafe { (self.functions.allocate)(&mut at, bytes as usize) })?;
         Ok(Address(at))
     }
 
     fn granularity(&self, memory: Memory) -> Result<u64, DriverError> {
         let mut bytes = 0;
-        // SAFETY: both pointers are to locals.
+        // SAFETY: both pointers point to locals.
         let code = unsafe { (self.functions.granularity)(&mut bytes, &self.properties(memory), RECOMMENDED) };
         check("cuMemGetAllocationGranularity", code).map(|()| bytes as u64)
     }
@@ -189,7 +189,7 @@ impl Driver for Real {
     fn free_bytes(&self) -> Result<u64, DriverError> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both pointers are to locals.
+        // SAFETY: both pointers point to locals.
         check("cuMemGetInfo", unsafe { (self.functions.memory_info)(&mut free, &mut total) })?;
         Ok(free as u64)
     }
@@ -197,7 +197,7 @@ impl Driver for Real {
     fn create(&self, memory: Memory, bytes: u64) -> Result<Handle, DriverError> {
         self.enter()?;
         let mut handle: RawHandle = 0;
-        // SAFETY: both pointers are to locals.
+        // SAFETY: both pointers point to locals.
         let code = unsafe { (self.functions.create)(&mut handle, bytes as usize, &self.properties(memory), 0) };
         check("cuMemCreate", code).map(|()| Handle(handle))
     }
@@ -234,7 +234,7 @@ impl Driver for Real {
     fn reserve(&self, bytes: u64) -> Result<Address, DriverError> {
         self.enter()?;
         let mut at = 0;
-        // SAFETY: the pointer is to a local.
+        // SAFETY: the pointer points to a local.
         check("cuMemAddressReserve", unsafe { (self.functions.reserve)(&mut at, bytes as usize, 0, 0, 0) })?;
         Ok(Address(at))
     }

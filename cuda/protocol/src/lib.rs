@@ -122,7 +122,7 @@
 //! [`VERSION`] is incremented with each change. Variants and fields are only added, at the end. Both sides use the
 //! lower of the two versions; a side that does not support it sends `Goodbye`.
 //!
-//! Only the messages and their socket are here: the crate does not manage memory, set policy or start threads.
+//! This crate contains only the messages and their socket: it does not manage memory, set policy or start threads.
 
 #![forbid(unsafe_code)]
 

@@ -38,7 +38,7 @@ pub enum LinkError {
     /// The queue to the other side is full, or no message has arrived.
     #[error("the connection would block")]
     WouldBlock,
-    /// The system's limit of this user's descriptors in flight is reached (`ETOOMANYREFS`): the message can be retried.
+    /// The user has reached the system's limit of descriptors in flight (`ETOOMANYREFS`); the message can be retried.
     #[error("too many descriptors of this user are on their way to processes that do not read")]
     Crowded,
     /// The packet is not a message.

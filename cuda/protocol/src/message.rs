@@ -22,9 +22,9 @@ pub enum Place {
 pub struct Hello {
     /// The tenant side's [`crate::VERSION`].
     pub version: u16,
-    /// Process number in the process's own namespace; in a container it differs from the number that the owner sees.
+    /// Process ID in the process's own namespace; in a container it differs from the number that the owner sees.
     pub pid: u32,
-    /// Random number of this process's library, the same after a reconnection.
+    /// Random number of this process's library; unchanged after a reconnection.
     pub instance: u128,
     /// Requested tenant, from [`crate::TENANT_VARIABLE`]; if empty, the owner chooses by credentials.
     pub tenant: String,
@@ -182,7 +182,7 @@ pub enum FromTenant {
         request: u32,
         /// Card.
         card: u8,
-        /// Number of requested chunks, without a limit.
+        /// Number of requested chunks; not limited.
         chunks: u32,
     },
     /// Returns chunks that are unmapped and released.
@@ -378,7 +378,7 @@ pub enum FromOwner {
         /// Expected time until the turn begins, in microseconds.
         in_us: u32,
     },
-    /// Answer to `AskProcesses`: process numbers in the owner's namespace. Since version 3.
+    /// Answer to `AskProcesses`: process IDs in the owner's namespace. Since version 3.
     Processes {
         /// Number of the request.
         request: u32,

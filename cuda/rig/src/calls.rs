@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use crate::Cuda;
 
-/// Mean duration of a call in nanoseconds, over `count` calls.
+/// Returns the mean duration of a call in nanoseconds, over `count` calls.
 fn each(count: u32, mut call: impl FnMut(u32) -> Result<()>) -> Result<f64> {
-    // One-time allocations have been made by the end of this loop.
+    // After this loop, all one-time allocations have been made.
     for number in 0..count / 10 {
         call(number)?;
     }

@@ -184,7 +184,7 @@ impl Cuda {
         Ok(cuda)
     }
 
-    /// Only initialises the driver.
+    /// Initialises the driver, without making a context current.
     pub fn init(&self) -> Result<(), Failed> {
         self.raw_init(0)
     }
@@ -200,7 +200,7 @@ impl Cuda {
         self.raw_count(&raw mut count).map(|()| count)
     }
 
-    /// Returns the device with a number.
+    /// Returns the device with the given number.
     pub fn device(&self, ordinal: i32) -> Result<i32, Failed> {
         let mut device = 0;
         self.raw_device(&raw mut device, ordinal).map(|()| device)
@@ -225,7 +225,7 @@ impl Cuda {
         self.raw_by_bus_id(&raw mut device, address.as_ptr()).map(|()| device)
     }
 
-    /// Creates another context of the first card, and makes it the current one.
+    /// Creates another context of the first card, and makes it current.
     pub fn another_context(&self) -> Result<u64, Failed> {
         let mut context = 0;
         self.raw_context(&raw mut context, 0, 0).map(|()| context)
@@ -267,7 +267,7 @@ impl Cuda {
         self.raw_total(&raw mut bytes, 0).map(|()| bytes as u64)
     }
 
-    /// Returns the free and the total bytes.
+    /// Returns the numbers of free and of total bytes.
     pub fn info(&self) -> Result<(u64, u64), Failed> {
         let (mut free, mut total) = (0, 0);
         self.raw_info(&raw mut free, &raw mut total).map(|()| (free as u64, total as u64))
@@ -290,13 +290,13 @@ impl Cuda {
         self.raw_free(at)
     }
 
-    /// Allocates in the order of a stream.
+    /// Allocates memory in stream order.
     pub fn alloc_async(&self, bytes: u64, stream: u64) -> Result<u64, Failed> {
         let mut at = 0;
         self.raw_alloc_async(&raw mut at, bytes as usize, stream).map(|()| at)
     }
 
-    /// Frees in the order of a stream.
+    /// Frees memory in stream order.
     pub fn free_async(&self, at: u64, stream: u64) -> Result<(), Failed> {
         self.raw_free_async(at, stream)
     }
@@ -417,7 +417,7 @@ impl Cuda {
         self.raw_property(&raw mut property, handle).map(|()| property)
     }
 
-    /// Returns the minimum and the recommended size of card memory that only this process uses.
+    /// Returns the minimum and the recommended granularity of card memory that only this process uses.
     pub fn granularity(&self) -> Result<(u64, u64), Failed> {
         let (mut least, mut recommended, property) = (0, 0, [1, 0, 1, 0, 0, 0, 0, 0]);
         self.raw_granularity(&raw mut least, &raw const property, 0)?;
@@ -460,7 +460,7 @@ impl Cuda {
         self.raw_finish()
     }
 
-    /// Captures the work that `work` submits to `stream`, as a graph that can be launched.
+    /// Captures the work that `work` submits to `stream`. Returns a graph that can be launched.
     pub fn capture(&self, stream: u64, work: impl FnOnce() -> Result<(), Failed>) -> Result<u64, Failed> {
         let (mut graph, mut made) = (0, 0);
         self.raw_begin(stream, 0)?;
@@ -510,7 +510,7 @@ impl Cuda {
         self.raw_trim(0)
     }
 
-    /// Copies in the order of a stream.
+    /// Copies memory in stream order.
     pub fn copy(&self, to: u64, from: u64, bytes: u64, stream: u64) -> Result<(), Failed> {
         self.raw_copy(to, from, bytes as usize, stream)
     }
@@ -531,7 +531,7 @@ impl Cuda {
         self.raw_set(at, value, bytes as usize)
     }
 
-    /// Fills bytes in the order of a stream.
+    /// Fills bytes in stream order.
     pub fn set_async(&self, at: u64, value: u8, bytes: u64, stream: u64) -> Result<(), Failed> {
         self.raw_set_async(at, value, bytes as usize, stream)
     }

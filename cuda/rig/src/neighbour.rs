@@ -1,5 +1,5 @@
-//! An honest program that keeps the card busy, requests memory, and reports its gains: the neighbour of a hostile
-//! program.
+//! An honest program next to a hostile program: it keeps the card busy, requests memory, and reports
+//! its gains.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};

@@ -68,8 +68,8 @@ fn text(function: *mut c_void, device: Device) -> Option<String> {
 /// Cards by identity, each with its NVML index.
 pub type Shown = Vec<(String, u32)>;
 
-/// Identities of the cards that NVML shows, each followed by its number; and the results of searches for other cards by
-/// each of `addresses`, which are identities or PCI addresses.
+/// Returns the identities of the cards that NVML shows, each with its number, and the results of searches for other
+/// cards by each of `addresses`, which are identities or PCI addresses.
 pub fn cards(addresses: &[String]) -> Result<(Shown, Vec<c_int>), Failed> {
     let nvml = Nvml::load()?;
     let (count, by_index) =

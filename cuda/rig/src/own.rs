@@ -41,7 +41,7 @@ impl Buffer {
         self.bytes / 8 / 64
     }
 
-    /// The address that this round's work uses.
+    /// Returns the address that this round's work uses.
     fn place(&self, round: u64) -> u64 {
         if self.mapped && (round.is_multiple_of(2) || !self.writes) { self.at } else { self.other }
     }
@@ -64,7 +64,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Assigns its first address and its access.
+    /// Maps the memory at its first address, and sets its access.
     fn map(&mut self, cuda: Cuda) -> Result<()> {
         cuda.map_at(self.at, self.bytes, 0, self.handle)?;
         cuda.allow(self.at, self.bytes, CARD, ALL)?;
@@ -181,7 +181,7 @@ fn change(
         return Ok(());
     }
     cuda.unmap_at(buffer.other, buffer.bytes)?;
-    // The memory has no mappings now; it ends unless its handle keeps it alive.
+    // The memory now has no mappings, and is freed unless its handle keeps it alive.
     if round % 8 == 7 {
         let old = buffer.handle;
         buffer.handle = cuda.create_of(cuda.property(old)?, buffer.bytes, 0)?;
@@ -216,8 +216,8 @@ fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     Ok(())
 }
 
-/// Makes a handle of a chunk in each of many threads at once, twice. Returns the numbers of successes of the first and
-/// of the second time.
+/// Creates a handle of one chunk in each of many threads concurrently, twice. Returns the number of successes each
+/// time.
 pub fn burst(cuda: Cuda, threads: usize) -> Result<String> {
     let start = std::sync::Barrier::new(threads);
     let mut made = Vec::new();

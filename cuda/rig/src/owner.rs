@@ -33,7 +33,7 @@ pub struct Script {
     pub relocate: Option<Duration>,
     /// Maximum number of chunks in one relocation.
     pub batch: usize,
-    /// Limit of work in flight, in microseconds; 0 neither bounds nor measures.
+    /// Limit of work in flight, in microseconds; 0 disables limit and measurement.
     pub run_ahead_us: u32,
     /// Length of turns and of the pauses between them, in microseconds; 0 means one endless turn.
     pub turn_us: u32,
@@ -467,7 +467,7 @@ impl Session {
         let Some(mut order) = self.order.take() else { bail!("redirected without an order") };
         let part = order.moves.len().saturating_sub(order.answered).min(MAX_CHUNKS);
         for (at, (id, new)) in order.moves.iter().skip(order.answered).take(part).enumerate() {
-            // Chunks that the tenant freed in the meantime no longer have their other memory.
+            // The other memory of chunks that the tenant freed in the meantime is gone.
             let keep = at < moved as usize && self.chunks.contains_key(id);
             let gone = if keep { self.chunks.insert(*id, *new) } else { Some(*new) };
             if let Some(gone) = gone {

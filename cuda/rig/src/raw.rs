@@ -121,7 +121,7 @@ pub enum Answer {
     Heard {
         /// The messages, oldest first.
         messages: Vec<FromOwner>,
-        /// Descriptors that this connection's messages brought and that are still open.
+        /// Number of open descriptors received with this connection's messages.
         descriptors: usize,
         /// Set if the owner has closed the connection.
         closed: bool,
@@ -212,7 +212,7 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
         Command::Close { link } => {
             let link = connections.get_mut(link).context(missing)?.link.take();
             if let Some(link) = link {
-                // The reading thread has the descriptor as well.
+                // The reading thread also holds the descriptor.
                 let _ = rustix::net::shutdown(&*link, rustix::net::Shutdown::Both);
             }
             Ok(Answer::Done)
@@ -265,7 +265,7 @@ fn connect(socket: &Path, through: Through) -> Result<Link> {
     let options = libc::WEXITED | if through == Through::Zombie { libc::WNOWAIT } else { 0 };
     // SAFETY: the value is local, and all-zero bytes are valid for it.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the child belongs to this process, and the pointer is to a local.
+    // SAFETY: the child belongs to this process, and the pointer points to a local.
     let waited = unsafe { libc::waitid(libc::P_PID, child.cast_unsigned(), &raw mut info, options) };
     ensure!(waited == 0, "cannot wait for the child: {}", std::io::Error::last_os_error());
     Ok(Link::new(ours))

@@ -39,7 +39,7 @@ const PTX: &CStr = c".version 7.0
 ";
 /// The kernel's name in the image.
 const KERNEL: &CStr = c"fill";
-/// Threads of a block of its launches.
+/// Number of threads per block in its launches.
 const THREADS: u32 = 128;
 
 /// The image that a compiler puts into a program.
@@ -54,7 +54,7 @@ struct Wrapper {
 const WRAPPER_MAGIC: u32 = 0x4662_43B1;
 const FATBIN_MAGIC: u32 = 0xBA55_ED50;
 
-/// A container with one text of PTX.
+/// A fat binary that contains one PTX text.
 fn fatbin(ptx: &[u8]) -> Vec<u64> {
     /// Bytes of the header of the text.
     const HEADER: u32 = 64;
@@ -169,7 +169,7 @@ const TO_HOST: c_int = 2;
 pub struct Runtime {
     functions: Functions,
     library: *mut c_void,
-    /// Identifies the kernel for launches: a program has its host function's address.
+    /// Identifies the kernel for launches; a program uses the address of its host function.
     function: Box<u8>,
     /// The runtime keeps pointers to both.
     _image: Box<(Wrapper, Vec<u64>)>,
@@ -191,7 +191,7 @@ fn symbol(library: *mut c_void, name: &str) -> Result<*mut c_void> {
 }
 
 impl Runtime {
-    /// Loads the library, and registers a program with one kernel, as the code does that NVIDIA's compiler generates.
+    /// Loads the library, and registers a program with one kernel, like the code that NVIDIA's compiler generates.
     pub fn load(path: &OsStr) -> Result<Self> {
         let name = CString::new(path.as_bytes())?;
         // SAFETY: the name ends with a zero byte.
@@ -245,7 +245,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// The runtime's text for a result.
+    /// Returns the runtime's text for a result.
     fn text(&self, code: c_int) -> String {
         let Ok(found) = symbol(self.library, "cudaGetErrorString\0") else { return String::new() };
         // SAFETY: the symbol has this signature, and returns a static text.
@@ -255,7 +255,7 @@ impl Runtime {
         }
     }
 
-    /// Versions of the runtime and the driver.
+    /// Returns the versions of the runtime and the driver.
     pub fn versions(&self) -> Result<(i32, i32)> {
         let (mut own, mut driver) = (0, 0);
         self.raw_version(&raw mut own)?;
@@ -263,21 +263,21 @@ impl Runtime {
         Ok((own, driver))
     }
 
-    /// Number of devices.
+    /// Returns the number of devices.
     pub fn count(&self) -> Result<i32> {
         let mut count = 0;
         self.raw_count(&raw mut count)?;
         Ok(count)
     }
 
-    /// An attribute of the first device.
+    /// Returns an attribute of the first device.
     pub fn attribute(&self, which: i32) -> Result<i32> {
         let mut value = 0;
         self.raw_attribute(&raw mut value, which, 0)?;
         Ok(value)
     }
 
-    /// Memory of the device.
+    /// Allocates memory of the device.
     pub fn malloc(&self, bytes: usize) -> Result<u64> {
         let mut at = 0;
         self.raw_malloc(&raw mut at, bytes)?;
@@ -306,7 +306,7 @@ impl Runtime {
         Ok(words)
     }
 
-    /// Copies from the device in the order of a stream, and waits.
+    /// Copies from the device in stream order, and waits.
     pub fn download_in(&self, stream: u64, at: u64, count: usize) -> Result<Vec<u64>> {
         let mut words = vec![0; count];
         self.raw_copy_async(words.as_mut_ptr() as u64, at, 8 * count, TO_HOST, stream)?;
@@ -345,7 +345,7 @@ impl Runtime {
         self.raw_finish_all()
     }
 
-    /// Milliseconds between two events around some work of a stream.
+    /// Returns the milliseconds between two events around some work of a stream.
     pub fn timed(&self, stream: u64, work: impl FnOnce() -> Result<()>) -> Result<f32> {
         let (mut first, mut last, mut ms) = (0, 0, 0.0);
         self.raw_event(&raw mut first)?;

@@ -1,4 +1,4 @@
-//! Stops a program's answers to its owner: its library then listens to a connection without a sender.
+//! Makes a program unresponsive to its owner: its library then listens to a connection without a sender.
 //!
 //! UNSAFETY: replaces one descriptor with another.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

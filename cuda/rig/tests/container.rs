@@ -75,7 +75,7 @@ fn container_program_is_tenant_and_leaves_no_memory() {
     let serving = owner(&rig, 32, &["--quanta", "off"]);
     let mut inside = contained(&rig, &image, &["live", "--mib", "24"]);
     inside.steps(2);
-    // Both together have more memory than the card: chunks of the program in the container move.
+    // Both together have more memory than the card, so chunks of the program in the container are moved.
     let mut outside = rig.program("b", &["live", "--mib", "24"]);
     outside.steps(5);
     inside.grow();
@@ -117,7 +117,7 @@ fn library_mount_is_visible_only_inside_container() {
 }
 
 /// Commands of a runtime that applies a CDI file to a container: the arguments are the image's folder, and then the
-/// program's arguments. The mounts are lines of the variable `MOUNTS`: a path of the host, and one in the container.
+/// program's arguments. The mounts are lines of the variable `MOUNTS`: a path on the host, and a path in the container.
 const BY_CDI: &str = r#"
 set -e
 image=$1

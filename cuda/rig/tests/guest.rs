@@ -1,6 +1,6 @@
 //! Programs with the guest library, whose workers are programs of a tenant: real processes, on the fake driver.
 //!
-//! Each test compares what a program prints with what it prints on the driver itself.
+//! Each test compares a program's output with its output on the driver itself.
 
 mod support;
 
@@ -16,7 +16,7 @@ fn text(command: &mut Command) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}{error}");
-    // Calls that guests do not have are reported.
+    // Calls that guests do not support are reported.
     assert!(!error.contains("not supported in a virtual machine"), "{error}");
     text
 }

@@ -177,7 +177,7 @@ fn moved(descriptors: Vec<(Mark, OwnedFd)>) -> Vec<(Mark, OwnedFd)> {
 /// Returns the process's limits of open files.
 fn limit() -> Option<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the pointer is to a local.
+    // SAFETY: the pointer points to a local.
     (unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0).then_some(limit)
 }
 

@@ -94,7 +94,7 @@ impl Link {
         self.send(&message.encode(), SendFlags::empty())
     }
 
-    /// Receives a message of the device; waits for it.
+    /// Waits for a message from the device.
     ///
     /// # Errors
     /// [`LinkError::Closed`] if the device has closed the connection.
@@ -104,7 +104,7 @@ impl Link {
         Ok(ToWorker::decode(packet.get(..length).unwrap_or_default())?)
     }
 
-    /// Receives a message of the worker without waiting.
+    /// Receives a message from the worker without waiting.
     ///
     /// # Errors
     /// [`LinkError::WouldBlock`] if none has arrived; [`LinkError::Closed`] if the worker has ended.

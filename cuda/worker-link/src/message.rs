@@ -19,7 +19,7 @@ pub enum ToWorker {
         /// Size in bytes.
         size: u64,
     },
-    /// The guest program gives a blob back.
+    /// The guest program returns a blob.
     Remove {
         /// Its identifier.
         id: u32,
@@ -35,7 +35,7 @@ pub enum ToWorker {
 /// A message from a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FromWorker {
-    /// The worker and the card do not use a blob any longer.
+    /// The worker and the card no longer use a blob.
     Removed {
         /// Its identifier.
         id: u32,

@@ -11,7 +11,7 @@ use command_fds::{CommandFdExt as _, FdMapping};
 
 use crate::link::Link;
 
-/// The worker's numbers of its descriptors.
+/// Numbers of the descriptors in the worker.
 const WINDOW_FD: i32 = 3;
 const LINK_FD: i32 = 4;
 
@@ -53,7 +53,7 @@ pub struct Restrictions {
 pub struct WorkerOptions {
     /// The program `cuda-worker`.
     pub program: PathBuf,
-    /// The whole environment: where the driver's library is, the owner's socket and the tenant's name.
+    /// The whole environment: location of the driver's library, the owner's socket and the tenant's name.
     pub environment: Vec<(OsString, OsString)>,
     /// The driver's library that the worker loads; by default the loader finds `libcuda.so.1`.
     pub library: Option<PathBuf>,

@@ -1,4 +1,4 @@
-//! The driver library: its functions by the description of their arguments.
+//! The driver library: calls its functions according to the description of their arguments.
 //!
 //! UNSAFETY: loads a library and calls its functions. Arguments are integers and pointers only, which x86-64 passes in
 //! registers and on the stack in the same way, so one type of function suffices; a function ignores surplus arguments.
@@ -73,7 +73,7 @@ pub struct Driver {
     needed: Vec<Option<Function>>,
 }
 
-/// Symbol of a described call: without the mark of messages that the guest library completes.
+/// Returns the symbol of a described call, without the mark of messages that the guest library completes.
 fn symbol(name: &str) -> &str {
     name.trim_end_matches(['+', '-'])
 }

@@ -16,7 +16,7 @@ use crate::window::Window;
 /// A message that ends its program's context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// It breaks the rules of the messages.
+    /// The message is invalid.
     Malformed,
     /// The program exceeds a limit.
     Limit,
@@ -32,15 +32,15 @@ impl From<TooMany> for Broken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
     None,
-    /// The first result is an address, and the argument with the index the bytes.
+    /// The first result is an address, and the argument with this index is the size in bytes.
     Allocates(usize),
     /// The first two results are an address and the bytes of a row; the fourth argument is the number of rows.
     AllocatesRows,
-    /// The first two results are an address and the bytes.
+    /// The first two results are an address and a size in bytes.
     Names,
     /// The first argument is an address.
     Frees,
-    /// Reserves addresses, where the worker chooses if the program does not.
+    /// Reserves addresses, which the worker chooses if the program does not.
     Reserves,
     /// The driver has changed the current context.
     ChangesContext,
@@ -75,7 +75,7 @@ fn is_sticky(code: i32) -> bool {
 /// Offsets and sizes of a function's parameters.
 pub type Parameters = Vec<(u32, u32)>;
 
-/// Everything of one program.
+/// The state of one program.
 pub struct Executor {
     pub(crate) driver: Driver,
     pub(crate) objects: Objects,
@@ -86,13 +86,13 @@ pub struct Executor {
     pub(crate) staging: Option<u32>,
     arena: Arena,
     effects: Vec<Effect>,
-    /// Answers so far, by slot.
+    /// Number of answers so far, by slot.
     counts: Vec<u64>,
     current: Option<u32>,
     mode: u16,
     next_reservation: u64,
     started: bool,
-    /// Failures that were reported, by message and error.
+    /// Reported failures, by message and error.
     reported: BTreeSet<(u16, i32)>,
 }
 
@@ -128,7 +128,7 @@ impl Executor {
         }
     }
 
-    /// The shared memory and its blobs.
+    /// Returns the shared memory and its blobs.
     pub fn window(&mut self) -> &mut Window {
         &mut self.window
     }
@@ -234,11 +234,11 @@ impl Executor {
             let (value, context) = (prepared.made(&self.arena), origin.route.context);
             match (code, call.treatment) {
                 (0, Treatment::Answered) => {
-                    // The driver returns one object for several calls, and so must the guest.
+                    // The driver returns the same object for several calls, so the guest must do the same.
                     known = Some(self.objects.insert_or_find(kind, made, value, context)?).filter(|of| *of != made);
                 }
                 (0, _) => self.objects.insert(made, Ok(value), context)?,
-                // A failed creation with an answer leaves nothing behind: the guest knows.
+                // An answered creation that failed leaves no record, because the guest knows of the failure.
                 (_, Treatment::Answered) => {}
                 (code, _) => self.objects.insert(made, Err(code), context)?,
             }
@@ -263,7 +263,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Chooses the addresses of a reservation for which the program has no wish.
+    /// Chooses the addresses of a reservation for which the program requests none.
     fn place_reservation(&mut self, prepared: &mut Prepared) {
         let [_, bytes, align, wish, ..] = &mut prepared.values;
         let at = self.next_reservation.checked_next_multiple_of((*align).max(2 << 20));
@@ -284,7 +284,7 @@ impl Executor {
             // Reserved addresses belong to no context.
             Effect::Reserves => self.objects.add_range(result(0), value(1), 0)?,
             Effect::Frees => self.objects.remove_range(value(0)),
-            // The guest's handle of a primary context is the device's number and one.
+            // The guest's handle of a primary context is the device's number plus one.
             Effect::EndsPrimary => self.objects.remove(handle(Kind::Context, (value(0) as u32).wrapping_add(1))),
             Effect::None | Effect::ChangesContext | Effect::ListsProcesses => {}
         }
@@ -315,7 +315,7 @@ impl Executor {
         }
     }
 
-    /// Names a call without an answer that has failed, once for each error. A later call returns the error.
+    /// Reports an unanswered call that has failed, once for each error. A later call returns the error.
     fn report(&mut self, op: u16, code: i32) {
         if self.reported.len() >= MAX_REPORTED || !self.reported.insert((op, code)) {
             return;

@@ -12,7 +12,7 @@ use crate::driver::Driver;
 use crate::executor::{Broken, Executor};
 use crate::window::Window;
 
-/// Bytes of pinned memory that the program has.
+/// Size of the program's pinned memory in bytes.
 const PINNED_BYTES: u64 = 64 << 10;
 /// Blobs in the order of their identifiers, from 1 on.
 const BLOBS: [(BlobKind, u64); 4] = [
@@ -28,7 +28,7 @@ fn message(op: u16, words: &[u64]) -> Vec<u64> {
     [&[header.word(), route.word()][..], words].concat()
 }
 
-/// Executes a ring whose words are the input. Returns the number of messages that were executed.
+/// Executes a ring whose words are the input. Returns the number of executed messages.
 ///
 /// # Panics
 /// If the system has no memory for the window, or the worker has a fault.

@@ -1,5 +1,5 @@
-//! Functions of the guest in the order of a stream: the driver calls one of ours, which notifies the guest and waits
-//! until the guest has run its own.
+//! Functions of the guest in the order of a stream: the driver calls one of our functions, which notifies the guest
+//! and waits until the guest has run its function.
 //!
 //! UNSAFETY: the driver calls the function with the number that it was given.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -22,7 +22,7 @@ struct Callbacks {
     posted: Mutex<u64>,
 }
 
-/// Static: the driver passes one word only, and calls after any other value might be gone.
+/// Static: the driver passes only one word, and may call after any other value is gone.
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
 
 /// Prepares callbacks; `notify` wakes guest threads that sleep.
@@ -30,7 +30,7 @@ pub(crate) fn prepare(control: Shared, notify: Box<dyn Fn() + Send + Sync>) {
     let _ = CALLBACKS.set(Callbacks { control, notify, posted: Mutex::new(0) });
 }
 
-/// Time between two looks at a callback that the guest has not finished.
+/// Interval at which a callback that the guest has not finished is polled.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 unsafe extern "C" fn run(data: *mut c_void) {
@@ -47,7 +47,7 @@ unsafe extern "C" fn run(data: *mut c_void) {
         *posted
     };
     (callbacks.notify)();
-    // The stream continues after the guest's function. A guest that never answers stops its own streams only.
+    // The stream continues after the guest's function. A guest that never answers stops only its own streams.
     while control.load(control::CALLBACKS_DONE) < mine {
         std::thread::sleep(POLL_INTERVAL);
     }

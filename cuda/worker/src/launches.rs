@@ -26,7 +26,7 @@ fn halves(word: u64) -> (u64, u64) {
 }
 
 impl Executor {
-    /// Answers the offsets and sizes of a function's parameters, and keeps them for its launches.
+    /// Answers with the offsets and sizes of a function's parameters, and keeps them for its launches.
     pub(crate) fn function_info(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
         let [handle] = *words else { return Err(Broken::Malformed) };
         let function = match self.objects.find(Kind::Function, handle) {
@@ -62,7 +62,7 @@ impl Executor {
             let [first, second] = places;
             match self.driver.invoke(call, &[function, index, first, second]) {
                 0 => {}
-                // Behind the last one.
+                // The index is beyond the last parameter.
                 INVALID_VALUE => break,
                 code if index == 0 => return Err(code),
                 _ => break,

@@ -1,10 +1,10 @@
 //! The worker of one guest program: executes the calls in its ring on a CUDA driver library.
 //!
 //! The library is the shim, so the worker is an ordinary program of a tenant: chunks, relocation, turns and quotas need
-//! nothing here. The worker trusts nothing in the ring: it copies each message, checks it against the description of
+//! no code here. The worker trusts nothing in the ring: it copies each message, checks it against the description of
 //! the call (`cuda-calls`), and follows addresses only if they belong to the card or to the guest's own memory.
 //!
-//! - [`serve`] is the entry: the loop over ring, waits and sleep, and the thread that reads the link.
+//! - [`serve`] is the entry point: the loop over ring, waits and sleep, and the thread that reads the link.
 //! - `executor` executes one message: described calls, and by module `launches`, `copies`, `pinned`,
 //!   `host_functions` those with messages of their own.
 //! - `waits` has calls that are answered when work of the card is done. They never stop the ring.

@@ -7,9 +7,9 @@ use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
 
 use crate::driver::{INVALID_HANDLE, INVALID_VALUE};
 
-/// Objects of one program at most.
+/// Maximum number of objects of one program.
 const MAX_OBJECTS: usize = 1 << 20;
-/// Ranges of device memory outside the shared addresses at most.
+/// Maximum number of ranges of device memory outside the shared addresses.
 const MAX_RANGES: usize = 1 << 18;
 
 /// An object, or the error of its creation.
@@ -17,7 +17,7 @@ const MAX_RANGES: usize = 1 << 18;
 struct Object {
     value: Result<u64, i32>,
     context: u32,
-    /// Calls that returned it, less those that destroyed it.
+    /// Number of calls that returned the object, minus the calls that destroyed it.
     references: u32,
 }
 
@@ -39,9 +39,9 @@ pub struct Objects {
     ranges: BTreeMap<u64, Range>,
     /// Pinned memory of the program, by the first address.
     pinned: BTreeMap<u64, Range>,
-    /// The image that arrives in parts, with zeros behind it.
+    /// The image that arrives in parts, followed by zeros.
     pub image: Vec<u64>,
-    /// Bytes of the image so far.
+    /// Number of bytes of the image so far.
     pub image_bytes: usize,
 }
 
@@ -69,7 +69,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Records an object that a call has returned, under a new handle or under that which it has already. Returns the
+    /// Records an object that a call has returned, under a new handle or under its existing handle. Returns the
     /// handle.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Objects {
         if self.handles.len() >= 2 * MAX_OBJECTS {
             return Err(TooMany);
         }
-        // The driver may return an object that was released and lives on, where it is mapped.
+        // The driver may return a released object that stays alive because it is mapped.
         let known = *self.handles.entry((kind, value)).or_insert(handle);
         match self.objects.get_mut(&known) {
             Some(object) => object.references = object.references.saturating_add(1),
@@ -87,7 +87,7 @@ impl Objects {
         Ok(known)
     }
 
-    /// Forgets an object, or one reference to it. The memory of a context ends with it: the driver releases the
+    /// Removes an object, or one reference to it. The memory of a context ends with it: the driver releases the
     /// addresses, and the worker's own memory may get them.
     pub fn remove(&mut self, handle: u64) {
         let Some(object) = self.objects.get_mut(&handle) else { return };
@@ -124,7 +124,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Forgets a range.
+    /// Removes a range.
     pub fn remove_range(&mut self, address: u64) {
         self.ranges.remove(&address);
     }
@@ -134,7 +134,7 @@ impl Objects {
         self.pinned.insert(address, Range { bytes, context: 0 });
     }
 
-    /// Forgets pinned memory.
+    /// Removes pinned memory.
     pub fn remove_pinned(&mut self, address: u64) {
         self.pinned.remove(&address);
     }

@@ -12,21 +12,21 @@ pub(crate) struct Origin {
     pub route: Route,
 }
 
-/// Waits of a program at most: one for each thread's slot.
+/// Maximum number of waits of a program: one for each thread's slot.
 pub(crate) const MAX_WAITS: usize = control::SLOT_COUNT as usize;
 
-/// Work that a call waits for.
+/// Work for which a call waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// A stream of the driver.
     Stream(u64),
     /// An event of the driver.
     Event(u64),
-    /// All these streams.
+    /// Several streams.
     Context(Vec<u64>),
 }
 
-/// A use of a staging piece: the event behind the copy that reads it.
+/// A use of a staging piece: the event after the copy that reads the piece.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PieceUse {
     pub piece: u64,

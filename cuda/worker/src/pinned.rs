@@ -42,7 +42,7 @@ impl Executor {
         }
     }
 
-    /// Takes pinned memory from the card. Returns the driver's result.
+    /// Unregisters pinned memory from the card. Returns the driver's result.
     pub(crate) fn unpin(&mut self, id: u32) -> i32 {
         let Some(blob) = self.window.blob(id) else { return INVALID_VALUE };
         let Some(address) = blob.pinned else { return INVALID_VALUE };
@@ -52,8 +52,8 @@ impl Executor {
         code
     }
 
-    /// Returns true if the worker uses a blob until the program ends: one with control words or rings, or the staging
-    /// blob.
+    /// Returns true if the worker uses a blob until the program ends: a blob with control words or rings, or the
+    /// staging blob.
     pub(crate) fn needs_blob(&self, id: u32) -> bool {
         let kind = self.window.blob(id).map(|blob| blob.kind);
         matches!(kind, Some(BlobKind::Control | BlobKind::Ring)) || self.staging == Some(id)
@@ -68,7 +68,7 @@ impl Executor {
         }
         let address = self.window.address(&blob);
         match self.driver.invoke(Needed::Register, &[address, blob.bytes, PORTABLE_AND_MAPPED]) {
-            // Without registration the driver copies through memory of its own: slower, and as correct.
+            // Without registration the driver copies through its own memory, which is slower but correct.
             0 | NOT_SUPPORTED => {
                 self.staging = Some(id);
                 0

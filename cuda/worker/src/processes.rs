@@ -1,14 +1,15 @@
-//! Process numbers of the guest in NVML's lists.
+//! Process IDs of the guest in NVML's lists.
 //!
-//! NVML lists the workers, by their numbers on the host. A worker's name has the number of its program in the guest, so
-//! that the workers of a tenant find each other's. Programs without a worker are left out: they are not the guest's.
+//! NVML lists the workers, by their numbers on the host. A worker's name contains the ID of its program in the guest,
+//! so that the workers of a tenant find each other's programs. Programs without a worker are left out: they are not the
+//! guest's.
 
 use std::fs;
 
 /// First word of a worker's name.
 const NAME: &str = "guest ";
 
-/// Words of an entry of a list: the process, its bytes, and its instances.
+/// Number of words of a list entry: the process, its bytes, and its instances.
 const ENTRY_WORDS: usize = 3;
 
 /// Names this thread, which is the process's first, after a program of the guest.
@@ -19,12 +20,12 @@ pub fn name_after(program: u32) {
     }
 }
 
-/// The program that a worker's name has.
+/// Returns the program in a worker's name.
 fn program(name: &str) -> Option<u32> {
     name.strip_prefix(NAME)?.trim_end().parse().ok()
 }
 
-/// The program of a worker on this host.
+/// Returns the program of a worker on this host.
 fn program_of(process: u32) -> Option<u32> {
     program(&fs::read_to_string(format!("/proc/{process}/comm")).ok()?)
 }
@@ -46,7 +47,7 @@ fn replace(results: &mut [u64], program_of: impl Fn(u32) -> Option<u32>) {
         }
     }
     *count = (own.len() / ENTRY_WORDS) as u64;
-    // Nothing about other processes of the host reaches the guest.
+    // The guest receives no information about other processes of the host.
     own.resize(entries.len(), 0);
     entries.copy_from_slice(&own);
 }

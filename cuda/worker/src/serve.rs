@@ -22,10 +22,10 @@ use crate::window::{Window, WindowError};
 const SPIN: Duration = Duration::from_micros(50);
 /// Longest sleep while calls wait for work of the card.
 const LONGEST_PAUSE: Duration = Duration::from_micros(200);
-/// Time in which an announced blob reaches this thread.
+/// Time limit for an announced blob to reach this thread.
 // TIMEOUT: only a guest that names a blob which does not exist waits this long, and only for itself.
 const LONGEST_ANNOUNCEMENT: Duration = Duration::from_secs(2);
-/// Messages in a row without a look at waiting calls.
+/// Maximum number of consecutive messages before waiting calls are checked.
 const BATCH: usize = 32;
 
 /// A worker that could not serve its program.
@@ -37,7 +37,7 @@ pub enum ServeError {
     /// The device closed the connection before the program started.
     #[error("the program ended before it started")]
     Ended,
-    /// A message broke the rules.
+    /// A message was invalid.
     #[error("the guest program broke the rules of its ring: {0:?}")]
     Broken(Broken),
 }
@@ -118,7 +118,7 @@ fn notify(control: Shared, link: &DeviceLink) {
     link.send(FromWorker::Check);
 }
 
-/// Serves a program until it ends, or breaks a rule. Never returns for a program that ends.
+/// Serves a program until it ends, or breaks a rule. Does not return when the program ends.
 ///
 /// # Errors
 /// If the program breaks a rule or ends before it starts.

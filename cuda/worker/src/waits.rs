@@ -1,5 +1,5 @@
 //! Calls that are answered when work of the card is done. The worker polls for them between messages, so that a call
-//! that waits never stops those of other threads.
+//! that waits never blocks calls of other threads.
 
 use cuda_ring::{Words as _, control};
 
@@ -8,7 +8,7 @@ use crate::executor::{Broken, Executor};
 use crate::pending::{MAX_WAITS, Origin, PieceUse, Wait};
 
 impl Executor {
-    /// Begins a wait, or answers at once.
+    /// Starts a wait, or answers immediately.
     pub(crate) fn begin_wait(&mut self, origin: Origin, mut wait: Wait) -> Result<(), Broken> {
         match self.poll_wait(&mut wait) {
             Some(code) => self.finish(origin, code, &[]),
@@ -26,7 +26,7 @@ impl Executor {
             Wait::Context(streams) => {
                 while let Some(stream) = streams.last() {
                     match self.driver.invoke(Needed::StreamQuery, &[*stream]) {
-                        // A stream without work, or one that was destroyed since.
+                        // The stream has no work, or was destroyed in the meantime.
                         0 | 400 => drop(streams.pop()),
                         NOT_READY => return None,
                         _ => break,
@@ -55,7 +55,7 @@ impl Executor {
         let mut at = 0;
         while let Some((origin, wait)) = self.waits.calls.get(at).cloned() {
             let mut wait = wait;
-            // Other threads' captures are not disturbed by a query.
+            // A query does not disturb captures of other threads.
             self.set_mode(2);
             let result = match self.enter(origin.route.context) {
                 Ok(()) => self.poll_wait(&mut wait),
@@ -95,14 +95,14 @@ impl Executor {
         }
     }
 
-    /// Lets the guest use a piece again.
+    /// Allows the guest to reuse a piece.
     pub(crate) fn release_piece(&self, piece: u64) {
         let word = control::PIECES + 8 * piece;
         self.control.store(word, self.control.load(word).wrapping_add(1));
     }
 
     fn poll_pieces(&mut self) {
-        // Copies of different streams may end in another order; those behind the first are looked at later.
+        // Copies of different streams may end in another order; uses after the first are checked later.
         while let Some(first) = self.waits.pieces.front().copied() {
             self.set_mode(2);
             if self.enter(first.context).is_ok() && self.driver.invoke(Needed::EventQuery, &[first.event]) == NOT_READY

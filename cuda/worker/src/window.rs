@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use cuda_ring::{ADDRESSES, BlobKind, PINNED_ADDRESSES, Shared};
 
-/// Blobs of a program at most.
+/// Maximum number of blobs of a program.
 const MAX_BLOBS: usize = 4096;
 
 /// A window that cannot be used.
@@ -18,7 +18,7 @@ pub enum WindowError {
     /// The descriptor cannot be examined or mapped.
     #[error("cannot map the window: {0}")]
     Map(#[from] io::Error),
-    /// A blob is not in the window, or has another size than its kind.
+    /// A blob is not in the window, or its size does not match its kind.
     #[error("blob {0} does not fit its kind or the window")]
     Blob(u32),
     /// The program has too many blobs.
@@ -29,13 +29,13 @@ pub enum WindowError {
 /// A blob.
 #[derive(Clone, Copy, Debug)]
 pub struct Blob {
-    /// Its kind.
+    /// Kind of the blob.
     pub kind: BlobKind,
     /// Number of this use of its identifier.
     pub serial: u32,
     /// Offset in the window.
     pub offset: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
     /// Address of the mapping for the card, if it is pinned memory that the guest has mapped.
     pub pinned: Option<u64>,
@@ -51,7 +51,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Maps a window whole. The descriptor's owner never shrinks the file.
+    /// Maps a whole window. The descriptor's owner never shrinks the file.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -92,7 +92,7 @@ impl Window {
         self.blobs.get(&id).copied()
     }
 
-    /// Forgets a blob, which is not mapped for the card any longer.
+    /// Removes a blob, which is no longer mapped for the card.
     pub fn remove(&mut self, id: u32) {
         self.blobs.remove(&id);
     }
@@ -112,7 +112,7 @@ impl Window {
     pub unsafe fn unmap(&mut self) {
         let ids: Vec<u32> = self.blobs.keys().copied().collect();
         ids.into_iter().for_each(|id| self.unpin(id));
-        // SAFETY: the caller's promise; `map` made the mapping.
+        // SAFETY: guaranteed by the caller; `map` made the mapping.
         unsafe { libc::munmap(self.base as *mut libc::c_void, self.bytes as usize) };
     }
 
@@ -152,7 +152,7 @@ impl Window {
 /// Without an address the mapping is new; with one, the kernel refuses it if anything is mapped there.
 unsafe fn map(address: Option<u64>, bytes: u64, descriptor: &OwnedFd, offset: u64) -> io::Result<u64> {
     let fixed = if address.is_some() { libc::MAP_FIXED_NOREPLACE } else { 0 };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe {
         libc::mmap(
             address.unwrap_or(0) as *mut libc::c_void,

@@ -6,7 +6,7 @@
 use super::push::{Object, Push};
 use crate::{Grid, Params};
 
-/// Size in bytes of a warp's stack of calls and divergence in memory.
+/// Size in bytes of a warp's in-memory stack of calls and divergence.
 const STACK_BYTES: u32 = 0x800;
 /// Number of warps that a multiprocessor holds.
 const WARPS: u64 = 48;
@@ -59,7 +59,7 @@ fn high(address: u64) -> u32 {
     (address >> 32) as u32
 }
 
-/// Windows, an identity map of global addresses, and bank 0: the state that is the same for all launches.
+/// Sets the state that is the same for all launches: windows, an identity map of global addresses, and bank 0.
 pub fn set_up(push: &mut Push, multiprocessors: u32, bank: u64) {
     // Maximum number of warps, depth of calls, and local memory per warp, with Mesa's values.
     set(push, 0x0758, &[multiprocessors]);
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn local_memory_has_room_for_all_warps() {
         assert_eq!(local_area(1, 0), 0x2_0000);
-        // The size is a stack and 112 bytes for each of 32 lanes, for 14 times 48 warps: 29 pieces.
+        // The size is that of 14 times 48 warps, each with a stack and 32 lanes of 112 bytes: 29 units.
         assert_eq!(local_area(14, 100), 29 * 0x2_0000);
     }
 }

@@ -186,7 +186,7 @@ impl Push {
         self.methods(object.subchannel, 0x0000, &[object.data()]);
     }
 
-    /// Adds a method without effect.
+    /// Adds a method that has no effect.
     pub fn nop(&mut self, subchannel: u32) {
         self.methods(subchannel, 0x0008, &[0]);
     }
@@ -201,7 +201,7 @@ impl Push {
         self.semaphore(address, payload, 0x0110_0002);
     }
 
-    /// Uses the host engine's semaphore, which every subchannel has.
+    /// Uses the host engine's semaphore, which is available on every subchannel.
     fn semaphore(&mut self, address: u64, payload: u32, operation: u32) {
         self.methods(0, 0x0010, &[(address >> 32) as u32, address as u32, payload, operation]);
     }

@@ -1,9 +1,9 @@
 //! Guest program: uses the render node of a VM's CUDA function and checks the results.
 //!
-//! `check` tests blobs, doorbells and waits with the worker `probe-worker`; `hold` waits for a word that never comes,
-//! so that it can be killed; `lose` ends its worker and waits for the report; `refused` expects a full device.
+//! `check` tests blobs, doorbells and waits with the worker `probe-worker`; `hold` waits forever for a word, so that
+//! the test can kill it; `lose` ends its worker and waits for the report; `refused` expects a full device.
 //!
-//! UNSAFETY: words in blobs, which the worker changes, as atomics.
+//! UNSAFETY: accesses words in blobs, which the worker changes, as atomics.
 
 #![expect(unsafe_code, reason = "words in shared memory")]
 
@@ -14,11 +14,11 @@ use anyhow::{Context, Result, bail, ensure};
 use cuda_ring::{ADDRESSES, Blob, BlobKind, PINNED_ADDRESSES, Transport, control, state};
 use render_node::RenderTransport;
 
-/// Threads that wait at the same time.
+/// Number of threads that wait concurrently.
 const THREADS: u64 = 8;
-/// Waits of each thread.
+/// Number of waits of each thread.
 const ROUNDS: u64 = 20;
-/// Bytes of a pinned blob.
+/// Size of a pinned blob in bytes.
 const PINNED_BYTES: u64 = 4 << 20;
 
 fn main() -> Result<()> {
@@ -46,7 +46,7 @@ fn open() -> Result<(RenderTransport, Blob)> {
     Ok((transport, control))
 }
 
-/// Lets the worker copy `value` from HEAD to TAIL.
+/// Makes the worker copy `value` from HEAD to TAIL.
 fn ring(transport: &RenderTransport, control: &Blob, value: u64) -> Result<()> {
     word(control, control::HEAD).store(value, Ordering::Release);
     transport.doorbell().context("the doorbell")

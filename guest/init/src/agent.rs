@@ -20,10 +20,10 @@ const LONGEST_LINE: usize = 4096;
 /// Exit code of an unknown or malformed command.
 const BAD_COMMAND: i32 = 127;
 
-/// Exit code of a command whose code in this program panicked.
+/// Exit code of a command whose handler panicked.
 const PANICKED: i32 = 254;
 
-/// Serves the line; returns only when the line is unusable.
+/// Serves the serial line; returns only when the line is unusable.
 pub fn serve(line: &File) {
     let (Ok(mut reader), Ok(writer)) = (line.try_clone(), line.try_clone()) else {
         return println!("guest-init: agent: the line cannot be shared");

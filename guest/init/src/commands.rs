@@ -180,7 +180,7 @@ fn kill(rest: &str) -> io::Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-/// Answers first, because output is impossible afterwards.
+/// Replies first, because no output is possible afterwards.
 fn leave(how: RebootCommand, answers: &Answers) -> io::Result<()> {
     rustix::fs::sync();
     answers.end(0);

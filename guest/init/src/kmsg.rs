@@ -21,7 +21,7 @@ pub fn read_all() -> io::Result<Vec<String>> {
             Ok(length) => lines.extend(format_record(&String::from_utf8_lossy(&record[..length]))),
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::AGAIN) => break,
-                // Records were overwritten during the read: continue with the existing ones.
+                // Records were overwritten during the read; continue with the oldest remaining record.
                 Some(Errno::PIPE | Errno::INTR) => {}
                 _ => return Err(error),
             },
@@ -30,7 +30,7 @@ pub fn read_all() -> io::Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Formats a record. Its form is `prefix,sequence,microseconds,flags[,...];text`, followed by lines of properties that
+/// Formats a record of the form `prefix,sequence,microseconds,flags[,...];text`, followed by lines of properties that
 /// begin with a blank.
 fn format_record(record: &str) -> Option<String> {
     let (header, body) = record.split_once(';')?;

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::system::{delete_module, finit_module};
 
-/// Paths of uncompressed modules, one per line, in the order of loading.
+/// File with the paths of uncompressed modules, one per line, in loading order.
 const LIST: &str = "/etc/modules.list";
 
 /// The driver of the card, which is the only module with parameters.

@@ -1,7 +1,7 @@
 //! Children: starts them, waits for them, and collects orphans.
 //!
-//! Only one thread calls `wait`, so that the collection of orphans never consumes the status that the thread that
-//! started a child waits for. The lock is held during a start, so that a child that ends immediately is not collected
+//! Only one thread calls `wait`, so that collecting orphans never consumes the status of a child for which another
+//! thread waits. The lock is held during a start, so that a child that ends immediately is not collected
 //! before its owner is recorded.
 
 use std::collections::HashMap;

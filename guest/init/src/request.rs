@@ -28,7 +28,7 @@ impl Request {
     }
 }
 
-/// Receiver of answers; the output of several commands is interleaved, but only between lines.
+/// Receiver of replies; the output of concurrent commands is interleaved line by line.
 #[derive(Clone)]
 pub struct Answers {
     /// The line to the host.
@@ -45,7 +45,7 @@ impl Answers {
         }
     }
 
-    /// Sends the end of the command.
+    /// Sends the exit code, which ends the command.
     pub fn end(&self, code: i32) {
         self.send(&format!("{} = {code}\n", self.id));
     }
@@ -53,7 +53,7 @@ impl Answers {
     /// Waits until all output has been transmitted.
     pub fn drain(&self) {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        // An error of a line that does not drain cannot be handled here.
+        // If the line does not drain, nothing can be done here.
         let _ = rustix::termios::tcdrain(&*line);
     }
 

@@ -10,7 +10,7 @@ use rustix::termios::{ControlModes, OptionalActions, tcgetattr, tcsetattr};
 /// The serial line of the agent.
 pub const AGENT_LINE: &str = "/dev/ttyS1";
 
-/// Type and directory of the file systems, in the order of mounting.
+/// Type and directory of each file system, in mounting order.
 const MOUNTS: [(&str, &str); 6] = [
     ("proc", "/proc"),
     ("sysfs", "/sys"),

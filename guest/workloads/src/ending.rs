@@ -1,6 +1,6 @@
-//! The end of continuous work: when its time is over, or when the host sends SIGTERM.
+//! Ends continuous work when its time is over, or when the host sends SIGTERM.
 //!
-//! UNSAFETY: a signal handler. It only stores to an atomic.
+//! UNSAFETY: installs a signal handler, which only stores to an atomic.
 
 #![expect(unsafe_code, reason = "signal")]
 

@@ -1,4 +1,4 @@
-//! Marks between the phases of a run: a line for the host, and a wait until the host has read its counters.
+//! Marks between the phases of a run: prints a line for the host, and waits until the host has read its counters.
 
 use std::fs;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ impl Marks {
         Self { wanted }
     }
 
-    /// Prints `MARK name` with more text for the host, waits for the file `/mark-NAME`, and removes it.
+    /// Prints `MARK name` with additional text for the host, waits for the file `/mark-NAME`, and removes it.
     pub fn at(self, name: &str, more: &str) -> Result<()> {
         if !self.wanted {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Test data: a stream of bytes of which any range can be computed, and the expected contents of a buffer.
 //!
 //! Word `i` of stream `seed` is splitmix64 of `seed` after `i + 1` steps, little endian. A byte that was copied from a
-//! wrong address, or not copied, differs with probability 255/256.
+//! wrong address, or not copied, differs with a probability of 255/256.
 
 use anyhow::{Result, bail};
 
@@ -44,18 +44,18 @@ pub fn mix(mut value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Random numbers for choosing cases, and seeds of streams; this uses [`mix`], which the guest's program needs anyway.
+/// Random numbers for choosing cases, and seeds of streams; based on [`mix`], which the guest's program needs anyway.
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// Returns any number.
+    /// Returns a random number.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// Returns a number below `bound`; 0 if `bound` is 0.
+    /// Returns a random number below `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }

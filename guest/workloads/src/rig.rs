@@ -118,7 +118,7 @@ impl Rig {
         Ok(channel)
     }
 
-    /// Creates a channel with every copying engine that the card has; M2MF is required.
+    /// Creates a channel with every copy engine of the card; M2MF is required.
     pub fn full_channel(&self) -> Result<(Channel, Vec<Engine>)> {
         let channel = self.channel(&[Engine::M2mf])?;
         let mut engines = vec![Engine::M2mf];
@@ -145,7 +145,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Counts bytes that a test compared itself.
+    /// Counts bytes that a test itself has compared.
     pub fn verified(&self, bytes: u64) {
         self.add(Counts { bytes, ..Counts::default() });
     }

@@ -1,4 +1,4 @@
-//! The tests, one file each. Each test takes the rig and the options of its command, and return facts for the result
+//! The tests, one file each. Each test takes the rig and the options of its command, and returns facts for the result
 //! line.
 
 pub mod all;

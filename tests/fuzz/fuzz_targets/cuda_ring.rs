@@ -1,4 +1,4 @@
-//! The ring of a guest's CUDA program: arbitrary bytes, executed by its worker.
+//! Makes a worker execute a guest program's CUDA ring that contains arbitrary bytes.
 
 #![no_main]
 

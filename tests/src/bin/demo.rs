@@ -14,7 +14,7 @@ use tests::{Daemon, Vm, VmConfig};
 /// Names of each VM and of its kernel.
 const GUESTS: [(&str, &str); 2] = [("alice", "6.1"), ("bob", "6.12")];
 
-/// One line of the table.
+/// One row of the table.
 struct Row {
     vm: &'static str,
     kernel: String,

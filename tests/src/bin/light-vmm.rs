@@ -15,7 +15,7 @@ use rig::{Machine, RemoteGuest};
 const MIB: u64 = 1 << 20;
 /// Chunk size in bytes, unless configured otherwise.
 const CHUNK: u64 = 2 * MIB;
-/// GPU virtual address of the chunks' pages, and of their copies.
+/// GPU virtual addresses at which the chunks' pages and their copies are mapped.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 

@@ -106,7 +106,7 @@ pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) ->
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));
     ensure!(whole && huge_mib.is_multiple_of(HUGE_MIB), "RAM that is not made of huge pages");
     config.memory_mib += huge_mib;
-    // With a thread for each processor, two of five machines failed; with a single thread, the stock driver takes too
+    // With one thread per processor, two of five machines failed; with a single thread, the stock driver takes too
     // long.
     let wants_threads = shape.vms.iter().any(|spec| !spec.paravirtual);
     let threads = if wants_threads { images::ensure_svm(&images::Progress::stderr())? } else { None };
@@ -132,7 +132,7 @@ pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) ->
 }
 
 impl Nest {
-    /// Starts a VM. [`InnerVm::wait_ready`] waits for its guest.
+    /// Starts a VM. [`InnerVm::wait_ready`] then waits for its guest.
     pub fn launch(&self, name: &str) -> Result<InnerVm<'_>> {
         let line = self.specs.iter().position(|spec| spec.name == name).context("no VM of that name")?;
         let (spec, agent) = self.specs.get(line).zip(self.agents.get(line)).context("no line")?;
@@ -185,7 +185,7 @@ impl<'a> InnerVm<'a> {
         }
     }
 
-    /// Runs a command in the guest; a code other than 0 is an error.
+    /// Runs a command in the guest; a nonzero exit code is an error.
     pub fn ok(&self, command: &str, limit: Duration) -> Result<Output> {
         let ran = self.agent.run_within(command, limit).and_then(Output::success);
         ran.map_err(|error| self.explain(error)).with_context(|| format!("VM {}: {command}", self.name))

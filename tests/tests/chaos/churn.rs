@@ -13,13 +13,13 @@ use vmm_glue::client::Client;
 const EVENTS: usize = 6;
 const CARD_MIB: u64 = 512;
 const VM_MIB: &str = "64";
-/// Permitted growth, without the card's VRAM: used stacks, and parts of heaps that the daemon keeps for later use. It
+/// Permitted growth, excluding the card's VRAM: touched stacks, and heap memory that the daemon keeps for reuse. It
 /// depends on the number of concurrent VMs, not on their total number.
 const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pools: &["admin-work", "simgpu-sm"] };
 /// Time limit for the daemon to notice that a VM is gone.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A configured place for one VM at a time.
+/// A VM in the configuration, which one guest after another uses.
 struct Seat {
     name: String,
     vm: Vm,
@@ -27,7 +27,7 @@ struct Seat {
     drives: bool,
 }
 
-/// All VMs on one daemon.
+/// All VMs of one daemon.
 struct Host {
     daemon: Daemon,
     random: fastrand::Rng,

@@ -80,7 +80,7 @@ fn memory_that_is_not_shared_is_reported() -> Result<()> {
     config.share = false;
     let vm = Vm::launch(&config)?;
     vm.wait_ready()?;
-    // The driver cannot start; this test does not check its failure.
+    // The driver cannot start; this test does not check how it fails.
     let load = vm.start("load")?;
     daemon.wait_log("share=on", Duration::from_secs(120))?;
     assert_eq!(guest::show(&daemon, "private")?["memory_not_shared"], true);

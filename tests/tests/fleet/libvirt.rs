@@ -7,7 +7,7 @@ use crate::site::{Form, WAIT_TIMEOUT, blocks, json, names, start_service, start_
 
 /// The service's admin socket.
 const SOCKET: &str = "/run/gpu-mediator/admin.sock";
-/// Configures libvirt for a host without D-Bus, a log daemon, security modules and its own control groups.
+/// Configures libvirt for a host without D-Bus, log daemon, security modules, or separate control groups.
 const CONFIG: &str = "printf 'auth_unix_rw = \"none\"\\nauth_unix_ro = \"none\"\\n' >> /etc/libvirt/libvirtd.conf && printf 'user = \
     \"libvirt-qemu\"\\ngroup = \"kvm\"\\nstdio_handler = \"file\"\\nsecurity_driver = \"none\"\\nnamespaces = []\\ncgroup_controllers = \
     []\\nremember_owner = 0\\n' >> /etc/libvirt/qemu.conf && mkdir -p /var/lib/libvirt/qemu /var/cache/libvirt/qemu && chown \
@@ -26,7 +26,7 @@ const PROFILE: &str = "printf '#include <tunables/global>\nprofile test /usr/bin
     }\n' > /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache \
     --preprocess /tmp/profile | grep -q 'run/gpu-mediator/[*].sock rw'";
 
-/// Waits until a text is in the guest's replies or on its console.
+/// Waits until a text appears in the guest's replies or on its console.
 fn wait_for_text(host: &Debian, what: &str, file: &str, count: u32) -> Result<()> {
     host.until(what, &format!("test $(grep -c '{what}' /srv/vm/{file}) -ge {count}"), WAIT_TIMEOUT).map(drop)
 }

@@ -1,4 +1,4 @@
-//! Workload managers on a Debian host: libvirt, Slurm, and containers with CDI; Proxmox's hook; and
+//! Workload managers on a Debian host: libvirt, Slurm, Proxmox's hook, and containers with CDI. Also tests
 //! releases.
 
 mod cdi;

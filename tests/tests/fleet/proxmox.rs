@@ -1,13 +1,13 @@
-//! The hook script of Proxmox VE, with a script in place of `qm`.
+//! Tests the hook script of Proxmox VE, with a script in place of `qm`.
 
 use anyhow::{Result, bail, ensure};
 use tests::Debian;
 
 use crate::site::{Form, WAIT_TIMEOUT, blocks, json, start_service, start_up};
 
-/// The operator's page: its commands make and start the VM.
+/// The operator's page, whose commands create and start the VM.
 const PAGE: &str = include_str!("../../../docs/guides/proxmox.md");
-/// Keeps configurations as Proxmox does, calls the hook in its phases, and starts QEMU with a VM's `args`.
+/// Stores configurations as Proxmox does, calls the hook in each phase, and starts QEMU with a VM's `args`.
 const QM: &str = r#"#!/bin/sh
 set -e
 command=$1 vmid=$2
@@ -65,14 +65,14 @@ fn hook_of_proxmox_makes_and_removes_vgpus() -> Result<()> {
     ensure!(shown["profile"] == "desktop" && shown["labels"]["proxmox_vmid"] == "100", "{shown:#}");
     host.ok("qm stop 100 && mediatorctl vm list | grep -q '^no VMs'")?;
 
-    // QEMU and the host end without a phase of the hook: the next start replaces the vGPU.
+    // Killing QEMU does not call the hook; the next start replaces the vGPU.
     host.ok("qm start 100")?;
     is_connected(host)?;
     host.ok("kill -KILL $(cat /run/qm-100.pid) && rm /run/qm-100.pid && qm start 100")?;
     is_connected(host)?;
     host.ok("qm stop 100")?;
 
-    // A VM without a profile does not start, nor does one whose vGPU an administrator has made.
+    // A VM without a profile does not start, nor does a VM whose vGPU was created by an administrator.
     let refused = host.sh("qm set 100 --tags web && qm start 100")?;
     ensure!(refused.code == 1 && refused.text().contains("VM 100 has no tag gpu-PROFILE"), "{}", refused.text());
     let refused = host.sh("qm set 100 --tags 'gpu-a;gpu-b' && qm start 100")?;

@@ -1,4 +1,4 @@
-//! Releases: packages, scripts, manifests with their chart, and the image of the driver for Kubernetes.
+//! Tests releases: packages, scripts, manifests with their chart, and the container image of the Kubernetes driver.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -16,14 +16,14 @@ use tests::wait::Scratch;
 
 use crate::site::CONTAINERS;
 
-/// Time that building packages, or fetching Helm's library, may take, including `cargo`.
+/// Time limit for building packages or fetching Helm's library, including `cargo`.
 const LIMIT: Duration = Duration::from_secs(400);
 /// Scripts of the packages and of this repository.
 const SCRIPTS: &str = ".ci/run packaging/postinst packaging/postrm packaging/prerm packaging/libvirt/gpu-mediator \
                        packaging/proxmox/gpu-mediator-hook";
-/// Errors of lintian that are due to packages without compression, which are made for tests.
+/// Errors that lintian reports because the packages of tests are not compressed.
 const UNCOMPRESSED: [&str; 2] = ["uses-no-compression-for-control-tarball", "uses-no-compression-for-data-tarball"];
-/// Makes an image that stands for Debian's own: the files of the packages that dpkg needs, and dpkg's books.
+/// Creates a substitute for Debian's image: the files of the packages that dpkg needs, and dpkg's database.
 const BASE: &str = r#"
 cd /var/lib/dpkg/info
 for name in base-files coreutils dash diffutils dpkg findutils grep libacl1 libattr1 libbz2-1.0 libc-bin libc6 libcap2 libgcc-s1 \
@@ -53,7 +53,7 @@ fn xtask(arguments: &[&str], paths: &[&Path]) -> Result<Ended> {
     run_to_end(&mut command, LIMIT)?.success()
 }
 
-/// Makes all packages from the programs under test.
+/// Builds all packages from the programs under test.
 fn packages(out: &Path) -> Result<()> {
     let programs = binary("mediatord")?;
     let programs = programs.parent().context("a folder of programs")?;
@@ -61,7 +61,7 @@ fn packages(out: &Path) -> Result<()> {
     xtask(&arguments, &[out, Path::new("--binaries"), programs]).map(drop)
 }
 
-/// Returns the words after a mark, of the lines that have it.
+/// Returns the words that follow `mark`, from all lines that contain it.
 fn marked<'a>(report: &'a str, mark: &str) -> BTreeSet<&'a str> {
     report.lines().filter_map(|line| line.split_once(mark)?.1.split_whitespace().next()).collect()
 }
@@ -77,7 +77,7 @@ fn packages_pass_lintian_and_rpmlint() -> Result<()> {
     for line in report.stdout.lines().filter_map(|line| line.strip_prefix("E: ")) {
         errors.extend(line.split_once(": ").and_then(|(_, tag)| tag.split_whitespace().next()));
     }
-    // The two show that it has read the packages.
+    // The expected errors show that lintian has read the packages.
     ensure!(errors == UNCOMPRESSED.into(), "errors of lintian: {errors:?}");
     for package in ["gpu-mediator", "gpu-mediator-kubernetes", "gpu-mediator-guest"] {
         for package in [package.to_owned(), format!("{package}-dbgsym")] {
@@ -86,7 +86,7 @@ fn packages_pass_lintian_and_rpmlint() -> Result<()> {
     }
     let report = tools.run(scratch.path(), "rpmlint /mnt/*.rpm")?;
     println!("{}{}", report.stdout, report.stderr);
-    // A release is signed by hand.
+    // Releases are signed manually.
     ensure!(marked(&report.stdout, ": E: ") == ["no-signature"].into(), "errors of rpmlint");
     ensure!(report.stdout.contains("3 packages and 0 specfiles checked"), "rpmlint has not read all");
     Ok(())
@@ -175,7 +175,7 @@ fn image_of_the_driver_builds_from_its_package() -> Result<()> {
         "podman build --pull=never --network=host --isolation=chroot --ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024 --file /root/Containerfile --tag {tag} /root/context"
     ))?;
     let run = "podman run --rm --network=none --cgroups=disabled";
-    // The driver starts as the DaemonSet starts it, and asks for its node's name.
+    // The driver is started as by the DaemonSet, and complains that its node's name is missing.
     let driver = host.sh(&format!("{run} localhost/{tag} serve"))?;
     ensure!(driver.code != 0 && driver.text().contains("--node <NAME>"), "{}", driver.text());
     let schema = host.ok(&format!("{run} localhost/{tag} schema"))?;

@@ -1,4 +1,4 @@
-//! The host: installed package, users, and programs for CUDA cards of the fake driver.
+//! Prepares the host: installed package, users, and programs for CUDA cards of the fake driver.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Size of each CUDA card in MiB.
 pub const CARD_MIB: u64 = 1024;
 
-/// Configures podman for a host without a disk for layers, networks and its own control groups.
+/// Configures podman for a host without a disk for layers, networks, or separate control groups.
 pub const CONTAINERS: &str = "mkdir -p /etc/containers && printf '[storage]\\ndriver = \"vfs\"\\nrunroot = \"/run/containers\"\\ngraphroot = \
     \"/var/lib/containers\"\\n' > /etc/containers/storage.conf && printf '[engine]\\nruntime = \"crun\"\\nno_pivot_root = true\\n\
     cgroup_manager = \"cgroupfs\"\\nevents_logger = \"none\"\\n[containers]\\nlog_driver = \"k8s-file\"\\n' > \

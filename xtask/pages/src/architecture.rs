@@ -15,7 +15,7 @@ struct Part {
     note: &'static str,
 }
 
-/// An arrow from one point to another, with a text to the right of its middle.
+/// An arrow from one point to another, with text to the right of its middle.
 struct Arrow {
     from: (i32, i32),
     to: (i32, i32),
@@ -177,7 +177,7 @@ pub fn svg() -> String {
     svg + "</svg>\n"
 }
 
-/// Appends a small text.
+/// Appends text in the small font.
 fn note(svg: &mut String, (x, y): (i32, i32), text: &str) {
     if !text.is_empty() {
         let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" font-size=\"11\">{}</text>", escaped(text));

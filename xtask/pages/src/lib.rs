@@ -1,8 +1,8 @@
 //! Parts of the documentation that are generated from code: whole files, and parts of pages between two marks.
 //!
-//! A crate has a test whose name begins with `generated_`. The test generates the text and passes it to [`file()`] or
-//! [`part`]. The test fails if the committed text differs. With the variable [`WRITE`], which `cargo xtask docs` sets,
-//! the test writes the text instead. [`architecture`] draws the picture of README.md.
+//! A crate that generates text has a test whose name begins with `generated_`. The test generates the text and passes
+//! it to [`file()`] or [`part`]. The test fails if the committed text differs. With the variable [`WRITE`], which
+//! `cargo xtask docs` sets, the test writes the text instead. [`architecture`] draws the picture of README.md.
 //!
 //! The crate does not know the contents of the parts.
 
@@ -32,7 +32,7 @@ pub fn file(path: &str, text: &str) {
     assert_same(path, &there, text);
 }
 
-/// Fails if a file has a text other than the generated one.
+/// Fails if a file's text differs from the generated text.
 fn assert_same(path: &str, there: &str, text: &str) {
     assert!(there == text, "{path} is not what the code makes: run `cargo xtask docs`");
 }

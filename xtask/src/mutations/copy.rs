@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail};
 use crate::run::{root, target};
 
 /// Makes the copy equal to the tracked files of the working tree, except the `changed` files, which get these texts.
-/// Equal files are not written, so that a second run compiles only changes; a partly written file of a killed run is
-/// not equal.
+/// Equal files are not written, so that a second run compiles only changes; a file that a killed run wrote only in
+/// part is not equal.
 pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     let copy = target().join("mutations");
     let listed = Command::new("git")

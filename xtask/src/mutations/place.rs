@@ -1,4 +1,5 @@
-//! Finds the body of the function around a mistake. A minimal lexer: comments, literals, brackets, and the word `fn`.
+//! Finds the body of the function around a mistake. The lexer is minimal: it knows comments, literals, brackets, and
+//! `fn`.
 
 use std::ops::Range;
 
@@ -60,7 +61,7 @@ fn functions(text: &str) -> Vec<Function> {
     found
 }
 
-/// Returns the word that begins at an offset; an empty text without a word.
+/// Returns the word that begins at an offset; an empty string if no word does.
 fn word_at(bytes: &[u8], at: usize) -> &[u8] {
     let rest = bytes.get(at..).unwrap_or_default();
     let length = rest.iter().take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_').count();
@@ -103,7 +104,7 @@ fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
     }
 }
 
-/// Returns the offset after the next `what`.
+/// Returns the offset after the next occurrence of `what`.
 fn find(bytes: &[u8], from: usize, what: &[u8]) -> Option<usize> {
     let at = bytes.get(from..)?.windows(what.len()).position(|window| window == what)?;
     Some(from + at + what.len())

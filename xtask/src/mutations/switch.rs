@@ -27,10 +27,10 @@ pub fn place(text: &str, mutation: &Mutation) -> Result<Range<usize>> {
     Ok(start..start + from.len())
 }
 
-/// Inserts mistakes into a source, each with a switch. Mistakes for which this is impossible are not among the
-/// switches.
+/// Inserts mistakes into a source, each with a switch. Mistakes for which this is impossible get
+/// no switch.
 pub fn switched<'m>(text: &str, mutations: &[&'m Mutation]) -> Result<Switched<'m>> {
-    // Mistakes are grouped by the starts of bodies.
+    // Groups the mistakes by the start of the body around them.
     let mut bodies: BTreeMap<usize, (Range<usize>, Vec<&'m Mutation>)> = BTreeMap::new();
     for mutation in mutations {
         let Some(body) = body_around(text, &place(text, mutation)?).filter(|_| mutation.file.ends_with(".rs")) else {

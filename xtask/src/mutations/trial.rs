@@ -21,7 +21,7 @@ use crate::tally::{Reader, Tally};
 use crate::watch;
 
 /// A program that exceeds this time counts as having noticed the mistake. TIMEOUT: the limit of a test of the suite
-/// `unit`; the tests of one mistake take some seconds.
+/// `unit`; the tests of one mistake take a few seconds.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Packages with libraries and programs that `cuda-rig`'s programs load, which no dependency names.
@@ -44,7 +44,7 @@ pub enum Built {
     Refused(BTreeSet<(String, usize)>, String),
 }
 
-/// Outcome of some tests.
+/// Outcome of a set of tests.
 #[derive(Debug, Default)]
 pub struct Verdict {
     pub tally: Tally,
@@ -147,7 +147,7 @@ impl Build {
         Ok(if good { Built::Programs(programs) } else { Built::Refused(errors, said) })
     }
 
-    /// Returns those of `programs` that have tests of a package whose names contain one of `filters`.
+    /// Returns the `programs` of a package that have tests whose names contain one of `filters`.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::output;
 use super::spec::Spec;
 
-/// All problems of a package; `again` is the result of a second build.
+/// Returns all problems of a package; `again` is the result of a second build.
 pub(super) fn problems(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<String>> {
     let mut problems = problems_of_contents(spec, package, again)?;
     problems.extend(lintian_problems(package)?);
@@ -38,7 +38,7 @@ fn service_problems(package: &Path) -> Result<Vec<String>> {
     Ok(problems)
 }
 
-/// Finds problems in the list of its files, and differences between both builds.
+/// Finds problems in the package's list of files, and differences between the two builds.
 pub(super) fn problems_of_contents(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<String>> {
     let listed = output(Command::new("dpkg-deb").arg("--contents").arg(package))?;
     let listed = String::from_utf8_lossy(&listed).into_owned();
@@ -72,13 +72,13 @@ fn unit_problems(tree: &Path) -> Result<Vec<String>> {
     let unit = unit.replace("ExecStart=/usr/bin/", &format!("ExecStart={}/usr/bin/", tree.display()));
     let path = tree.join("gpu-mediator.service");
     fs::write(&path, unit)?;
-    // The drop-in for CUDA cards is included, in the way an administrator installs it.
+    // The drop-in for CUDA cards is included, as an administrator would install it.
     let drop_ins = tree.join("gpu-mediator.service.d");
     fs::create_dir_all(&drop_ins)?;
     let drop_in = fs::read_to_string(tree.join("usr/share/doc/gpu-mediator/examples/cuda.conf"))?;
     fs::write(drop_ins.join("cuda.conf"), &drop_in)?;
     fs::copy(tree.join("usr/share/doc/gpu-mediator/examples/page.conf"), drop_ins.join("page.conf"))?;
-    // Without it the daemon cannot kill programs of other users.
+    // Without this capability, the daemon cannot kill programs of other users.
     let rights = ["CapabilityBoundingSet=CAP_KILL", "AmbientCapabilities=CAP_KILL"];
     let missing = rights.iter().filter(|right| !drop_in.lines().any(|line| line == **right));
     let missing: Vec<String> = missing.map(|right| format!("cuda.conf does not say {right}")).collect();

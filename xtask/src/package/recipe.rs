@@ -1,4 +1,4 @@
-//! The recipe of a package: its tree of files, and what dpkg must know.
+//! The recipe of a package: its tree of files, and its metadata for dpkg.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::{names, output, rpm};
 use crate::release::{self, MAINTAINER};
 use crate::run::{root, shown};
 
-/// The only architecture that is supported.
+/// The only supported architecture.
 const ARCHITECTURE: &str = "amd64";
 /// Pages with results of benchmarks or about the project's language. Operators need neither.
 const NOT_PACKAGED: [&str; 4] = ["evaluation.md", "language-sample.md", "language.md", "overhead.md"];
@@ -25,14 +25,14 @@ pub(super) struct Recipe {
     /// The folder with the programs.
     pub binaries: PathBuf,
     pub version: String,
-    /// The time stamp of all its files, in seconds since 1970.
+    /// Timestamp of all files, in seconds since 1970.
     pub epoch: u64,
-    /// Packages are not compressed.
+    /// True if packages are not compressed.
     pub fast: bool,
 }
 
 impl Recipe {
-    /// Makes a package in `out`. Returns its path.
+    /// Builds a package in `out`. Returns its path.
     pub fn make(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
         let tree = Self::tree(spec.name, out);
         let symbols = Self::tree(&symbols::name(spec), out);
@@ -51,13 +51,13 @@ impl Recipe {
         self.build(spec.name, &tree, out)
     }
 
-    /// Makes the package with a package's debug symbols, of which [`Self::make`] has made the tree. Returns its path.
+    /// Builds the package of a package's debug symbols, whose tree [`Self::make`] has created. Returns its path.
     pub fn make_symbols(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
         let name = symbols::name(spec);
         self.build(&name, &Self::tree(&name, out), out)
     }
 
-    /// Makes an RPM in `out` from the package's existing tree. Returns its path.
+    /// Builds an RPM in `out` from the package's existing tree. Returns its path.
     pub fn make_rpm(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
         rpm::make(self, spec, &Self::tree(spec.name, out), self.libc(spec)?, out)
     }
@@ -88,7 +88,7 @@ impl Recipe {
         Ok(libc.into_iter().flatten().max())
     }
 
-    /// Adds the built files, stripped, and their debug symbols to the other tree.
+    /// Adds the built files, stripped, and adds their debug symbols to the other tree.
     fn built(&self, spec: &Spec, tree: &Tree, symbols: &Tree) -> Result<Symbols> {
         let mut found = Symbols::default();
         for one in spec.built {
@@ -108,7 +108,7 @@ impl Recipe {
         let folder = format!("usr/share/doc/{name}");
         let mut releases = release::releases()?;
         if let Some(newest) = releases.first_mut() {
-            // A package of another version says so in the newest entry.
+            // For a package of another version, the newest entry names that version.
             newest.version.clone_from(&self.version);
         }
         tree.compressed(release::debian(name, &releases).as_bytes(), &format!("{folder}/changelog.gz"))?;
@@ -136,7 +136,7 @@ impl Recipe {
         Ok(())
     }
 
-    /// Writes the checksums, and the control file with further `fields` and a description.
+    /// Writes the checksums, and the control file with additional `fields` and a description.
     pub fn write_control(&self, tree: &Tree, name: &str, fields: &str, description: &str) -> Result<()> {
         let text = format!(
             "Package: {name}\nVersion: {}\nArchitecture: {ARCHITECTURE}\nMaintainer: {MAINTAINER}\n\

@@ -22,8 +22,8 @@ const DEBIAN_ONLY: &str = "changelog.gz";
 /// Folder of files for Debian's checker of packages.
 const LINTIAN: &str = "usr/share/lintian/";
 
-/// Returns true if an upgrade must keep the administrator's changes of a file. RPM has no configuration files that are
-/// programs.
+/// Returns true if an upgrade must keep the administrator's changes of a file. RPM does not support executable
+/// configuration files.
 fn is_config(spec: &Spec, path: &str) -> bool {
     spec.conffiles.contains(&path) && path != LIBVIRT_HOOK
 }

@@ -1,12 +1,12 @@
 //! The packages: names, descriptions, programs and configuration files.
 
-/// A file that is built, with its path in the package.
+/// A built file, with its path in the package.
 pub(super) struct Built {
     /// Name in the folder of built programs.
     pub name: &'static str,
     pub path: &'static str,
     pub mode: u32,
-    /// The package cannot be made without it.
+    /// True if the package cannot be built without this file.
     pub is_required: bool,
 }
 
@@ -29,15 +29,15 @@ pub(super) struct Spec {
     pub built: &'static [Built],
     /// Configuration files: an upgrade keeps the administrator's changes.
     pub conffiles: &'static [&'static str],
-    /// Its scripts set up a user and a service.
+    /// True if the package's scripts set up a user and a service.
     pub has_service: bool,
-    /// Dependencies in addition to libraries, as Debian names them.
+    /// Dependencies in addition to libraries, by their names in Debian.
     pub depends: &'static str,
-    /// Files that must be in it, with their access rights.
+    /// Files that the package must contain, with their access rights.
     pub expected: &'static [(&'static str, &'static str)],
 }
 
-/// Further names of the CUDA library, each a link to a file in the same folder. Programs open it under any of them, in
+/// Additional names of the CUDA library, each a link to a file in the same folder. Programs open it by any of them, in
 /// any order, but a process must load it only once.
 pub(super) const LINKS: [(&str, &str); 3] = [
     ("usr/lib/gpu-mediator/cuda/libcuda.so", "libcuda.so.1"),

@@ -1,4 +1,4 @@
-//! Debug symbols of a package's programs, in a package of their own.
+//! Debug symbols of a package's programs, in a separate package.
 //!
 //! A debugger finds them by the program's build ID, under the path that Debian and Fedora share.
 
@@ -19,13 +19,13 @@ pub(super) fn name(spec: &Spec) -> String {
     format!("{}-dbgsym", spec.name)
 }
 
-/// Programs of which the symbols were taken, by their build IDs.
+/// Programs whose symbols were extracted, by build ID.
 #[derive(Default)]
 pub(super) struct Symbols(BTreeSet<String>);
 
 impl Symbols {
-    /// Copies a program's symbols to the tree of symbols, and removes them from the program: nine tenths of it. Scripts
-    /// have none.
+    /// Copies a program's symbols to the tree of symbols, and removes them from the program, of which they are nine
+    /// tenths. Scripts have no symbols.
     pub fn take(&mut self, program: &Path, symbols: &Tree) -> Result<()> {
         let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
         if !bytes.starts_with(b"\x7fELF") {
@@ -35,7 +35,7 @@ impl Symbols {
             && let Some((folder, file)) = id.split_at_checked(2)
         {
             let path = format!("usr/lib/debug/.build-id/{folder}/{file}.debug");
-            // The empty file makes the folders.
+            // Adding the empty file creates the folders.
             symbols.write(&path, b"", 0o644)?;
             let mut keep = Command::new("objcopy");
             keep.args(["--only-keep-debug", "--compress-debug-sections"]).arg(program).arg(symbols.path(&path));
@@ -51,7 +51,7 @@ impl Symbols {
 
     /// Completes the tree of symbols.
     pub fn finish(self, recipe: &Recipe, spec: &Spec, symbols: &Tree) -> Result<()> {
-        // Debian's packages of symbols have their program's folder of documents.
+        // In Debian, a package of symbols links to the documentation folder of its program.
         symbols.link(&format!("usr/share/doc/{}", name(spec)), spec.name)?;
         let ids: Vec<String> = self.0.into_iter().collect();
         let fields = format!(

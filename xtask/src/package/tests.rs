@@ -44,7 +44,7 @@ fn exposure_of_unit_is_as_page_says() {
     let (said, _) = rest.split_once(" of 10").unwrap();
     let command = ["security", "--no-pager", "--offline=true", "packaging/gpu-mediator.service"];
     let Ok(rated) = Command::new("systemd-analyze").args(command).current_dir(root()).output() else {
-        // A host without systemd: the test of the package in a guest compares it there.
+        // The host has no systemd; the package's test in a guest makes this comparison.
         assert!(unit().contains("PrivateMounts=yes"));
         return;
     };
@@ -52,7 +52,7 @@ fn exposure_of_unit_is_as_page_says() {
     assert!(text.contains(&format!("gpu-mediator.service: {said} ")), "{said}\n{text}");
 }
 
-/// Containers have mounted it: another folder of that path would be empty for them.
+/// Containers have mounted the folder, and would not see the contents of a new folder at its path.
 #[test]
 fn runtime_folder_outlives_stop_of_service() {
     let unit = unit();
@@ -176,7 +176,7 @@ fn notes(program: &Path) -> String {
 fn debug_symbols_are_found_by_the_build_id() {
     let folder = tempfile::tempdir().unwrap();
     let binaries = programs();
-    // This test is a program with symbols.
+    // This test's own program has symbols.
     let this = std::env::current_exe().unwrap();
     fs::copy(&this, binaries.path().join("gpu-mediator-dra")).unwrap();
     let version = "1.2.3".to_owned();

@@ -13,7 +13,7 @@ use super::output;
 /// The folder of the package's own metadata.
 const CONTROL: &str = "DEBIAN";
 
-/// Returns true for a file that is not a link.
+/// Returns true for a regular file.
 fn is_file(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_file())
 }
@@ -42,7 +42,7 @@ impl Tree {
         made().with_context(|| format!("cannot write {}", at.display()))
     }
 
-    /// Makes the folders above a file, with rights that do not depend on the caller's mask.
+    /// Creates the folders above a file, with rights that do not depend on the caller's umask.
     fn folders(&self, path: &str) -> std::io::Result<()> {
         for folder in Path::new(path).ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
             let folder = self.0.join(folder);
@@ -64,7 +64,7 @@ impl Tree {
         }
     }
 
-    /// Adds copies of all files of a folder, also of those in folders below it.
+    /// Adds copies of all files of a folder and its subfolders.
     pub fn copy_folder(&self, from: &Path, path: &str) -> Result<()> {
         for name in super::names(from)? {
             let (source, path) = (from.join(&name), format!("{path}/{name}"));
@@ -108,7 +108,7 @@ impl Tree {
         Ok(links)
     }
 
-    /// Adds a file with these contents, compressed with gzip without name and time.
+    /// Adds a file with these contents, compressed by gzip without name and timestamp.
     pub fn compressed(&self, bytes: &[u8], path: &str) -> Result<()> {
         let plain = path.strip_suffix(".gz").context("a compressed file ends in .gz")?;
         self.write(plain, bytes, 0o644)?;
@@ -171,7 +171,7 @@ impl Tree {
         for path in self.all()?.into_iter().chain([PathBuf::new()]) {
             let path = self.0.join(path);
             if path.is_symlink() {
-                // The tools that build packages set these times.
+                // These times are set by the tools that build packages.
                 continue;
             }
             let set = fs::File::open(&path).and_then(|file| file.set_modified(time));

@@ -1,5 +1,5 @@
-//! Takes as much card memory as possible beyond its account, through ordinary calls or around the library. Another mode
-//! searches for cards. Used by the `hostile` tests.
+//! Takes as much card memory as possible beyond its account, through ordinary calls or by bypassing the library.
+//! Another mode searches for cards. Used by the `hostile` tests.
 //!
 //! UNSAFETY: none; the calls are made by [`cuda_rig::Cuda`].
 
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 use cuda_rig::{Cuda, Failed, nvml};
 
-/// Number of bytes that are taken at a time.
+/// Number of bytes per allocation.
 const STEP_BYTES: u64 = 2 << 20;
 
 #[derive(Parser)]
@@ -43,9 +43,9 @@ enum What {
         #[arg(long)]
         mib: u64,
     },
-    /// Sets limits of its context that take memory: stack, heap and the buffer of `printf`.
+    /// Sets limits of its context that consume memory: stack, heap and the buffer of `printf`.
     Limits {
-        /// Size of each in MiB.
+        /// Size of each limit in MiB.
         #[arg(long)]
         mib: u64,
     },

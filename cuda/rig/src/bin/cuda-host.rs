@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Result, ensure};
 use cuda_rig::Cuda;
 
-/// Words of the buffers: more than one piece of any staging memory.
+/// Number of words of the buffers: more than fits into any staging memory.
 const WORDS: usize = 700_000;
 const BYTES: usize = WORDS * 8;
 
-/// Sum that the host functions add to. Static: they have one argument.
+/// Sum to which the host functions add. Static, because these functions have only one argument.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: *mut c_void) {
@@ -49,28 +49,28 @@ fn main() -> Result<()> {
     let (fill, add, sum) = (cuda.kernel("fill")?, cuda.kernel("add")?, cuda.kernel("checksum")?);
     let (at, result) = (cuda.alloc(BYTES as u64)?, cuda.alloc(4096)?);
 
-    // Pageable memory in many pieces, both ways.
+    // Copy pageable memory in many pieces, in both directions.
     let data: Vec<u64> = (0..WORDS as u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
     cuda.write(at, &data)?;
     ensure!(cuda.read(at, WORDS)? == data, "pageable bytes changed");
 
     // Pinned memory: the card and the program see the same bytes at the same address.
     let mut pinned = std::ptr::null_mut::<u64>();
-    // SAFETY: the place is a local.
+    // SAFETY: the pointer points to a local.
     good("cuMemHostAlloc", unsafe { alloc(&raw mut pinned, BYTES, 0) })?;
     // SAFETY: the memory has that many words, and nothing else uses it now.
     unsafe { std::slice::from_raw_parts_mut(pinned, WORDS) }.copy_from_slice(&data);
     cuda.copy(at, pinned as u64, BYTES as u64, stream)?;
     cuda.launch(add, &[at, WORDS as u64, 5], stream)?;
     cuda.copy(pinned as u64, at, BYTES as u64, stream)?;
-    // A host function runs after the copy and sees its bytes, and work behind it waits.
+    // A host function runs after the copy and sees its bytes, and later work waits for it.
     // SAFETY: the function takes any argument.
     good("cuLaunchHostFunc", unsafe { launch(stream, count, 3 as *mut c_void) })?;
     // SAFETY: as above.
     good("cuLaunchHostFunc", unsafe { launch(stream, count, 4 as *mut c_void) })?;
     cuda.finish(stream)?;
     ensure!(SEEN.load(Ordering::SeqCst) == 7, "host functions ran: {SEEN:?}");
-    // A host function of a graph runs at each launch, others run once.
+    // A host function in a graph runs at each launch; any other host function runs once.
     cuda.begin_capture(stream)?;
     // SAFETY: the function takes any argument.
     good("cuLaunchHostFunc", unsafe { launch(stream, count, 100 as *mut c_void) })?;
@@ -94,7 +94,7 @@ fn main() -> Result<()> {
     // SAFETY: the memory is not used any longer.
     good("cuMemFreeHost", unsafe { free(pinned) })?;
 
-    // The default stream of each thread is its own.
+    // Each thread has its own default stream.
     let threads: Vec<_> = (0..3)
         .map(|n| {
             std::thread::spawn(move || -> Result<()> {

@@ -1,7 +1,7 @@
 //! A CUDA program with its own process management: it forks, handles signals, starts children, and closes descriptors
 //! and libraries.
 //!
-//! Each subcommand prints the same as without the library, or fails.
+//! Each subcommand prints the same output as without the library, or fails.
 //!
 //! UNSAFETY: calls driver functions knowing only their number of arguments, and the C library's process and signal
 //! functions.
@@ -285,7 +285,7 @@ fn signals() -> Result<()> {
 
 fn limit() -> Result<(u64, u64)> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the pointer is to a local.
+    // SAFETY: the pointer points to a local.
     ensure!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0, "no limit");
     Ok((limit.rlim_cur, limit.rlim_max))
 }
@@ -306,7 +306,7 @@ fn child() -> Result<Vec<String>> {
 fn children(mib: u64) -> Result<()> {
     let soft = 256;
     let limits = libc::rlimit { rlim_cur: soft, rlim_max: limit()?.1 };
-    // SAFETY: the pointer is to a local.
+    // SAFETY: the pointer points to a local.
     ensure!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits) } == 0, "the limit stays");
     let before: Vec<i32> = open_descriptors()?;
     let expected = child()?;

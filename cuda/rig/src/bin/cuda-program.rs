@@ -139,7 +139,7 @@ enum What {
     Graphs,
     /// Builds a graph from nodes, encodes a tensor map, and asks for the occupancy of clusters; prints the results.
     Nodes,
-    /// Prints the results of wrong calls, and what is said of memory that it maps itself.
+    /// Prints the results of invalid calls, and of queries about memory that it maps itself.
     Wrong,
     /// Maps its memory itself until it is refused, frees it, and repeats this; prints the MiB of both times.
     OwnFill {

@@ -10,7 +10,7 @@ struct Args {
     /// The owner's socket.
     #[arg(long)]
     socket: PathBuf,
-    /// User that the process becomes first.
+    /// User to which the process switches first.
     #[arg(long)]
     uid: Option<u32>,
 }

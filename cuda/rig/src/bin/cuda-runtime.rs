@@ -1,5 +1,5 @@
-//! A program of NVIDIA's CUDA runtime, for tests: loads the given `libcudart.so`, uses each part of it, verifies all
-//! results, and prints what it has done.
+//! A program that uses NVIDIA's CUDA runtime, for tests: loads the given `libcudart.so`, uses each part of it, verifies
+//! all results, and prints what it has done.
 
 use std::ffi::OsString;
 
@@ -11,7 +11,7 @@ use cuda_rig::runtime::Runtime;
 struct Args {
     /// The runtime library.
     library: OsString,
-    /// Words of each buffer.
+    /// Number of words of each buffer.
     #[arg(long, default_value_t = 100_000)]
     words: u64,
 }
@@ -67,7 +67,7 @@ fn work(runtime: &Runtime, words: u64, round: u64) -> Result<()> {
     Ok(())
 }
 
-/// Each word is its number more than the first.
+/// Checks that each word exceeds the first word by its index.
 fn check(words: &[u64], first: u64, source: &str) -> Result<()> {
     let wrong = words.iter().zip(first..).filter(|(word, expected)| *word != expected).count();
     ensure!(wrong == 0, "{wrong} words of {source} are wrong");

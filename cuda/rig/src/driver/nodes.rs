@@ -1,4 +1,4 @@
-//! Graphs that are built from nodes, tensor maps, and the occupancy of clusters: functions that a program finds by
+//! Graphs built from nodes, tensor maps, and the occupancy of clusters: functions that programs look up by
 //! name.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
@@ -40,7 +40,7 @@ struct Configuration {
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`.
 const UPLOAD: u64 = 2;
-/// Bytes that each node fills.
+/// Number of bytes that each node fills.
 const FILLED: usize = 4096;
 
 impl Fill {
@@ -69,8 +69,8 @@ impl Cuda {
         if found.is_null() { Err(Failed { call: "cuGetProcAddress_v2", code: 500 }) } else { Ok(found) }
     }
 
-    /// Builds a graph of a fill, a child graph with another, and the record of an event. Launches it, and again with a
-    /// changed fill. Returns the first words of both parts after each launch.
+    /// Builds a graph of a fill, a child graph with another fill, and the record of an event. Launches it, and launches
+    /// it again with a changed fill. Returns the first words of both parts after each launch.
     pub fn build_graph(&self) -> Result<[u64; 4], Failed> {
         type Dependencies = *const u64;
         let create = function!(self, c"cuGraphCreate", 12_000, fn(*mut u64, u32));
@@ -91,7 +91,7 @@ impl Cuda {
         self.raw_event(&raw mut event, 0)?;
         let mut parameters = Instantiation { flags: UPLOAD, stream, node: 0, result: 0 };
         let none = std::ptr::null();
-        // SAFETY: all pointers are to locals of the structures' sizes.
+        // SAFETY: all pointers point to locals of the structures' sizes.
         unsafe {
             check("cuGraphCreate", create(&raw mut graph, 0))?;
             check("cuGraphCreate", create(&raw mut child, 0))?;
@@ -111,7 +111,7 @@ impl Cuda {
         check("cuEventQuery", unsafe { query(event) })?;
         let [a, b] = look()?;
         let changed = Fill::new(at, 0x33);
-        // SAFETY: the pointer is to a local.
+        // SAFETY: the pointer points to a local.
         let result = unsafe { change(made, nodes[0], &raw const changed, self.context) };
         check("cuGraphExecMemsetNodeSetParams", result)?;
         self.raw_graph(made, stream)?;
@@ -120,8 +120,8 @@ impl Cuda {
         Ok([a, b, c, d])
     }
 
-    /// Encodes a tensor map of three dimensions. Returns true if the same arguments have the same result, and another
-    /// address a different one.
+    /// Encodes a tensor map of three dimensions. Returns true if the same arguments give the same result, and another
+    /// address gives a different result.
     pub fn encode_map(&self) -> Result<bool, Failed> {
         let encode = function!(
             self,
@@ -142,7 +142,7 @@ impl Cuda {
                 c_int,
             )
         );
-        /// `cuTensorMap` must lie on a boundary of 64 bytes.
+        /// `cuTensorMap` must be aligned to 64 bytes.
         #[repr(align(64))]
         struct Map([u64; 16]);
         let at = self.alloc(1 << 20)?;
@@ -151,7 +151,7 @@ impl Cuda {
         let map = |at| {
             let mut map = Map([0; 16]);
             // `CU_TENSOR_MAP_DATA_TYPE_FLOAT32`, no interleaving, no swizzle, no promotion, no fill.
-            // SAFETY: all pointers are to locals of the right lengths.
+            // SAFETY: all pointers point to locals of the right lengths.
             let code = unsafe {
                 encode(
                     &raw mut map.0,
@@ -174,7 +174,7 @@ impl Cuda {
         Ok(one == same && one != other && one != [0; 16])
     }
 
-    /// Clusters of two blocks of a kernel that fit on the card.
+    /// Returns the number of clusters of two blocks of a kernel that fit on the card.
     pub fn clusters(&self, function: u64) -> Result<i32, Failed> {
         let count = function!(self, c"cuOccupancyMaxActiveClusters", 12_000, fn(*mut c_int, u64, *const Configuration));
         // `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`: the number, four bytes, three sizes.
@@ -188,7 +188,7 @@ impl Cuda {
             count: 1,
         };
         let mut clusters = 0;
-        // SAFETY: the pointers are to locals.
+        // SAFETY: the pointers point to locals.
         check("cuOccupancyMaxActiveClusters", unsafe { count(&raw mut clusters, function, &raw const configuration) })?;
         Ok(clusters)
     }

@@ -33,7 +33,7 @@ fn taken(program: &mut Program) -> u64 {
     line.parse().unwrap_or_else(|_| panic!("no number: {line:?}"))
 }
 
-/// Returns NVML's figure for a tenant's memory beyond its accounts, in MiB.
+/// Returns a tenant's memory beyond its accounts according to NVML, in MiB.
 fn past(view: &Value) -> u64 {
     let list = view["tenants"][H]["unaccounted"].as_array().expect("a list");
     list.iter().map(|one| one[1].as_u64().expect("a number")).sum::<u64>() >> 20

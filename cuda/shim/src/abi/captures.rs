@@ -36,7 +36,7 @@ fn end(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
 macro_rules! begin {
     ($($name:ident, $per_thread:literal, $real:ident($($arg:ident: $ty:ty),*);)*) => { $(
         unsafe extern "C" fn $name(stream: Object, $($arg: $ty),*) -> c_int {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             begin(Stream::named(stream as u64, $per_thread), || unsafe { driver::$real(stream, $($arg),*) })
         }
     )* };
@@ -60,7 +60,7 @@ begin! {
 }
 
 unsafe extern "C" fn end_capture(stream: Object, graph: *mut Object) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     end(Stream::named(stream as u64, false), || unsafe { driver::stream_end_capture(stream, graph) })
 }
 
@@ -93,7 +93,7 @@ fn destroy(stream: Object, call: impl FnOnce() -> c_int) -> c_int {
 }
 
 unsafe extern "C" fn stream_destroy(stream: Object) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     destroy(stream, || unsafe { driver::stream_destroy(stream) })
 }
 

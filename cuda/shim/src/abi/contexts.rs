@@ -12,7 +12,7 @@ use crate::symbols::at;
 macro_rules! made {
     ($name:ident($($arg:ident: $ty:ty),*)) => {
         unsafe extern "C" fn $name(context: *mut Object, $($arg: $ty),*) -> c_int {
-            // SAFETY: the caller's promise; the driver has written the context if it succeeds.
+            // SAFETY: guaranteed by the caller; the driver has written the context if it succeeds.
             unsafe {
                 let result = driver::$name(context, $($arg),*);
                 if result == SUCCESS {
@@ -41,13 +41,13 @@ fn ends(context: Object) {
 
 unsafe extern "C" fn ctx_destroy(context: Object) -> c_int {
     ends(context);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { driver::ctx_destroy(context) }
 }
 
 unsafe extern "C" fn ctx_destroy_first(context: Object) -> c_int {
     ends(context);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { driver::ctx_destroy_first(context) }
 }
 
@@ -61,7 +61,7 @@ fn may_end() {
 
 unsafe extern "C" fn green_ctx_destroy(context: Object) -> c_int {
     may_end();
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { driver::green_ctx_destroy(context) }
 }
 
@@ -69,10 +69,10 @@ macro_rules! primary_ends {
     ($name:ident) => {
         unsafe extern "C" fn $name(device: c_int) -> c_int {
             may_end();
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let result = unsafe { driver::$name(device) };
             let (mut flags, mut active) = (0, 0);
-            // SAFETY: the pointers are to locals.
+            // SAFETY: the pointers point to locals.
             let told = unsafe { driver::primary_ctx_get_state(device, &raw mut flags, &raw mut active) };
             // Other threads may still have a reference; in this case work continues.
             if told == SUCCESS && active == 0 {

@@ -76,7 +76,7 @@ pub unsafe extern "C" fn get_proc_address(
     version: c_int,
     flags: u64,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::get_proc_address(name, function, version, flags) };
     if result == SUCCESS {
         // SAFETY: as above.
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn get_proc_address_v2(
     flags: u64,
     status: *mut c_int,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::get_proc_address_v2(name, function, version, flags, status) };
     if result == SUCCESS {
         // SAFETY: as above.
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn get_proc_address_v2_per_thread(
     flags: u64,
     status: *mut c_int,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::get_proc_address_v2_per_thread(name, function, version, flags, status) };
     if result == SUCCESS {
         // SAFETY: as above.

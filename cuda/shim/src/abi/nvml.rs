@@ -119,12 +119,12 @@ unsafe fn call<T>(index: usize, device: Device, to: *mut T) -> c_int {
     }
     // SAFETY: the header declares the symbol with these arguments.
     let function: unsafe extern "C" fn(Device, *mut T) -> c_int = unsafe { std::mem::transmute(function) };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { function(device, to) }
 }
 
 unsafe extern "C" fn memory_info(device: Device, to: *mut Memory) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { call(at::nvmlDeviceGetMemoryInfo, device, to) };
     // SAFETY: as above.
     if let (SUCCESS, Some((free, total)), Some(memory)) = (result, memory(device), unsafe { to.as_mut() }) {
@@ -134,7 +134,7 @@ unsafe extern "C" fn memory_info(device: Device, to: *mut Memory) -> c_int {
 }
 
 unsafe extern "C" fn memory_info_v2(device: Device, to: *mut MemoryV2) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { call(at::nvmlDeviceGetMemoryInfo_v2, device, to) };
     // SAFETY: as above.
     if let (SUCCESS, Some((free, total)), Some(memory)) = (result, memory(device), unsafe { to.as_mut() }) {

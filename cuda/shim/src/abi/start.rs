@@ -13,7 +13,7 @@ use crate::{agent, fork, visible};
 
 /// `cuInit`: a tenant's program that cannot connect does not run outside its limits.
 unsafe extern "C" fn init(flags: u32) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let driver = || unsafe { driver::init(flags) };
     agent::start(shim(), |cards| {
         fork::initialises();

@@ -189,7 +189,7 @@ impl<'a> Operations<'a> {
             return true;
         }
         drop(guard);
-        // SAFETY: no pointers. As with the driver's own function, memory is freed once no work uses it.
+        // SAFETY: the call takes no pointers. As with the driver's own function, memory is freed once no work uses it.
         unsafe { driver::ctx_synchronize() };
         self.release(address);
         true

@@ -121,7 +121,7 @@ impl Operations<'_> {
     /// # Safety
     /// Same as for the driver's function.
     pub unsafe fn create_fixed(self, handle: *mut Handle, bytes: usize, property: *const c_void, flags: u64) -> c_int {
-        // SAFETY: the caller's promise: `CUmemAllocationProp` begins with four 32-bit numbers; the third and fourth are
+        // SAFETY: guaranteed by the caller: `CUmemAllocationProp` begins with four 32-bit numbers; the third and fourth are
         // the location.
         let place = unsafe { property.cast::<[c_int; 4]>().as_ref() };
         let [_, _, location, device] = place.copied().unwrap_or([1, 0, 1, 0]);
@@ -154,7 +154,7 @@ impl Operations<'_> {
     /// Same as for the driver's function.
     pub unsafe fn release_fixed(self, handle: Handle) -> c_int {
         let mut handles = self.memory.fixed.handles();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let result = unsafe { driver::mem_release(handle) };
         let ended = (result == SUCCESS).then(|| handles.release(handle)).flatten();
         drop(handles);
@@ -168,7 +168,7 @@ impl Operations<'_> {
     /// Same as for the driver's function.
     pub unsafe fn map_fixed(self, address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) -> c_int {
         let mut handles = self.memory.fixed.handles();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let result = unsafe { driver::mem_map(address, bytes, offset, handle, flags) };
         if result == SUCCESS {
             handles.map(address, bytes as u64, handle);

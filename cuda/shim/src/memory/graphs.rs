@@ -114,7 +114,7 @@ impl Operations<'_> {
     /// Makes the driver release memory that no graph currently uses.
     pub fn trim_graphs(self) {
         if let Some((device, _)) = self.link.current_card() {
-            // SAFETY: no pointers.
+            // SAFETY: the call takes no pointers.
             unsafe { driver::graph_mem_trim(device) };
         }
         self.count_graphs();

@@ -1,7 +1,7 @@
-//! Workers without a virtual machine: listens at a socket, and starts one worker for each program that connects. The
-//! program's library (`cuda-guest`) finds the socket by `GPU_MEDIATOR_CUDA_LOOPBACK`.
+//! Runs workers without a virtual machine: listens on a socket, and starts a worker for each program that connects. The
+//! program's library (`cuda-guest`) finds the socket through `GPU_MEDIATOR_CUDA_LOOPBACK`.
 //!
-//! Its own environment becomes the workers': the owner's socket, the tenant's name, and where the driver is.
+//! The workers inherit its environment: the owner's socket, the tenant's name, and the driver's location.
 
 use std::io::{IoSlice, Write as _};
 use std::mem::MaybeUninit;
@@ -28,7 +28,7 @@ struct Args {
     /// The driver's library for workers.
     #[arg(long)]
     library: Option<PathBuf>,
-    /// Size of each program's window in GiB, for pinned memory. Costs memory when it is used only.
+    /// Size of each program's window in GiB, for pinned memory. Costs memory only when used.
     #[arg(long, default_value_t = 64)]
     window_gib: u64,
     /// User of the workers, if this program may change it.
@@ -58,11 +58,11 @@ fn send_window(socket: &OwnedFd, window: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// Starts a worker for a program, and waits for its end in a thread of its own.
+/// Starts a worker for a program, and waits for its end in a separate thread.
 fn serve(program: OwnedFd, options: &WorkerOptions, bytes: u64) -> Result<()> {
     let window = rustix::fs::memfd_create("cuda-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&window, bytes)?;
-    // A program that shrinks the file would end its worker by a signal.
+    // If a program shrank the file, a signal would end its worker.
     rustix::fs::fcntl_add_seals(&window, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     send_window(&program, &window)?;
     let mut worker = options.start(window, Link::new(program))?;

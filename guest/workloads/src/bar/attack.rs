@@ -47,16 +47,16 @@ pub struct Found {
     pub probes: u64,
     /// Number of these dwords that were not empty.
     pub nonzero: u64,
-    /// Number of these dwords that held our own earlier write: an address outside keeps data.
+    /// Number of these dwords that contained our own earlier write, so that an address outside the share keeps data.
     pub sticky: u64,
     /// Number of these dwords that held a part of the pattern.
     pub hits: u64,
-    /// Number of register writes that named something outside.
+    /// Number of register writes that named an address or object outside the share.
     pub pokes: u64,
 }
 
 impl<'a> Ground<'a> {
-    /// Takes a range in the share of `vram` bytes, which must hold zeros.
+    /// Reserves a range of the share of `vram` bytes; the range must contain zeros.
     pub fn new(card: &'a Card, vram: u64, random: Random, pattern: Vec<u8>, writes: bool) -> Result<Self> {
         let fits = vram.is_multiple_of(1 << 20) && vram <= 1 << 39;
         ensure!(fits, "a share of {vram} bytes: whole MiB are expected");
@@ -67,7 +67,7 @@ impl<'a> Ground<'a> {
     }
 
     /// Returns addresses that do not belong to the share, `aligned` to a page size: neighbours, powers of two, and
-    /// random ones.
+    /// random addresses.
     pub fn outside(&mut self, aligned: u64, count: u64) -> Vec<u64> {
         let (vram, top) = (self.vram, 1u64 << 40);
         let mut addresses =

@@ -26,7 +26,7 @@ pub struct Card {
 }
 
 impl Card {
-    /// Opens the function at `address`, or the first one of NVIDIA; enables the function's decoding if no driver has.
+    /// Opens the function at `address`, or the first NVIDIA function; enables its decoding unless a driver has done so.
     pub fn open(address: Option<&str>) -> Result<Self> {
         let directory = match address {
             Some(address) => Path::new(DEVICES).join(address),

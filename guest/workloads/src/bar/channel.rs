@@ -9,7 +9,7 @@ use super::hostile::BEYOND_GUEST_RAM;
 use super::layout::{Aperture, CHANNELS, PAGE, RAMFC, instance_pointer, own, reg};
 use gdev::mapping::Width;
 
-/// The channel's address space is our third one.
+/// Index of the channel's address space, our third.
 const SPACE: usize = 2;
 const RING_VA: u64 = 0x1_0000;
 const PUSH_VA: u64 = 0x1_1000;
@@ -33,15 +33,16 @@ pub struct Attacked {
     pub armed: bool,
     /// Number of started channels.
     pub count: u64,
-    /// Number of channels that ran with tables or a ring outside the share: these can only have been read from outside.
+    /// Number of channels that ran with tables or a ring outside the share: the card can only have read these from
+    /// outside.
     pub reached: u64,
     /// Number of channels that continued past a page or a USERD outside the share. This is harmless by itself: the card
-    /// may have dropped the write, and the mediator may have put its own USERD there. Only the neighbour can detect a
-    /// hit.
+    /// may have dropped the write, and the mediator may have put its own USERD there. Only the neighbour can detect
+    /// damage.
     pub passed: u64,
 }
 
-/// Flaws of a channel.
+/// The flaw of a channel.
 #[derive(Debug, Clone, Copy)]
 enum Flaw {
     /// The channel has no flaw.
@@ -87,7 +88,7 @@ pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attac
     Ok(attacked)
 }
 
-/// Returns each kind of flaw with each address, ordered so that the first few cover as many of both as possible.
+/// Returns all pairs of flaw and address, ordered so that the first few pairs cover as many of both as possible.
 fn flaws(addresses: &[u64]) -> Vec<Flaw> {
     let kinds: [fn(u64) -> Flaw; 7] = [
         |address| Flaw::Page(address, Aperture::Vram),

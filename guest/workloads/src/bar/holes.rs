@@ -1,4 +1,4 @@
-//! The holes of the reference code of an earlier GPU mediator, tried one by one from inside a VM.
+//! Tries the holes of an earlier GPU mediator's reference code one by one, from inside a VM.
 //!
 //! `bar hole N` tries one hole, and `bar holes` tries all of them; each prints `hole=N name=... outcome=denied
 //! contained open ...`. Denied: every attempt was visibly refused (a fault, all ones). Contained: no attempt had an

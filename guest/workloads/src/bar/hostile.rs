@@ -162,7 +162,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     Ok(armed)
 }
 
-/// Points BAR1 and BAR3 at our own instance blocks.
+/// Points BAR1 and BAR3 to our own instance blocks.
 fn point_at_own(ground: &Ground<'_>) {
     ground.card.write(reg::BAR1_INSTANCE, instance_pointer(ground.base + own::BAR1_INSTANCE, 0));
     ground.card.write(reg::BAR3_INSTANCE, instance_pointer(ground.base + own::BAR3_INSTANCE, 0));
@@ -221,7 +221,7 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
     point_at_own(ground);
 }
 
-/// Tries every other register that holds an address or a channel, with values that are not ours.
+/// Tries every other register that holds an address or a channel, with values outside the share.
 fn pointers(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(PAGE, probes) {
         let id = ground.random.below(CHANNELS.into()) as u32;

@@ -1,4 +1,4 @@
-//! Work that the card must refuse or cannot end: the kernel kills the channel that submitted it, and no other.
+//! Work that the card must refuse or cannot end: the kernel kills only the channel that submitted it.
 
 use std::time::{Duration, Instant};
 

@@ -42,7 +42,7 @@ const PITCH: u64 = 512;
 unsafe fn allocate_after(address: *mut Address, bytes: u64, stream: Object, per_thread: bool) -> c_int {
     let again = if address.is_null() || bytes == 0 { None } else { memory().take_back(bytes, stream, per_thread) };
     let Some(found) = again else {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         return unsafe { allocate(address, bytes) };
     };
     // SAFETY: `address` is not null, and the caller guarantees that it is valid.
@@ -67,7 +67,7 @@ unsafe fn allocate(address: *mut Address, bytes: u64) -> c_int {
 }
 
 unsafe extern "C" fn mem_alloc(address: *mut Address, bytes: usize) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { allocate(address, bytes as u64) }
 }
 
@@ -83,10 +83,10 @@ unsafe extern "C" fn mem_alloc_pitch(
     if pitch.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { allocate(address, bytes) };
     if result == SUCCESS {
-        // SAFETY: not null.
+        // SAFETY: the pointer is not null.
         unsafe { *pitch = row as usize };
     }
     result
@@ -99,7 +99,7 @@ unsafe extern "C" fn mem_free(address: Address) -> c_int {
     if memory().is_freed(address) {
         return INVALID_VALUE;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_free(address) };
     if result == SUCCESS {
         memory().uncount(Thing::Address(address));
@@ -174,7 +174,7 @@ ordered!(
 );
 
 unsafe extern "C" fn mem_get_info(free: *mut usize, total: *mut usize) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_get_info(free, total) };
     if result != SUCCESS {
         return result;
@@ -194,7 +194,7 @@ unsafe extern "C" fn mem_get_info(free: *mut usize, total: *mut usize) -> c_int 
 }
 
 unsafe extern "C" fn device_total_mem(bytes: *mut usize, device: c_int) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::device_total_mem(bytes, device) };
     let link = &shim().link;
     let info = link.card(device).and_then(|card| link.terms()?.cards.get(usize::from(card)));
@@ -226,7 +226,7 @@ fn known(chunks: &ChunkMemory, address: Address) -> Option<Known> {
 unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize, address: Address) -> c_int {
     memory().with(|chunks| {
         let Some(known) = known(chunks, address) else {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             return unsafe { driver::mem_get_address_range(base, bytes, address) };
         };
         // SAFETY: the caller's pointers may be null.
@@ -278,7 +278,7 @@ unsafe extern "C" fn pointer_get_attribute(data: *mut c_void, attribute: c_int, 
     // Prevent moves in the meantime: the driver does not know an address whose chunk is being exchanged.
     memory().with(|chunks| {
         chunks.bring_for(address);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let result = unsafe { driver::pointer_get_attribute(data, attribute, address) };
         if result != SUCCESS || data.is_null() {
             return result;
@@ -299,7 +299,7 @@ unsafe extern "C" fn pointer_get_attributes(
 ) -> c_int {
     memory().with(|chunks| {
         chunks.bring_for(address);
-        // SAFETY: the caller's promise: both arrays have `count` elements.
+        // SAFETY: guaranteed by the caller: both arrays have `count` elements.
         unsafe {
             let result = driver::pointer_get_attributes(count, attributes, data, address);
             if result == SUCCESS

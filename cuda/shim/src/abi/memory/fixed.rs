@@ -15,7 +15,7 @@ use crate::symbols::at;
 
 unsafe extern "C" fn managed(address: *mut Address, bytes: usize, flags: u32) -> c_int {
     memory().count(FixedKind::Managed, bytes as u64, || {
-        // SAFETY: the caller's promise; the driver has written the address if it succeeds.
+        // SAFETY: guaranteed by the caller; the driver has written the address if it succeeds.
         unsafe {
             let result = driver::mem_alloc_managed(address, bytes, flags);
             (result, Thing::Address(if result == SUCCESS { *address } else { 0 }))
@@ -44,7 +44,7 @@ unsafe extern "C" fn alloc_host(address: *mut *mut c_void, bytes: usize) -> c_in
 }
 
 unsafe extern "C" fn free_host(address: *mut c_void) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_free_host(address) };
     if result == SUCCESS {
         memory().uncount(Thing::Host(address as u64));
@@ -54,13 +54,13 @@ unsafe extern "C" fn free_host(address: *mut c_void) -> c_int {
 
 unsafe extern "C" fn host_register(address: *mut c_void, bytes: usize, flags: u32) -> c_int {
     memory().count(FixedKind::Host, bytes as u64, || {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         (unsafe { driver::mem_host_register(address, bytes, flags) }, Thing::Host(address as u64))
     })
 }
 
 unsafe extern "C" fn host_unregister(address: *mut c_void) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_host_unregister(address) };
     if result == SUCCESS {
         memory().uncount(Thing::Host(address as u64));
@@ -88,7 +88,7 @@ unsafe fn described(descriptor: *const c_void, dimensions: usize) -> u64 {
     if descriptor.is_null() {
         return 0;
     }
-    // SAFETY: the caller's promise: extents are 64-bit numbers, followed by the two others as 32-bit numbers.
+    // SAFETY: guaranteed by the caller: extents are 64-bit numbers, followed by the two others as 32-bit numbers.
     unsafe {
         let extents = std::slice::from_raw_parts(descriptor.cast::<u64>(), dimensions);
         let rest = descriptor.cast::<u64>().add(dimensions).cast::<u32>();
@@ -97,7 +97,7 @@ unsafe fn described(descriptor: *const c_void, dimensions: usize) -> u64 {
 }
 
 unsafe extern "C" fn array(made: *mut Object, descriptor: *const c_void) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let bytes = unsafe { described(descriptor, 2) };
     memory().count(FixedKind::Array, bytes, || {
         // SAFETY: as above.
@@ -109,7 +109,7 @@ unsafe extern "C" fn array(made: *mut Object, descriptor: *const c_void) -> c_in
 }
 
 unsafe extern "C" fn array_3d(made: *mut Object, descriptor: *const c_void) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let bytes = unsafe { described(descriptor, 3) };
     memory().count(FixedKind::Array, bytes, || {
         // SAFETY: as above.
@@ -121,7 +121,7 @@ unsafe extern "C" fn array_3d(made: *mut Object, descriptor: *const c_void) -> c
 }
 
 unsafe extern "C" fn array_destroy(array: Object) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::array_destroy(array) };
     if result == SUCCESS {
         memory().uncount(Thing::Array(array as u64));
@@ -131,7 +131,7 @@ unsafe extern "C" fn array_destroy(array: Object) -> c_int {
 }
 
 unsafe extern "C" fn mipmap(made: *mut Object, descriptor: *const c_void, levels: u32) -> c_int {
-    // SAFETY: the caller's promise. All smaller levels together have less than a third of the first level's size.
+    // SAFETY: guaranteed by the caller. All smaller levels together have less than a third of the first level's size.
     let bytes = unsafe { described(descriptor, 3) }.saturating_mul(2);
     memory().count(FixedKind::Array, bytes, || {
         // SAFETY: as above.
@@ -143,7 +143,7 @@ unsafe extern "C" fn mipmap(made: *mut Object, descriptor: *const c_void, levels
 }
 
 unsafe extern "C" fn mipmap_destroy(array: Object) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mipmapped_array_destroy(array) };
     if result == SUCCESS {
         memory().uncount(Thing::Mipmap(array as u64));
@@ -153,7 +153,7 @@ unsafe extern "C" fn mipmap_destroy(array: Object) -> c_int {
 }
 
 unsafe extern "C" fn pool_create(pool: *mut Object, property: *const c_void) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_pool_create(pool, property) };
     // SAFETY: `CUmemPoolProps` begins with the kind of allocation and the kinds of handles.
     let shared = !property.is_null() && unsafe { *property.cast::<c_int>().add(1) } != 0;
@@ -166,7 +166,7 @@ unsafe extern "C" fn pool_create(pool: *mut Object, property: *const c_void) -> 
 
 unsafe extern "C" fn pool_destroy(pool: Object) -> c_int {
     memory().forget_pool(pool);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { driver::mem_pool_destroy(pool) }
 }
 

@@ -21,13 +21,13 @@ type Call = unsafe extern "C" fn(Object, Object) -> c_int;
 unsafe fn gated(index: usize, graph: Object, stream: Object) -> c_int {
     // SAFETY: the two symbols that this is called for have these arguments.
     let call: Call = unsafe { std::mem::transmute(GATES[index]) };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { call(graph, stream) }
 }
 
 /// Uploads a graph that allocates, and counts the memory.
 unsafe fn reserve(index: usize, graph: Object, stream: Object) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { gated(index, graph, stream) };
     if result == SUCCESS && memory().count_graphs() {
         return SUCCESS;
@@ -40,7 +40,7 @@ unsafe fn reserve(index: usize, graph: Object, stream: Object) -> c_int {
 macro_rules! launched {
     ($launch:ident, $upload:ident, $real_launch:ident, $real_upload:ident, $per_thread:literal) => {
         unsafe extern "C" fn $upload(graph: Object, stream: Object) -> c_int {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 if memory().is_allocating_graph(graph) {
                     reserve(at::$real_upload, graph, stream)
@@ -53,7 +53,7 @@ macro_rules! launched {
         unsafe extern "C" fn $launch(graph: Object, stream: Object) -> c_int {
             let known = memory().is_allocating_graph(graph);
             let named = Stream::named(stream as u64, $per_thread);
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 if known && !(shim().captures.any() && named.is_capturing()) {
                     let result = reserve(at::$real_upload, graph, stream);
@@ -99,7 +99,7 @@ fn instantiate(made: *mut Object, graph: Object, make: impl FnOnce() -> c_int) -
 macro_rules! instantiated {
     ($name:ident($($arg:ident: $ty:ty),*)) => {
         unsafe extern "C" fn $name(made: *mut Object, graph: Object, $($arg: $ty),*) -> c_int {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             instantiate(made, graph, || unsafe { driver::$name(made, graph, $($arg),*) })
         }
     };
@@ -113,12 +113,12 @@ instantiated!(graph_instantiate_with_params_per_thread(parameters: *mut c_void))
 
 unsafe extern "C" fn destroy(graph: Object) -> c_int {
     memory().forget_graph(graph);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { driver::graph_exec_destroy(graph) }
 }
 
 unsafe extern "C" fn trim(device: c_int) -> c_int {
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     let result = unsafe { driver::graph_mem_trim(device) };
     if memory().any_graphs() {
         memory().count_graphs();

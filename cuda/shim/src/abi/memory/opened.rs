@@ -35,7 +35,7 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
             Some(backed)
         });
         let Some(backed) = backed else {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             return unsafe { driver::ipc_get_mem_handle(handle, address) };
         };
         if handle.is_null() {
@@ -65,7 +65,7 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
 /// Opens a handle with `real`, or through the owner if this library made it.
 unsafe fn open(to: *mut Address, handle: Ipc, flags: u32, real: unsafe fn(*mut Address, Ipc, u32) -> c_int) -> c_int {
     let Some(token) = Token::read(&handle) else {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         return unsafe { real(to, handle, flags) };
     };
     let memory = memory();
@@ -120,23 +120,23 @@ unsafe fn open(to: *mut Address, handle: Ipc, flags: u32, real: unsafe fn(*mut A
 }
 
 unsafe extern "C" fn open_handle(to: *mut Address, handle: Ipc, flags: u32) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { open(to, handle, flags, driver::ipc_open_mem_handle) }
 }
 
 unsafe extern "C" fn open_handle_v2(to: *mut Address, handle: Ipc, flags: u32) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { open(to, handle, flags, driver::ipc_open_mem_handle_v2) }
 }
 
 unsafe extern "C" fn close_handle(address: Address) -> c_int {
     let memory = memory();
     if !memory.with(|chunks| chunks.opened.starts_at(address)) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         return unsafe { driver::ipc_close_mem_handle(address) };
     }
     if !memory.captures.any() {
-        // SAFETY: no pointers. Work that uses the memory ends before the memory is released.
+        // SAFETY: the call takes no pointers. Work that uses the memory ends before the memory is released.
         unsafe { driver::ctx_synchronize() };
     }
     let closed = memory.with(|chunks| {

@@ -52,7 +52,7 @@ fn movable(property: &Property) -> Option<(c_int, u8)> {
 }
 
 unsafe fn read(property: *const c_void) -> Option<Property> {
-    // SAFETY: the caller's promise: `CUmemAllocationProp` has 32 bytes.
+    // SAFETY: guaranteed by the caller: `CUmemAllocationProp` has 32 bytes.
     (!property.is_null()).then(|| unsafe { property.cast::<Property>().read() })
 }
 
@@ -64,7 +64,7 @@ unsafe fn granularity(property: &Property) -> u64 {
 }
 
 unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const c_void, flags: u64) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let read = unsafe { read(property) };
     let Some((property_of, (_, card))) = read.and_then(|p| Some((p, movable(&p)?))) else {
         // SAFETY: as above.
@@ -154,7 +154,7 @@ fn give_back(freed: Freed) {
 
 unsafe extern "C" fn release(handle: Handle) -> c_int {
     if !Handles::is_ours(handle) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         return unsafe { memory().release_fixed(handle) };
     }
     memory().with(|chunks| match chunks.handles.release(&mut Driver, handle) {
@@ -168,7 +168,7 @@ unsafe extern "C" fn release(handle: Handle) -> c_int {
 
 unsafe extern "C" fn map(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) -> c_int {
     if !Handles::is_ours(handle) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         return unsafe { memory().map_fixed(address, bytes, offset, handle, flags) };
     }
     if flags != 0 {
@@ -208,7 +208,7 @@ unsafe extern "C" fn set_access(address: Address, bytes: usize, access: *const A
         if access.is_null() || count == 0 {
             return INVALID_VALUE;
         }
-        // SAFETY: the caller's promise: the list has `count` descriptions.
+        // SAFETY: guaranteed by the caller: the list has `count` descriptions.
         let list = unsafe { std::slice::from_raw_parts(access, count) };
         chunks.handles.allow(&mut Driver, address, bytes as u64, list)
     })
@@ -218,18 +218,18 @@ unsafe extern "C" fn get_access(flags: *mut u64, location: *const [c_int; 2], ad
     memory().with(|chunks| {
         chunks.bring_for(address);
         let ours = || {
-            // SAFETY: the caller's promise, where the pointer is not null.
+            // SAFETY: the caller guarantees that a non-null pointer is valid.
             let &[kind, id] = unsafe { location.as_ref() }?;
             (kind == DEVICE).then(|| chunks.handles.access(address, Access::none(kind, id))).flatten()
         };
         match ours() {
             Some(_) if flags.is_null() => INVALID_VALUE,
             Some(found) => {
-                // SAFETY: not null.
+                // SAFETY: the pointer is not null.
                 unsafe { *flags = found as u64 };
                 SUCCESS
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             None => unsafe { driver::mem_get_access(flags, location, address) },
         }
     })
@@ -243,11 +243,11 @@ unsafe extern "C" fn retain(handle: *mut Handle, address: *mut c_void) -> c_int 
         }
         match chunks.handles.retain(at) {
             Some(found) => {
-                // SAFETY: not null.
+                // SAFETY: the pointer is not null.
                 unsafe { *handle = found };
                 SUCCESS
             }
-            // SAFETY: the caller's promise; the driver has written the handle if it succeeds.
+            // SAFETY: guaranteed by the caller; the driver has written the handle if it succeeds.
             None => unsafe {
                 let result = driver::mem_retain(handle, address);
                 if result == SUCCESS {
@@ -261,12 +261,12 @@ unsafe extern "C" fn retain(handle: *mut Handle, address: *mut c_void) -> c_int 
 
 unsafe extern "C" fn get_property(property: *mut c_void, handle: Handle) -> c_int {
     if !Handles::is_ours(handle) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         return unsafe { driver::mem_get_property(property, handle) };
     }
     match memory().with(|chunks| chunks.handles.property(handle)) {
         Some(found) if !property.is_null() => {
-            // SAFETY: the caller's promise: `CUmemAllocationProp` has 32 bytes.
+            // SAFETY: guaranteed by the caller: `CUmemAllocationProp` has 32 bytes.
             unsafe { property.cast::<Property>().write(found) };
             SUCCESS
         }
@@ -276,7 +276,7 @@ unsafe extern "C" fn get_property(property: *mut c_void, handle: Handle) -> c_in
 
 /// Recommends whole chunks, which can move completely; the driver's own minimum size stays the minimum.
 unsafe extern "C" fn get_granularity(bytes: *mut usize, property: *const c_void, option: c_int) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_get_granularity(bytes, property, option) };
     // SAFETY: as above.
     let ours = || unsafe { read(property) }.and_then(|property| movable(&property)).is_some();
@@ -293,7 +293,7 @@ unsafe extern "C" fn get_granularity(bytes: *mut usize, property: *const c_void,
 
 unsafe extern "C" fn export(target: *mut c_void, handle: Handle, kind: c_int, flags: u64) -> c_int {
     if !Handles::is_ours(handle) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         return unsafe { driver::mem_export(target, handle, kind, flags) };
     }
     match exportable(handle, kind) {
@@ -371,7 +371,7 @@ fn unite(chunks: &mut ChunkMemory, handle: Handle, whole: Handle, device: c_int,
     if mapped > 0 {
         Driver.unmap(base, mapped);
     }
-    // SAFETY: our own reservation without mappings.
+    // SAFETY: this reservation is ours, and has no mappings.
     unsafe { driver::mem_address_free(base, 2 * bytes as usize) };
     if result != SUCCESS {
         return result;
@@ -387,7 +387,7 @@ fn unite(chunks: &mut ChunkMemory, handle: Handle, whole: Handle, device: c_int,
 
 unsafe fn names_ours(list: *const c_void, count: u32) -> bool {
     let (stride, place) = ARRAY_MAP;
-    // SAFETY: the caller's promise: the list has `count` entries.
+    // SAFETY: guaranteed by the caller: the list has `count` entries.
     let handle = |n: usize| unsafe { list.cast::<u8>().add(n * stride + place).cast::<Handle>().read_unaligned() };
     !list.is_null() && (0..count as usize).any(|n| Handles::is_ours(handle(n)))
 }
@@ -397,7 +397,7 @@ unsafe fn names_ours(list: *const c_void, count: u32) -> bool {
 unsafe fn note_arrays(list: *const c_void, count: u32) {
     let (stride, place) = ARRAY_MAP;
     for n in 0..if list.is_null() { 0 } else { count as usize } {
-        // SAFETY: the caller's promise: the list has `count` entries, which the driver has read.
+        // SAFETY: guaranteed by the caller: the list has `count` entries, which the driver has read.
         unsafe {
             let entry = list.cast::<u8>().add(n * stride);
             let word = |at: usize| entry.add(at).cast::<u64>().read_unaligned();
@@ -413,7 +413,7 @@ macro_rules! map_array {
     ($name:ident, $real:ident) => {
         /// Only handles for sparse arrays can be mapped in arrays, and these handles belong to the driver.
         unsafe extern "C" fn $name(list: *const c_void, count: u32, stream: Object) -> c_int {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 if names_ours(list, count) {
                     return INVALID_VALUE;
@@ -442,7 +442,7 @@ unsafe extern "C" fn bind(
     if Handles::is_ours(handle) {
         return NOT_SUPPORTED;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::multicast_bind_mem(multicast, at, handle, offset, bytes, flags) };
     if result == SUCCESS {
         memory().bound_fixed(Target::Multicast(multicast, at as u64), handle);
@@ -464,7 +464,7 @@ macro_rules! bind {
             if Handles::is_ours(handle) {
                 return NOT_SUPPORTED;
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let result = unsafe { driver::$real(to, device, at, handle, offset, bytes, flags) };
             if result == SUCCESS {
                 memory().bound_fixed(Target::Multicast(to, at as u64), handle);
@@ -480,7 +480,7 @@ bind!(bind_endpoint, endpoint_bind_mem);
 macro_rules! unbind {
     ($name:ident, $real:ident) => {
         unsafe extern "C" fn $name(from: u64, device: c_int, at: usize, bytes: usize) -> c_int {
-            // SAFETY: no pointers.
+            // SAFETY: the call takes no pointers.
             let result = unsafe { driver::$real(from, device, at, bytes) };
             if result == SUCCESS {
                 let range = at as u64..(at as u64).saturating_add(bytes as u64);

@@ -137,7 +137,7 @@ unsafe fn filtered(count: *mut u32, to: *mut Device, ask: impl Fn(*mut u32, *mut
         return result;
     }
     let own: Vec<Device> = list.iter().take(number as usize).copied().filter(|device| is_own(*device)).collect();
-    // SAFETY: the caller's promise: a valid count, and a list of that length or null.
+    // SAFETY: guaranteed by the caller: a valid count, and a list of that length or null.
     unsafe {
         let room = std::mem::replace(&mut *count, u32::try_from(own.len()).unwrap_or(0)) as usize;
         if to.is_null() || own.is_empty() {
@@ -191,7 +191,7 @@ unsafe extern "C" fn of_unit(unit: *mut c_void, count: *mut u32, to: *mut Device
 macro_rules! way {
     ($index:ident, $call:ident($($arg:ident: $ty:ty),*) $symbol:ident) => {
         unsafe extern "C" fn $symbol($($arg: $ty),*) -> c_int {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { $call(at::$symbol, $($arg),*) }
         }
         if $index == at::$symbol {

@@ -95,7 +95,7 @@ unsafe fn put<T: Entry>(list: &[T], pids: &[u32], count: *mut u32, to: *mut T) -
     if to.is_null() {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: the caller's promise: the buffer is large enough for them.
+    // SAFETY: guaranteed by the caller: the buffer is large enough for them.
     unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), to, own.len()) };
     SUCCESS
 }
@@ -108,7 +108,7 @@ unsafe fn listed<T: Entry + Default>(index: usize, device: Device, count: *mut u
     // SAFETY: the header declares the symbol with these arguments.
     let function: Function<T> = unsafe { std::mem::transmute(function) };
     let Some(pids) = own(device).filter(|_| !count.is_null()) else {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         return unsafe { function(device, count, to) };
     };
     // SAFETY: as above.
@@ -126,7 +126,7 @@ macro_rules! lists {
         pub fn ours(index: usize) -> Option<*mut ()> {
             $({
                 unsafe extern "C" fn list(device: Device, count: *mut u32, to: *mut $entry) -> c_int {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: guaranteed by the caller.
                     unsafe { listed(at::$symbol, device, count, to) }
                 }
                 if index == at::$symbol {

@@ -95,7 +95,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
     {
         let what = format!("{at:#x}, target {target}");
         lab.ram()?.set(MARKER);
-        // Test the word of the channel table.
+        // Test the entry in the channel table.
         lab.card.write(reg::CHANNEL + 8 * channel.id, 0x4000_0000 | instance_pointer(at, target));
         lab.card.write(reg::CHANNEL_STATE + 8 * channel.id, 0x001f_0001);
         lab.list(&channel);
@@ -133,7 +133,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
     Ok(())
 }
 
-/// 12: runlists that name other VMs' channels or nonexistent ones, have endless length, or are outside memory.
+/// 12: runlists that name channels of other VMs or nonexistent channels, are endless, or are outside memory.
 pub fn runlist_entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, _) = worker(lab, 4);
     let list = lab.take(1);

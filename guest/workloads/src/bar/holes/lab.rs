@@ -37,10 +37,10 @@ pub const BRAND: u32 = 0xa77a_c4ed;
 /// Value written to our own memory, where it must persist.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// Start of the first hole's own VRAM, and the size of each hole's VRAM: a hole does not see data of other holes.
+/// Start of the first hole's VRAM, and size of each hole's VRAM, which is separate so that holes do not interfere.
 const FIRST_HOLE_AT: u64 = 4 << 20;
 const BYTES_PER_HOLE: u64 = 2 << 20;
-/// One more than the highest number of a hole.
+/// Highest hole number plus one.
 pub const ROOMS: u32 = 40;
 /// End of the last hole's VRAM.
 pub const UNUSED: u64 = FIRST_HOLE_AT + ROOMS as u64 * BYTES_PER_HOLE;
@@ -55,7 +55,7 @@ const PUSH_PAGES: u64 = 4;
 const RING_ORDER: u32 = 6;
 /// Number of memory reads after which the card should have finished.
 const MAX_POLLS: u32 = 20_000;
-/// Number of memory reads after which work that should have no effect counts as ended.
+/// Number of memory reads after which work that should have no effect is considered over.
 const SHORT_PATIENCE: u32 = 400;
 
 /// The guest's own memory for an attempt.
@@ -167,7 +167,7 @@ impl Verdict {
         }
     }
 
-    /// Records work that must not end.
+    /// Records work that must not complete.
     pub fn must_not_run(&mut self, what: &str, ran: Ran) {
         self.note(&format!("{what}: {ran:x?}"), matches!(ran, Ran::Fault(_) | Ran::Error), ran == Ran::Done);
     }
@@ -178,7 +178,7 @@ impl Verdict {
         self.note(&format!("{what}: {ran:x?}"), true, elsewhere || !matches!(ran, Ran::Fault(_)));
     }
 
-    /// Records a condition that an attempt requires, or that the attempt must not change.
+    /// Records a condition that an attempt requires and must not change.
     pub fn check(&mut self, what: &str, good: bool) {
         if !good {
             self.open.push(what.to_owned());
@@ -251,7 +251,7 @@ impl<'a> Lab<'a> {
         (self.base, BYTES_PER_HOLE)
     }
 
-    /// Starts again, in memory that the caller has cleared.
+    /// Starts over, in memory that the caller has cleared.
     pub fn renew(&mut self) -> Result<()> {
         *self = Self::new(self.card, self.number, self.share, std::mem::take(&mut self.pattern))?;
         Ok(())
@@ -359,7 +359,7 @@ impl<'a> Lab<'a> {
         channel.put = 0;
         card.vram_write(channel.userd + 0x88, 0);
         card.vram_write(channel.userd + 0x8c, 0);
-        // The instance block holds the ring's position from the time at which the channel was removed: GP_PUT, GP_GET,
+        // The instance block holds the ring's position at the time when the channel was removed: GP_PUT, GP_GET,
         // GP_FETCH.
         for saved in [0x000, 0x014, 0x050] {
             card.vram_write(channel.instance + saved, 0);
@@ -531,7 +531,7 @@ impl<'a> Lab<'a> {
 }
 
 impl RamPage {
-    /// Allocates a page for this value only.
+    /// Allocates a page for the exclusive use of this value.
     pub fn new() -> Result<Self> {
         let path = format!("/tmp/gpu-workloads.{}", std::process::id());
         let _ = std::fs::create_dir("/tmp");

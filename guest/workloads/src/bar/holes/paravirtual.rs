@@ -1,4 +1,4 @@
-//! Holes 31 to 38: requests through the paravirtual interface. Numbers in brackets are the numbers of the reference
+//! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses are those of the reference
 //! code's holes.
 //!
 //! If the card does not offer the interface, no hole is tried.
@@ -41,7 +41,7 @@ fn offered(config: &[u8], verdict: &mut Verdict) -> Option<Capability> {
     found
 }
 
-/// Makes an attempt with an interface that is set up. A reset must undo the effects.
+/// Makes an attempt through an initialized interface. A reset must undo the effects.
 fn with_queue(
     lab: &mut Lab<'_>,
     verdict: &mut Verdict,
@@ -150,7 +150,7 @@ pub fn channels(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 32 (14, 18): indexes and counts beyond a table, also where sums wrap; entries for memory that is not ours.
+/// 32 (14, 18): indexes and counts beyond a table, including sums that wrap; entries for memory that is not ours.
 pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 6)?;
@@ -177,8 +177,8 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         for index in [DIRECTORY_ENTRIES, 1 << 29, u32::MAX] {
             must_refuse(queue, verdict, &Ops::new().set(DIRECTORY, index, SMALL, 0), 0, Status::Range);
         }
-        // The last two entries belong to the mediator, so their contents do not matter. Segments would use the last
-        // entry but one.
+        // The last two entries belong to the mediator, so their contents do not matter. Segments would use the
+        // second to last entry.
         let shared = DIRECTORY_ENTRIES - 2;
         must_do(
             queue,
@@ -220,7 +220,7 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 33 (15): tables of one type used as another; types, handles and bits without a meaning.
+/// 33 (15): tables of one type used as another; meaningless types, handles and bits.
 pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, _) = channel(lab, queue, 7)?;
@@ -317,7 +317,7 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 35 (18): batches with false headers, and variations of a valid one.
+/// 35 (18): batches with invalid headers, and variations of a valid batch.
 pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 9)?;
@@ -405,7 +405,7 @@ fn cleared(lab: &mut Lab<'_>, queue: &mut Queue<'_>) -> Result<()> {
     lab.renew()
 }
 
-/// 36: rings and descriptors with false contents or with arbitrary addresses, and impossible setups.
+/// 36: rings and descriptors with invalid contents or arbitrary addresses, and impossible configurations.
 pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let command =
@@ -432,7 +432,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             }
         }
         queue.start()?;
-        // Test a circle, and heads that are not descriptors.
+        // Test a cycle, and heads that are not descriptors.
         queue.descriptor(0, queue.request.gpa, 8, NEXT, 0);
         for head in [0, 16, 60_000, u16::MAX] {
             queue.publish(head);
@@ -470,7 +470,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         queue.write(register::STATUS, status::READY);
         must_refuse(queue, verdict, &Ops::new().query(query::VRAM), 0, Status::Unsupported);
         must_refuse(queue, verdict, &Ops::new().fill(lab.room().0, 4, 0), 0, Status::Unsupported);
-        // The setup is immutable during use.
+        // The configuration is immutable during use.
         queue.start()?;
         for register in [register::QUEUE_DESCRIPTORS, register::QUEUE_AVAILABLE, register::QUEUE_USED] {
             queue.write(register, 0);
@@ -546,7 +546,7 @@ pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 38: segments of other VMs or of no VM; sizes and rights that no segment has.
+/// 38: segments of other VMs, and nonexistent segments; sizes and rights that no segment has.
 pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 10)?;
@@ -580,7 +580,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             must_refuse(queue, verdict, &Ops::new().share_get(77, bytes, flags, mode), 0, status);
         }
         must_refuse(queue, verdict, &Ops::new().share_get(5, 1 << 20, 0, 0), 0, Status::Range);
-        // The segment contains no data of others, and is not accessible once it is detached.
+        // The segment contains no data of other VMs, and is inaccessible once detached.
         lab.start(&mut work);
         let there = must_do(queue, &Ops::new().attach(segment, work.id, 0))?.value();
         let ran = lab.go(&mut work, &copies(&[(there, va::A)]), true);

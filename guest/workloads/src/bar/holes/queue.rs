@@ -15,7 +15,7 @@ pub const ENTRIES: u16 = 16;
 pub const AVAILABLE: usize = 0x400;
 /// Offset of the used ring in the page.
 pub const USED: usize = 0x800;
-/// Flag of a descriptor: another one follows. Source of the flags and of the rings' layout: VIRTIO 1.2, 2.7.
+/// Flag of a descriptor: another descriptor follows. Source of the flags and of the rings' layout: VIRTIO 1.2, 2.7.
 pub const NEXT: u16 = 1;
 /// Flag of a descriptor: the device writes to its memory.
 pub const WRITE: u16 = 2;
@@ -102,7 +102,7 @@ impl<'a> Queue<'a> {
         self.write(register::DOORBELL, 0);
     }
 
-    /// Makes any bytes available as a batch, with `room` bytes of space for the answer, and rings the doorbell.
+    /// Makes arbitrary bytes available as a batch, with `room` bytes of space for the answer, and rings the doorbell.
     ///
     /// # Panics
     /// If the bytes exceed a page.
@@ -114,12 +114,12 @@ impl<'a> Queue<'a> {
         self.publish(head);
     }
 
-    /// Sends any bytes as a batch, and returns the reply.
+    /// Sends arbitrary bytes as a batch, and returns the reply.
     pub fn send(&mut self, batch: &[u8]) -> Reply {
         self.send_with(batch, PAGE as u32)
     }
 
-    /// Like [`Self::send`], with `room` bytes of space for the answer.
+    /// Same as [`Self::send`], with `room` bytes of space for the answer.
     pub fn send_with(&mut self, batch: &[u8], room: u32) -> Reply {
         self.post(batch, room);
         // A read completes after all work of the doorbell.

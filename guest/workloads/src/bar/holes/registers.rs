@@ -97,7 +97,7 @@ pub fn scheduler_masks(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 22: the graphics engine's contexts and hidden ways to them.
+/// 22: the graphics engine's contexts, and hidden access paths to them.
 pub fn graph_contexts(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for at in lab.outside(PAGE) {
         for register in [0x409b00, 0x409b04, 0x409500, 0x409a10, 0x409a14, 0x400784, 0x41a800] {
@@ -128,7 +128,7 @@ pub fn timer(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 24: fuses, and the counts derived from them.
+/// 24: fuses, and the unit counts derived from them.
 pub fn fuses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let counts = [0x22430, 0x22434, reg::FBP_COUNT, 0x22500, reg::FBP_DISABLED, reg::FBP_MIB];
     let before = counts.map(|register| lab.card.read(register));
@@ -231,7 +231,7 @@ pub fn pci_configuration(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
             continue;
         }
         for value in [0xff, 0x00] {
-            // A refusal by the kernel counts like one by the device.
+            // A refusal by the kernel counts as a refusal by the device.
             let _ = config.write_at(&[value], at as u64);
         }
         let _ = config.write_at(&before[at..=at], at as u64);

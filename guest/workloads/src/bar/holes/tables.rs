@@ -26,7 +26,7 @@ fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Ch
     verdict.must_fault(&format!("writing {what}"), ran, va);
 }
 
-/// 7: other cards' memory; kinds and compression tags.
+/// 7: memory of other cards; memory kinds and compression tags.
 pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 7);
     for address in [0, lab.share, 1 << 32] {
@@ -170,7 +170,7 @@ pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 16: directories and tables that are used for something else while they are linked.
+/// 16: directories and tables that are reused for another purpose while they are linked.
 pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let foreign = page_entry(lab.share, Aperture::Vram);
     for (number, fill) in [[0, 0], foreign, [0x5eed_5eed, 0x5eed_5eed], [u32::MAX; 2]].into_iter().enumerate() {
@@ -237,7 +237,7 @@ pub fn context_images(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 18: numbers close to the end of their range.
+/// 18: numbers close to the limit of their range.
 pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 18);
     for address in [(1u64 << 40) - PAGE, (1 << 32) - PAGE, 1 << 32] {

@@ -54,7 +54,7 @@ pub fn pramin_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// Gives BAR1 and BAR3 an address space each.
+/// Gives BAR1 and BAR3 separate address spaces.
 fn apertures(lab: &mut Lab<'_>) -> [(usize, Space, u64); 2] {
     [(0, reg::BAR1_INSTANCE), (1, reg::BAR3_INSTANCE)].map(|(bar, register)| {
         let (space, instance) = (lab.space(), lab.take(1));
