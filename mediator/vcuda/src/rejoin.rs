@@ -17,7 +17,8 @@ const BACKLOG: i32 = 64;
 pub(crate) struct RejoinSocket(OwnedFd);
 
 impl RejoinSocket {
-    /// Listens at a path, in place of an earlier daemon's socket. Only this user connects.
+    /// Listens at a path, in place of an earlier daemon's socket. This user and its group connect, because workers may
+    /// have a user of their own in this group; the numbers of their processes tell them from others.
     pub(crate) fn listen(path: &Path) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -28,7 +29,7 @@ impl RejoinSocket {
         }
         rustix::net::bind(&socket, &SocketAddrUnix::new(&hidden)?)?;
         // Nothing connects before `listen`.
-        rustix::fs::chmod(&hidden, Mode::RUSR | Mode::WUSR)?;
+        rustix::fs::chmod(&hidden, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP)?;
         rustix::net::listen(&socket, BACKLOG)?;
         std::fs::rename(&hidden, path)?;
         Ok(Self(socket))
