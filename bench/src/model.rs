@@ -196,7 +196,7 @@ impl Counts {
     }
 }
 
-/// How a guest gets a card.
+/// The way in which a guest gets a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Platform {
     /// The driver runs directly on the host.

@@ -43,7 +43,7 @@ const DRIVER: &str = "driver-load";
 /// Phases of a workload, with the names in its result line; their sum is its time.
 const PHASES: [&str; 5] = ["init", "htod", "launch", "dtoh", "close"];
 
-/// How a VM gets a GPU.
+/// The way in which a VM gets a GPU.
 struct Kind {
     name: &'static str,
     /// Lines of the VM's `[[vm]]` table.

@@ -121,8 +121,8 @@ impl Operations<'_> {
     /// # Safety
     /// Same as for the driver's function.
     pub unsafe fn create_fixed(self, handle: *mut Handle, bytes: usize, property: *const c_void, flags: u64) -> c_int {
-        // SAFETY: guaranteed by the caller: `CUmemAllocationProp` begins with four 32-bit numbers; the third and fourth are
-        // the location.
+        // SAFETY: guaranteed by the caller: `CUmemAllocationProp` begins with four 32-bit numbers; the third and fourth
+        // are the location.
         let place = unsafe { property.cast::<[c_int; 4]>().as_ref() };
         let [_, _, location, device] = place.copied().unwrap_or([1, 0, 1, 0]);
         let (kind, card) = match (location, self.link.card(device)) {
