@@ -78,7 +78,7 @@ fn main() -> Result<()> {
     for _ in 0..3 {
         cuda.graph(graph, stream)?;
         // SAFETY: as above.
-        good("cuLaunchHostFunc", unsafe { launch(stream, count, 1 as *mut c_void) })?;
+        good("cuLaunchHostFunc", unsafe { launch(stream, count, std::ptr::dangling_mut::<c_void>()) })?;
     }
     cuda.finish(stream)?;
     ensure!(SEEN.load(Ordering::SeqCst) == 310, "host functions of a graph ran: {SEEN:?}");

@@ -273,8 +273,9 @@ fn signals() -> Result<()> {
         taken.read_exact(&mut information)?;
         cuda.set(at, 9, 1 << 20)?;
     }
-    // Signals that can be blocked: the C library reserves two for itself.
-    let own = 1u64 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) | 1 << 31 | 1 << 32;
+    // Signals that can be blocked: the C library reserves two for itself, and a sandbox around the program answers a
+    // thread's own system call with SIGSYS.
+    let own = 1u64 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) | 1 << (libc::SIGSYS - 1) | 1 << 31 | 1 << 32;
     let main = std::fs::read_to_string("/proc/self/comm")?;
     let open: Vec<_> =
         threads()?.into_iter().filter(|(name, blocked)| name != main.trim() && blocked | own != !0).collect();

@@ -47,13 +47,16 @@ impl SuspendedCuda {
     }
 }
 
+/// A suspended card, its place in the roster, and its descriptors by name.
+type GoneCuda = (SuspendedCuda, RosterCudaCard, Vec<(String, OwnedFd)>);
+
 /// Suspends a card, whose virtual machines are suspended, and serializes it.
 pub(super) fn suspend(
     going: &GoingCuda,
     until: Instant,
     resting: &[(String, Arc<Running>, Rest)],
     reads: &[Known],
-) -> Result<(SuspendedCuda, RosterCudaCard, Vec<(String, OwnedFd)>), String> {
+) -> Result<GoneCuda, String> {
     let of_card = |why: &dyn std::fmt::Display| format!("card `{}`: {why}", going.name);
     let (owner, outcome) = going.card.hand_over(until).map_err(|why| of_card(&why))?;
     let GivenOwner { model, uuid, owner, descriptors } = owner;

@@ -162,7 +162,7 @@ impl Executor {
             }
         }
         let now = self.now();
-        for (_, worker) in &mut self.workers {
+        for worker in self.workers.values_mut() {
             if worker.rejoins_until.is_some_and(|until| until <= now) {
                 tracing::warn!("a worker does not connect to this daemon, and is killed");
                 worker.rejoins_until = None;
