@@ -93,7 +93,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
 fn direct(machine: &Machine, direction: &str, rounds: usize) -> Result<Vec<Metric>> {
     let ways = ["--direct", ""];
     let mut metrics = Vec::new();
-    let mut crossover = None;
+    let (mut crossover, mut wins) = (0, true);
     for bytes in SMALL {
         let mut samples = [Vec::new(), Vec::new()];
         for round in 0..rounds {
@@ -105,13 +105,11 @@ fn direct(machine: &Machine, direction: &str, rounds: usize) -> Result<Vec<Metri
         let [by_cpu, by_engine] = &samples;
         let name = format!("gdev.direct.{direction}.{bytes}");
         metrics.push(Metric::ratio_of_samples(name, by_cpu, "us", by_engine, Target::None));
-        if median(by_cpu) < median(by_engine) {
-            crossover = Some(bytes);
-        }
+        wins = wins && median(by_cpu) < median(by_engine);
+        crossover = if wins { bytes } else { crossover };
     }
-    // The largest measured size at which the aperture wins. Below it, it must win at the smallest size.
-    let largest = crossover.unwrap_or(0) as f64;
-    metrics.push(Metric::plain(format!("gdev.direct.{direction}.crossover"), largest, "bytes"));
+    // The largest measured size up to which the aperture always wins.
+    metrics.push(Metric::plain(format!("gdev.direct.{direction}.crossover"), crossover as f64, "bytes"));
     Ok(metrics)
 }
 
