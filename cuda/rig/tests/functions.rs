@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::PathBuf;
 use std::process::Child;
 use std::time::Duration;
@@ -31,9 +31,14 @@ struct Service {
 impl Service {
     /// Starts a daemon with a VM and a tenant on a card.
     fn start(orphan_timeout_s: u64) -> Self {
+        Self::start_with(orphan_timeout_s, "")
+    }
+
+    /// Starts it with more keys of the card.
+    fn start_with(orphan_timeout_s: u64, keys: &str) -> Self {
         let rig = support::daemon::rig(|rig| {
             let worker = worker(rig);
-            let more = format!("cuda.worker = {worker:?}\ncuda.orphan_timeout_s = {orphan_timeout_s}\n");
+            let more = format!("cuda.worker = {worker:?}\ncuda.orphan_timeout_s = {orphan_timeout_s}\n{keys}");
             let vm = "[[vm]]\nname = \"vm\"\ncard = \"fake\"\nvram_mib = 32\ncuda = { window_mib = 1024 }\n";
             card(rig, "fake", &more) + &tenant("a", "fake", "") + vm
         });
@@ -233,6 +238,43 @@ fn guest_program_continues_after_kills_of_the_daemon() {
     until("the worker has ended", || !is_alive(worker));
     drop(driver);
     until("the guest's programs have ended with their VMM", || workers(&service.rig).is_empty());
+}
+
+#[test]
+fn worker_with_a_user_of_its_own_finds_the_next_daemon() {
+    // Only root, or a daemon with the rights of the package's drop-in, starts processes of other users.
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    const USER: u32 = 54_321;
+    let mut service = Service::start_with(30, &format!("cuda.worker_users = [{USER}, {}]\n", USER + 1));
+    let folder = service.rig.folder.path().to_owned();
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o711)).expect("set");
+    let mut driver = service.driver();
+    begin(&mut driver, 1);
+    driver.post(5, &wait(1, 1, (2, 0), 1));
+    let [worker] = workers(&service.rig)[..] else { panic!("one worker: {}", service.log()) };
+    let user = || std::fs::metadata(format!("/proc/{worker}")).expect("alive").uid();
+    assert_eq!(user(), USER);
+    for _ in 0..2 {
+        service.until_kept();
+        service.kill();
+        service.restart();
+        check(&service, &mut driver, worker);
+    }
+    let next = service.upgrade();
+    check(&service, &mut driver, worker);
+    // A later program of the VM has the same user.
+    begin(&mut driver, 2);
+    let users: Vec<_> = workers(&service.rig)
+        .into_iter()
+        .map(|pid| std::fs::metadata(format!("/proc/{pid}")).expect("alive").uid())
+        .collect();
+    assert_eq!(users, [USER, USER]);
+    drop(driver);
+    until("the guest's programs have ended with their VMM", || workers(&service.rig).is_empty());
+    kill_process(Pid::from_raw(next).expect("a process"), Signal::TERM).expect("signalled");
+    until("the last daemon has ended", || !is_alive(next));
 }
 
 #[test]
