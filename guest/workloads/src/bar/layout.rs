@@ -1,5 +1,5 @@
-//! Registers and memory formats that the attacks use. Sources: envytools' `rnndb`, nouveau; the note in [`crate::push`]
-//! explains why they are repeated here.
+//! Registers and memory formats that the attacks use. Sources: envytools' `rnndb`, nouveau; the note in
+//! [`gdev::nouveau::push`] explains why they are repeated here.
 
 /// Words of an instance block that are the same for every channel: offset, value.
 pub const RAMFC: [(u64, u32); 11] = [
