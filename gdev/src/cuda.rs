@@ -37,8 +37,9 @@ const PINNED_PORTABLE: u32 = 1;
 const OUT_OF_MEMORY: i32 = 2;
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: i32 = 600;
-/// Results from which on a context has lost its work: illegal addresses, traps, failed launches.
-const LOST: std::ops::RangeInclusive<i32> = 700..=720;
+/// Results of a context that has lost its work: memory and link errors, illegal address, time limit, assertion, hardware stack, illegal
+/// instruction, misaligned address, wrong address space, wrong program counter, failed launch.
+const LOST: [i32; 11] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719];
 
 /// First bytes of a cubin.
 const ELF: &[u8] = b"\x7fELF";
@@ -146,8 +147,9 @@ impl Cuda {
     }
 
     fn held(&self, memory: Memory) -> Result<&Arc<Allocation>> {
-        let held = self.memory.get(&memory.index).filter(|held| held.address == memory.address);
-        held.ok_or(Error::Memory(memory.index))
+        let known = self.memory.get(&memory.index);
+        let known = known.filter(|held| (held.address, held.bytes) == (memory.address, memory.bytes));
+        known.ok_or(Error::Memory(memory.index))
     }
 
     /// Returns the place of memory, and the address of a range in it.
@@ -185,10 +187,13 @@ impl Cuda {
                 event
             }
         };
+        // SAFETY: the event and the stream are this context's.
+        if let Err(error) = unsafe { self.library.record(event, self.stream) } {
+            self.free_events.push(event);
+            return Err(lost(error));
+        }
         self.submitted += 1;
         self.in_flight.push_back((self.submitted, event));
-        // SAFETY: the event and the stream are this context's.
-        unsafe { self.library.record(event, self.stream)? };
         Ok(Fence::new(self.submitted))
     }
 
@@ -242,6 +247,10 @@ impl Backend for Cuda {
     fn allocate(&mut self, place: Place, bytes: u64) -> Result<Memory> {
         self.enter()?;
         let size = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
+        // The allocation may outlive this context in references, so it retains the device's context itself.
+        let mut context = 0;
+        // SAFETY: the pointer is a local variable.
+        unsafe { self.library.retain(&raw mut context, self.device)? };
         // SAFETY: the pointers are local variables.
         let result = unsafe {
             match place {
@@ -261,15 +270,16 @@ impl Backend for Cuda {
             Error::Cuda { code: OUT_OF_MEMORY, .. } => Error::Allocation { place, bytes, why: format!("{error}") },
             other => other,
         };
-        let address = result.map_err(refused)?;
-        // The allocation may outlive this context in references.
-        let mut context = 0;
-        // SAFETY: the pointer is a local variable.
-        let retained = unsafe { self.library.retain(&raw mut context, self.device) };
+        let address = match result {
+            Ok(address) => address,
+            Err(error) => {
+                // SAFETY: this context still retains the device's context.
+                let _ = unsafe { self.library.release(self.device) };
+                return Err(refused(error));
+            }
+        };
         let (library, device) = (Arc::clone(&self.library), self.device);
-        let allocation = Allocation { library, device, context: self.context, place, address, bytes };
-        retained?;
-        Ok(self.insert(Arc::new(allocation)))
+        Ok(self.insert(Arc::new(Allocation { library, device, context: self.context, place, address, bytes })))
     }
 
     fn free(&mut self, memory: Memory) -> Result<()> {
@@ -336,7 +346,8 @@ impl Backend for Cuda {
             return Err(Error::Image("CUDA loads PTX, cubins and fat binaries, and no programs for sm_20".into()));
         };
         // The driver reads a size from a binary's header, and PTX up to a zero.
-        let text = bytes.iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace() || *byte == 0);
+        let printable = |letter: char| !letter.is_control() || letter.is_ascii_whitespace() || letter == '\0';
+        let text = std::str::from_utf8(bytes).is_ok_and(|text| text.chars().all(printable));
         let known = text && !bytes.is_empty() || bytes.starts_with(ELF) || bytes.starts_with(FAT_BINARY);
         if !known {
             return Err(Error::Image("it is neither PTX text, nor a cubin, nor a fat binary".into()));

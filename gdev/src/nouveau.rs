@@ -100,12 +100,19 @@ struct Spot<'a> {
     buffer: Option<&'a Buffer>,
 }
 
+impl<'a> From<&'a Buffer> for Spot<'a> {
+    fn from(buffer: &'a Buffer) -> Self {
+        Self { address: buffer.address(), buffer: Some(buffer) }
+    }
+}
+
 /// A channel that computes.
 #[derive(Debug)]
 pub struct Nouveau {
     device: Arc<Device>,
     channel: Channel,
-    memory: HashMap<usize, Held>,
+    /// Memory by its index, with its size in bytes.
+    memory: HashMap<usize, (Held, u64)>,
     next_memory: usize,
     modules: Vec<Loaded>,
     bank: Buffer,
@@ -145,12 +152,12 @@ impl Nouveau {
         channel.add(Object::COMPUTE)?;
         let multiprocessors = (device.parameter(param::GRAPH_UNITS)? >> 8) as u32 & 0xff_ffff;
         if multiprocessors == 0 {
-            return Err(Error::Lost("the kernel reports a card without multiprocessors".into()));
+            return Err(Error::Unsupported { device: "nouveau", what: "kernels on a card without multiprocessors" });
         }
         let bank = Buffer::new(device, Domain::Vram, u64::from(methods::BANK_BYTES))?;
         let stamps = Buffer::new(device, Domain::Gart, LAST_STAMP + STAMP_BYTES)?;
         stamps.map()?.write(0, &vec![0; (LAST_STAMP + STAMP_BYTES) as usize]);
-        let mut context = Self {
+        let context = Self {
             device: Arc::clone(device),
             channel,
             memory: HashMap::new(),
@@ -170,7 +177,6 @@ impl Nouveau {
         let mut push = Push::default();
         methods::set_up(&mut push, multiprocessors, context.bank.address());
         context.submit(push, &[Use::write(&context.bank)])?;
-        context.awaited = 0;
         Ok(context)
     }
 
@@ -220,14 +226,15 @@ impl Nouveau {
 
     fn insert(&mut self, held: Held, bytes: u64) -> Memory {
         let memory = Memory { index: self.next_memory, address: held.address(), bytes };
-        self.memory.insert(memory.index, held);
+        self.memory.insert(memory.index, (held, bytes));
         self.next_memory += 1;
         memory
     }
 
     fn held(&self, memory: Memory) -> Result<&Held> {
-        let held = self.memory.get(&memory.index).filter(|held| held.address() == memory.address);
-        held.ok_or(Error::Memory(memory.index))
+        let known = self.memory.get(&memory.index);
+        let known = known.filter(|(held, bytes)| (held.address(), *bytes) == (memory.address, memory.bytes));
+        known.map(|(held, _)| held).ok_or(Error::Memory(memory.index))
     }
 
     /// Returns the guest kernel's buffer, if the memory is one.
@@ -259,6 +266,22 @@ impl Nouveau {
         let list: Vec<Use<'_>> = uses.iter().copied().chain([Use::write(&self.stamps)]).collect();
         let lost = |error: Error| Error::Lost(format!("{}: {error}", self.verdict()));
         self.channel.submit(&push, &list).map(Fence::new).map_err(lost)
+    }
+
+    /// Submits a copy through M2MF, after all grids. Returns its fence, and the number of copies of the engine.
+    fn submit_copy(&self, from: Spot<'_>, to: Spot<'_>, bytes: u64) -> Result<(Fence, u64)> {
+        let rects = linear(from.address, to.address, bytes, Engine::M2mf.most_lines());
+        let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();
+        let mut push = Push::default();
+        // M2MF does not wait for grids by itself.
+        methods::wait_for_idle(&mut push);
+        for rect in &rects {
+            if !push.has_room() {
+                self.submit(std::mem::take(&mut push), &uses)?;
+            }
+            push.copy(Engine::M2mf, rect);
+        }
+        Ok((self.submit(push, &uses)?, rects.len() as u64))
     }
 
     fn verdict(&self) -> String {
@@ -311,10 +334,12 @@ impl Nouveau {
     }
 
     fn mediator(&mut self) -> Result<Arc<Mediator>> {
-        if self.mediator.is_none() {
-            self.mediator = Some(Mediator::open()?);
+        if let Some(mediator) = &self.mediator {
+            return Ok(Arc::clone(mediator));
         }
-        self.mediator.clone().ok_or(Error::Unsupported { device: "nouveau", what: "segments" })
+        let mediator = Mediator::open()?;
+        self.mediator = Some(Arc::clone(&mediator));
+        Ok(mediator)
     }
 }
 
@@ -377,19 +402,8 @@ impl Backend for Nouveau {
 
     fn copy(&mut self, copy: &Copy) -> Result<Fence> {
         let (from, to) = (self.spot(copy.from, copy.from_offset)?, self.spot(copy.to, copy.to_offset)?);
-        let rects = linear(from.address, to.address, copy.bytes, Engine::M2mf.most_lines());
-        let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();
-        let mut push = Push::default();
-        // M2MF does not wait for grids by itself.
-        methods::wait_for_idle(&mut push);
-        for rect in &rects {
-            if !push.has_room() {
-                self.submit(std::mem::take(&mut push), &uses)?;
-            }
-            push.copy(Engine::M2mf, rect);
-        }
-        let fence = self.submit(push, &uses)?;
-        self.done.copies += rects.len() as u64;
+        let (fence, copies) = self.submit_copy(from, to, copy.bytes)?;
+        self.done.copies += copies;
         if self.place(copy.from)? != self.place(copy.to)? {
             self.done.link_bytes += copy.bytes;
         }
@@ -400,27 +414,34 @@ impl Backend for Nouveau {
         let Image::Sm20(program) = image else {
             return Err(Error::Image("nouveau loads programs for sm_20, neither PTX nor cubins".into()));
         };
+        if let Some(kernel) = program.kernels.iter().find(|kernel| kernel.params > methods::MAX_PARAMS_BYTES) {
+            let (name, bytes) = (&kernel.name, kernel.params);
+            let most = methods::MAX_PARAMS_BYTES;
+            return Err(Error::Image(format!("kernel {name:?} has {bytes} bytes of parameters, at most {most}")));
+        }
         let local = program.kernels.iter().map(|kernel| kernel.local_bytes).max().unwrap_or(0);
         self.provide_local(local)?;
         let bytes = program.bytes();
         // The card reads code ahead of the program counter.
         const FETCH_AHEAD_BYTES: u64 = 0x100;
-        let memory = self.allocate(Place::Vram, bytes.len() as u64 + FETCH_AHEAD_BYTES)?;
-        let staging = self.allocate(Place::Ram, (bytes.len() as u64).max(1))?;
-        self.write_by_cpu(staging, 0, &bytes)?;
-        let length = bytes.len() as u64;
-        if length > 0 {
-            self.copy(&Copy { from: staging, from_offset: 0, to: memory, to_offset: 0, bytes: length })?;
+        let code = Buffer::new(&self.device, Domain::Vram, bytes.len() as u64 + FETCH_AHEAD_BYTES)?;
+        if !bytes.is_empty() {
+            // The kernel keeps the staging memory until the copy has ended.
+            let staging = Buffer::new(&self.device, Domain::Gart, bytes.len() as u64)?;
+            staging.map()?.write(0, &bytes);
+            let (_, copies) = self.submit_copy(Spot::from(&staging), Spot::from(&code), bytes.len() as u64)?;
+            self.done.copies += copies;
+            self.done.cpu_bytes += bytes.len() as u64;
+            self.done.link_bytes += bytes.len() as u64;
         }
-        self.free(staging)?;
-        let Some(Held::Own(code)) = self.memory.remove(&memory.index) else {
-            return Err(Error::Memory(memory.index));
-        };
         self.modules.push(Loaded { code, program: program.clone() });
         Ok(Module { index: self.modules.len() - 1 })
     }
 
     fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Memory]) -> Result<Fence> {
+        if grid.blocks.iter().any(|blocks| *blocks > methods::MAX_BLOCKS) {
+            return Err(Error::Grid { blocks: grid.blocks, threads: grid.threads });
+        }
         let number = self.done.launches;
         if number - self.collected == STAMPED {
             // The previous submission waited for its pushbuffer, so all launches except the last have ended.

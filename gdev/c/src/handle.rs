@@ -147,16 +147,19 @@ impl State {
         Ok(memory)
     }
 
-    /// Forgets memory of a kind, and returns it.
-    pub(crate) fn take(&mut self, address: u64, kind: Kind) -> Outcome<Memory> {
-        match self.memory.get(&address) {
-            Some((memory, found)) if *found == kind => {
-                let memory = *memory;
-                self.memory.remove(&address);
-                Ok(memory)
-            }
-            _ => Err(invalid(format!("{address:#x} does not come from the function of this kind of memory"))),
-        }
+    /// Ends memory of a kind with `end`, and forgets it. Returns its size in bytes.
+    pub(crate) fn end(
+        &mut self,
+        address: u64,
+        kind: Kind,
+        end: impl FnOnce(&mut Context, Memory) -> gdev::Result<()>,
+    ) -> Outcome<u64> {
+        let known = self.memory.get(&address).filter(|(_, found)| *found == kind).map(|(memory, _)| *memory);
+        let unknown = || invalid(format!("{address:#x} does not come from the function of this kind of memory"));
+        let memory = known.ok_or_else(unknown)?;
+        end(&mut self.context, memory)?;
+        self.memory.remove(&address);
+        Ok(memory.bytes)
     }
 
     /// Returns the number of a fence for C programs.
@@ -192,7 +195,9 @@ pub extern "C" fn gopen(minor: c_int) -> Ghandle {
         Err(_) => match (Target::first(), minor) {
             (_, ..0) => Err(invalid(format!("device {minor}: numbers start at 0"))),
             (Target::Cuda(_), _) => open(&Target::Cuda(minor)),
-            (Target::Nouveau(_), _) => open(&Target::Nouveau(format!("/dev/dri/renderD{}", 128 + minor).into())),
+            (Target::Nouveau(_), _) => {
+                open(&Target::Nouveau(format!("/dev/dri/renderD{}", 128 + i64::from(minor)).into()))
+            }
         },
     })
 }

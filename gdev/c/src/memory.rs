@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use gdev::{Copy, Place};
+use gdev::{Context, Copy, Place};
 
 use crate::handle::{Ghandle, Kind, Outcome, State, bytes, bytes_mut, invalid, status, store, value, with};
 
@@ -15,11 +15,7 @@ pub extern "C" fn gmalloc(handle: Ghandle, size: u64) -> u64 {
 /// Frees card memory from [`gmalloc`]; returns its size in bytes, or 0 on an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gfree(handle: Ghandle, address: u64) -> u64 {
-    value(with(handle, |state| {
-        let memory = state.take(address, Kind::Own)?;
-        state.context.free(memory)?;
-        Ok(memory.bytes)
-    }))
+    value(with(handle, |state| state.end(address, Kind::Own, Context::free)))
 }
 
 /// Allocates pinned memory of `size` bytes; returns its address in this process, or NULL.

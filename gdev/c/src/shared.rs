@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use gdev::SegmentRequest;
+use gdev::{Context, SegmentRequest};
 
 use crate::handle::{Failure, Ghandle, Kind, invalid, status, store, value, with};
 
@@ -46,10 +46,7 @@ pub extern "C" fn gshmat(handle: Ghandle, id: c_int, address: u64, flags: c_int)
 /// Waits for all work and unmaps a segment.
 #[unsafe(no_mangle)]
 pub extern "C" fn gshmdt(handle: Ghandle, address: u64) -> c_int {
-    status(with(handle, |state| {
-        let memory = state.take(address, Kind::Attached)?;
-        Ok(state.context.detach(memory)?)
-    }))
+    status(with(handle, |state| state.end(address, Kind::Attached, Context::detach).map(drop)))
 }
 
 /// Controls a segment: with `IPC_RMID` it loses its key, and is freed when nothing has it attached; with `IPC_STAT`
@@ -102,8 +99,5 @@ pub extern "C" fn gref(master: Ghandle, address: u64, size: u64, slave: Ghandle)
 /// Frees a reference.
 #[unsafe(no_mangle)]
 pub extern "C" fn gunref(handle: Ghandle, address: u64) -> c_int {
-    status(with(handle, |state| {
-        let memory = state.take(address, Kind::Reference)?;
-        Ok(state.context.free(memory)?)
-    }))
+    status(with(handle, |state| state.end(address, Kind::Reference, Context::free).map(drop)))
 }

@@ -23,6 +23,10 @@ pub const WINDOWS: std::ops::Range<u64> = (SHARED_WINDOW as u64)..(1 << 32);
 pub const BANK_BYTES: u32 = 0x1000;
 /// Offset of the parameters in the constant buffer.
 const PARAMS_AT: u32 = 0x20;
+/// Maximum size of a kernel's parameters in bytes.
+pub const MAX_PARAMS_BYTES: u32 = BANK_BYTES - PARAMS_AT;
+/// Maximum number of blocks in each direction: 16 bits of a method.
+pub const MAX_BLOCKS: u32 = 0xffff;
 /// Size of a time stamp in bytes: a payload, a zero, and 64 bits of nanoseconds.
 pub const STAMP_BYTES: u64 = 16;
 

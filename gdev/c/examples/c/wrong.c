@@ -46,6 +46,7 @@ int main(int argc, char **argv)
 	refuse_value("a device that is not there", gdev_open("cuda:77"));
 	refuse_value("a render node that is not there", gdev_open("nouveau:/dev/dri/renderD250"));
 	refuse_value("a negative device", gopen(-1));
+	refuse_value("the last number of a device", gopen(2147483647));
 	refuse("closing no handle", gclose(0), EBADF);
 	refuse("a handle never opened", gbarrier(12345), EBADF);
 
