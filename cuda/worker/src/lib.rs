@@ -15,6 +15,7 @@
 //! A crash ends the process, and with it one guest program. The crate does not schedule work:
 //! the shim and its owner do. It does not create blobs, and knows neither virtual machines nor their devices.
 
+mod arguments;
 mod copies;
 mod device_link;
 mod driver;
@@ -32,6 +33,7 @@ mod serve;
 mod waits;
 mod window;
 
+pub use arguments::SandboxArgs;
 pub use device_link::DeviceLink;
 pub use driver::{Driver, LoadError};
 pub use executor::{Broken, Executor};

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use clap::Parser;
 use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
+use cuda_worker::SandboxArgs;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -31,21 +32,8 @@ struct Args {
     /// Size of each program's window in GiB, for pinned memory. Costs memory only when used.
     #[arg(long, default_value_t = 64)]
     window_gib: u64,
-    /// User of the workers, if this program may change it.
-    #[arg(long, requires = "group")]
-    user: Option<u32>,
-    /// Group of the workers.
-    #[arg(long, requires = "user")]
-    group: Option<u32>,
-    /// File or folder that workers may read, in addition to libraries and devices. May be repeated.
-    #[arg(long)]
-    readable: Vec<PathBuf>,
-    /// File or folder that workers may change. May be repeated.
-    #[arg(long)]
-    writable: Vec<PathBuf>,
-    /// Workers have no sandbox, for debuggers.
-    #[arg(long)]
-    no_sandbox: bool,
+    #[command(flatten)]
+    sandbox: SandboxArgs,
 }
 
 /// Sends the window's descriptor to the program.
@@ -78,8 +66,8 @@ fn options(args: &Args) -> Result<WorkerOptions> {
     let range = format!("{:#x}-{:#x}", ADDRESSES.start, PINNED_ADDRESSES);
     let environment = std::env::vars_os().chain([("GPU_MEDIATOR_CUDA_ADDRESSES".into(), range.into())]).collect();
     let library = args.library.clone();
-    let (readable, writable) = (args.readable.clone(), args.writable.clone());
-    let restrictions = Restrictions { is_off: args.no_sandbox, user: args.user.zip(args.group), readable, writable };
+    let SandboxArgs { user, group, readable, writable, no_sandbox } = args.sandbox.clone();
+    let restrictions = Restrictions { is_off: no_sandbox, user: user.zip(group), readable, writable };
     Ok(WorkerOptions { program, environment, library, restrictions, rejoin: None })
 }
 

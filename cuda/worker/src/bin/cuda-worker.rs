@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Parser;
 use cuda_worker::sandbox::{Options, Sandbox, SandboxError};
-use cuda_worker::{DeviceLink, Driver, serve};
+use cuda_worker::{DeviceLink, Driver, SandboxArgs, serve};
 use rustix::event::{PollFd, PollFlags, poll};
 use worker_link::{FromWorker, Link, Reason, Rejoin};
 
@@ -25,20 +25,8 @@ struct Args {
     /// The driver's library.
     #[arg(long, default_value = "libcuda.so.1")]
     library: PathBuf,
-    /// User and group that the worker changes to.
-    #[arg(long, requires = "group")]
-    user: Option<u32>,
-    #[arg(long, requires = "user")]
-    group: Option<u32>,
-    /// File or folder that the worker may read, in addition to those of every worker. May be repeated.
-    #[arg(long)]
-    readable: Vec<PathBuf>,
-    /// File or folder that the worker may change. May be repeated.
-    #[arg(long)]
-    writable: Vec<PathBuf>,
-    /// Sets no restriction, for debuggers.
-    #[arg(long)]
-    no_sandbox: bool,
+    #[command(flatten)]
+    sandbox: SandboxArgs,
     /// Socket of the next daemon's device, if the worker survives its daemon.
     #[arg(long, requires = "rejoin_ms")]
     rejoin: Option<PathBuf>,
@@ -60,9 +48,9 @@ impl Args {
         let search: Vec<_> = std::env::split_paths(&search).filter(|path| path.is_absolute()).collect();
         let owner = variable("GPU_MEDIATOR_CUDA_SOCKET").filter(|path| !path.as_os_str().is_empty());
         Options {
-            user: self.user.zip(self.group),
-            readable: folders.chain(search).chain(self.readable.iter().cloned()).collect(),
-            writable: self.writable.clone(),
+            user: self.sandbox.user.zip(self.sandbox.group),
+            readable: folders.chain(search).chain(self.sandbox.readable.iter().cloned()).collect(),
+            writable: self.sandbox.writable.clone(),
             sockets: owner.into_iter().chain(self.rejoin.clone()).collect(),
         }
     }
@@ -74,7 +62,7 @@ type Failure = (Reason, anyhow::Error);
 /// Loads the driver and starts it, between the two steps of the sandbox.
 fn load(args: &Args, link: &Link) -> Result<Driver, Failure> {
     let refused = |error: SandboxError| (Reason::Sandbox, error.into());
-    if args.no_sandbox {
+    if args.sandbox.no_sandbox {
         return load_driver(&args.library);
     }
     let sandbox = Sandbox::enter(&args.restrictions()).map_err(refused)?;
