@@ -93,7 +93,7 @@ impl CudaCard {
         let identity = supervisor.start().map_err(BackendError::failed)?;
         let CardIdentity { model, uuid } = &identity;
         tracing::info!(card = spec.name, model, uuid, "the owner of the CUDA card is ready");
-        let card = Self::with(spec, identity, supervisor, (status_cell, stop), None);
+        let card = Self::with(spec, identity, supervisor, status_cell, stop, None);
         card.begin().map_err(BackendError::failed)?;
         Ok(card)
     }
@@ -102,7 +102,8 @@ impl CudaCard {
         spec: &CardSpec,
         identity: CardIdentity,
         supervisor: Supervisor,
-        (status_cell, stop): (Arc<StatusCell>, Arc<AtomicBool>),
+        status_cell: Arc<StatusCell>,
+        stop: Arc<AtomicBool>,
         known: Option<SavedOwner>,
     ) -> Self {
         let (commands, requests) = channel();

@@ -38,7 +38,8 @@ impl Adoption {
         contents: Contents,
         limits: Limits,
         window: Arc<Window>,
-        (journal, is_journal_written): (Arc<Journal>, bool),
+        journal: Arc<Journal>,
+        is_journal_written: bool,
         links: BTreeMap<WorkerId, Link>,
         generation: u64,
     ) -> Result<Self, Invalid> {

@@ -138,8 +138,8 @@ impl CudaDevice {
         state.drop_queue();
         let is_written = journal.is_some();
         let journal = journal.map_or_else(|| Arc::clone(&state.journal), Arc::new);
-        let kept = (Arc::clone(&journal), is_written);
-        let adoption = Adoption::new(contents, self.limits, Arc::clone(&window), kept, links, state.generation)?;
+        let (limits, kept) = (self.limits, Arc::clone(&journal));
+        let adoption = Adoption::new(contents, limits, Arc::clone(&window), kept, is_written, links, state.generation)?;
         (state.registers, state.window, state.journal) = (registers, Some(window), journal);
         state.record_registers();
         state.is_bus_master = self.pci.is_bus_master();

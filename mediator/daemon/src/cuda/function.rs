@@ -141,7 +141,8 @@ pub(crate) fn restored(
     vm: &VmSpec,
     link: &Link,
     dir: &Path,
-    (saved, descriptors): (SavedFunction, Vec<OwnedFd>),
+    saved: SavedFunction,
+    descriptors: Vec<OwnedFd>,
 ) -> Result<Built, RestoreError> {
     let socket = vm.as_tenant().socket_path(dir);
     let user = user(card, &vm.name, &socket)?;

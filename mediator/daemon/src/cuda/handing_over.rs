@@ -67,7 +67,7 @@ impl CudaCard {
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
         let mut supervisor = Supervisor::new(&spec.name, settings, &status_cell, (&stop, events));
         supervisor.adopt(HandedOver { saved: saved.clone(), descriptors })?;
-        Ok(Self::with(spec, CardIdentity { model, uuid }, supervisor, (status_cell, stop), Some(saved)))
+        Ok(Self::with(spec, CardIdentity { model, uuid }, supervisor, status_cell, stop, Some(saved)))
     }
 
     /// Gives the owner of another daemon the rules of this configuration, if they differ.

@@ -136,7 +136,7 @@ pub(super) fn restored(
         let parked = server.parked(clients, descriptors, &link).map_err(|error| of_vm(&error))?;
         let function = file.take(saved.id).map_err(|error| of_vm(&error))?;
         let descriptors = successor.descriptors.take(&format!("{FUNCTION}{}", vm.name));
-        let built = function::restored(&card, &vm, &link, dir, (function, descriptors));
+        let built = function::restored(&card, &vm, &link, dir, function, descriptors);
         let built = built.map_err(|error| of_vm(&error))?;
         coming.push(Coming { spec: vm, saved, server, path, link, stop, built, parked });
     }
