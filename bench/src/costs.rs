@@ -17,9 +17,9 @@ use rig::settings;
 use vgpu::{PvSettings, Settings};
 use vmm_glue::RegionIndex;
 
-use crate::in_process_vm::{CardConfig, MIB, wait};
 use crate::model::{COSTS, Item};
 use crate::report::{Metric, Target, median};
+use rig::in_process_vm::{CardConfig, MIB, wait};
 
 /// Number of measurements of each cost.
 const ROUNDS: usize = 2_001;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use vmm_glue::RegionIndex;
 use vram::Limits;
 
-use crate::in_process_vm::{CardConfig, guest, wait};
 use crate::report::{Metric, median};
+use rig::in_process_vm::{CardConfig, guest, wait};
 
 /// Number of rounds; the median is reported.
 const ROUNDS: usize = 7;

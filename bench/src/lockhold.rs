@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use vmm_glue::RegionIndex;
 use vram::{Limits, Step, TenantId, To};
 
-use crate::in_process_vm::{CardConfig, guest, wait};
 use crate::report::{Metric, Target};
+use rig::in_process_vm::{CardConfig, guest, wait};
 
 const MIB: u64 = 1 << 20;
 /// Size of the card and of host memory, in MiB.

@@ -8,8 +8,8 @@
 //! files in the folder.
 //!
 //! [`report`] contains the metrics with baseline and target, their file and its conditions; [`model`] contains the
-//! costs of operations on a real host; [`in_process_vm`] provides guests without a VMM. Real VMs and daemons come from
-//! the harness in `tests`.
+//! costs of operations on a real host; [`rig::in_process_vm`] provides guests without a VMM. Real VMs and daemons come
+//! from the harness in `tests`.
 
 mod bars;
 mod compute;
@@ -18,7 +18,6 @@ mod doorbells;
 mod evict;
 mod fv;
 mod gdev;
-mod in_process_vm;
 mod isolation;
 mod lockhold;
 mod model;

@@ -1,5 +1,5 @@
 //! Overcommitted card memory: GPUswap's figures 4 to 9 and Gdev's figures 12 and 13 on this system, and quanta against
-//! thrashing. Guests run in this process ([`crate::in_process_vm`]), without booting a VM.
+//! thrashing. Guests run in this process ([`rig::in_process_vm`]), without booting a VM.
 //!
 //! The card's engines move card and host memory at fixed rates with a ratio of 25 to 1, as on GPUswap's card, so
 //! figures are ratios of modelled times, independent of this machine's speed. The rates are low enough for the software
@@ -26,8 +26,8 @@ use simgpu::TimeModel;
 use vram::Mode;
 
 use super::Request;
-use crate::in_process_vm::{MIB, timing};
 use crate::report::Metric;
+use rig::in_process_vm::{MIB, timing};
 
 /// Rate at which an engine moves card memory, in bytes per second.
 const VRAM_RATE: u64 = 800 * MIB;

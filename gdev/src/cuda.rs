@@ -37,8 +37,8 @@ const PINNED_PORTABLE: u32 = 1;
 const OUT_OF_MEMORY: i32 = 2;
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: i32 = 600;
-/// Results of a context that has lost its work: memory and link errors, illegal address, time limit, assertion, hardware stack, illegal
-/// instruction, misaligned address, wrong address space, wrong program counter, failed launch.
+/// Results of a context that has lost its work: memory and link errors, illegal address, time limit, assertion,
+/// hardware stack, illegal instruction, misaligned address, wrong address space, wrong program counter, failed launch.
 const LOST: [i32; 11] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719];
 
 /// First bytes of a cubin.

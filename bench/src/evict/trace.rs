@@ -15,7 +15,7 @@ use vram::victim::VictimPolicy;
 use vram::{GuestVramAddr, Limits, Lookup, Place as ChunkPlace, TenantId};
 use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, by_name};
 
-use crate::in_process_vm::{CardConfig, LightGpu, MIB, guest};
+use rig::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 
 /// Size of a recorded chunk in bytes: a card's minimum chunk size, and the software card's unit of recording.
 pub(super) const BLOCK: u64 = vram::CHUNK_BYTES_MIN;

@@ -11,8 +11,8 @@ use simgpu::TimeModel;
 use vram::{Limits, Step, TenantId, To};
 
 use super::{CHUNK, WAIT_TIMEOUT, division, time};
-use crate::in_process_vm::{CardConfig, MIB, account, guest, wait};
 use crate::report::{Metric, Target, median};
+use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
 /// Number of bytes per copy or move.
 pub(super) const BYTES: u64 = 32 * MIB;

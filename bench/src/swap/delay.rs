@@ -9,9 +9,9 @@ use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
 use vram::{Limits, TenantId};
 
 use super::{BUS_RATE, CHUNK, LANES, division, eventually, quantile, time};
-use crate::in_process_vm::{CardConfig, MIB, account, guest, wait};
 use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target};
+use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
 /// Size of the card in MiB; the victim uses all of it.
 const CARD_MIB: u64 = 48;

@@ -11,8 +11,8 @@ use vram::{Limits, TenantId};
 
 use super::picture::{Picture, Series, draw};
 use super::{CHUNK, division, time};
-use crate::in_process_vm::{CardConfig, MIB, copy_line, guest, wait};
 use crate::report::{Metric, Target};
+use rig::in_process_vm::{CardConfig, MIB, copy_line, guest, wait};
 
 /// Size of the card in MiB; an odd number of chunks, so that two VMs cannot divide them evenly, as in the paper.
 const CARD_MIB: u64 = 94;

@@ -6,9 +6,9 @@ use vram::Limits;
 
 use super::pressure::{Outcome, PROGRAMS, VM_MIB, several};
 use super::{BUS_RATE, LANES, division, time};
-use crate::in_process_vm::{CardConfig, MIB};
 use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target, order};
+use rig::in_process_vm::{CardConfig, MIB};
 
 /// Numbers of instances.
 const COUNTS: [usize; 3] = [1, 2, 5];

@@ -14,8 +14,8 @@ use vram::To;
 
 use super::CHUNK;
 use super::bandwidth::{BUFFER_AT, BYTES, RAM_VA, Scene, VRAM_VA};
-use crate::in_process_vm::MIB;
 use crate::report::{Metric, Target, quantile};
+use rig::in_process_vm::MIB;
 
 /// Rates of PCI Express in bytes per second, as reached by copies: version 2.0 with 16 lanes as in a GF100, version
 /// 3.0, and version 5.0.

@@ -14,8 +14,8 @@ use vram::{Limits, Mode, TenantId};
 use workloads::{Options, by_name};
 
 use super::{division, time};
-use crate::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 use crate::report::{Metric, Target, median};
+use rig::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 
 /// Programs and scales: a program whose kernels follow edges of a graph, one with one large kernel, and one with many
 /// small kernels.

@@ -10,9 +10,9 @@ use workloads::{Options, by_name};
 
 use super::picture::{Picture, Series, draw};
 use super::{division, time};
-use crate::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target, order};
+use rig::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 
 /// Programs of GPUswap's table 1.
 pub(super) const PROGRAMS: [(&str, u32); 7] =

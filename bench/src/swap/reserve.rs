@@ -9,8 +9,8 @@ use vram::{Limits, TenantId};
 use workloads::{Options, by_name};
 
 use super::{CHUNK, division, time};
-use crate::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 use crate::report::{Metric, Target};
+use rig::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 
 /// Size of the card in MiB: a sixteenth of the size in Gdev.
 const CARD_MIB: u64 = 100;

@@ -5,9 +5,9 @@ use vram::Limits;
 
 use super::pressure::{HOST_MIB, PROGRAMS, two};
 use super::{CHUNK, division, time};
-use crate::in_process_vm::{CardConfig, MIB};
 use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target, order};
+use rig::in_process_vm::{CardConfig, MIB};
 
 /// Chunk sizes in KiB: GPUswap's range is 128 to 65,536 on 100 MB.
 const CHUNK_SIZES_KIB: [u64; 5] = [128, 512, 2048, 4096, 8192];

@@ -13,8 +13,8 @@ use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
 use vram::{Limits, Mode, TenantId};
 
 use super::{BUS_RATE, LANES, division, time};
-use crate::in_process_vm::{CardConfig, MIB, account, guest, wait};
 use crate::report::{Metric, Target};
+use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
 /// Size of a chunk in bytes: small, so that a change of quanta is short and several happen within seconds.
 const CHUNK: u64 = 512 << 10;

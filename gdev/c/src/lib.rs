@@ -2,8 +2,8 @@
 //!
 //! A handle is a number that this library looks up, so that a wrong or closed handle is an error and not a wrong
 //! access. Functions return 0 or a negative `errno`; functions that return addresses return 0 on an error. [`gerror`]
-//! returns the message of the calling thread's last error. Calls with one handle exclude each other, waits included: use
-//! a handle for each thread.
+//! returns the message of the calling thread's last error. Calls with one handle exclude each other, waits included:
+//! use a handle for each thread.
 //!
 //! UNSAFETY: reads and writes memory that the C program passes, as its declaration in `gdev.h` says: each pointer must
 //! be valid for the given number of bytes, and strings must end with a zero.

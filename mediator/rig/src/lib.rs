@@ -2,10 +2,10 @@
 //!
 //! Parts: [`Rig`] (the card), [`altered`] (a card with changed behaviour), [`Guest`] (one VM: registers, apertures,
 //! RAM, interrupts), [`driver`] (a driver in the guest), [`paravirtual`] (a driver that uses the paravirtual
-//! interface), [`fuzz`] (arbitrary sequences of accesses), [`Handover`] (hands over everything to another owner);
-//! [`RemoteGuest`] (a VM behind the socket of a daemon), [`xen`] (a Xen domain without Xen) and [`Machine`] (the
-//! interface that a driver needs from any kind of VM); [`service_manager`] (starts a daemon, and keeps its sockets).
-//! Mistakes of the caller panic.
+//! interface), [`fuzz`] (arbitrary sequences of accesses), [`Handover`] (hands over everything to another owner),
+//! [`in_process_vm`] (guests that compute); [`RemoteGuest`] (a VM behind the socket of a daemon), [`xen`] (a Xen domain
+//! without Xen) and [`Machine`] (the interface that a driver needs from any kind of VM); [`service_manager`] (starts a
+//! daemon, and keeps its sockets). Mistakes of the caller panic.
 //!
 //! The crate does not boot guests or run VMMs; the crate `tests` does.
 
@@ -13,6 +13,7 @@ pub mod altered;
 pub mod driver;
 pub mod fuzz;
 mod handover;
+pub mod in_process_vm;
 mod machine;
 pub mod paravirtual;
 mod remote;

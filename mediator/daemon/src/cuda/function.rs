@@ -35,7 +35,6 @@ const ADDRESSES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_ADDRESSES";
 const LEAVING: Duration = Duration::from_secs(10);
 /// Interval at which this is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-
 /// Name of the socket at which workers find the next daemon, in the folder of the VM.
 const REJOIN_SOCKET: &str = "workers.sock";
 

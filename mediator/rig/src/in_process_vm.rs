@@ -6,11 +6,11 @@
 
 use std::time::Duration;
 
+use crate::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
+use crate::{Rig, settings, sharing};
 use anyhow::{Context, Result, bail, ensure};
 use card_manager::{Division, Sharing};
 use nvspec::class::compute90c0 as compute;
-use rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
-use rig::{Rig, settings, sharing};
 use simgpu::{ComputeTiming, EngineTiming, TimeModel};
 use vgpu::Settings;
 use vram::{Limits, TenantId, VmSummary};
