@@ -1,5 +1,5 @@
-//! FECS and GPCCS, PGRAPH's context-switching falcons. Their firmware is not executed, but the falcons do not work
-//! without it; [`crate::graph`] implements its commands.
+//! FECS and GPCCS, the falcons that switch PGRAPH's contexts. The model does not execute their firmware, but the
+//! falcons do not work before it is loaded; [`crate::graph`] implements its commands.
 
 use crate::cx::Cx;
 use crate::falcon::{CodeMemory, DataMemory, SavedCode, SavedMemory};
@@ -50,7 +50,7 @@ impl GraphFalcons {
             Reg::DMEM_DATA => self.fecs.read(),
             Reg::IMEM_CONTROL => self.fecs_code.control(),
             Reg::IMEM_TAG => self.fecs_code.tag(),
-            // Code is not stored.
+            // The uploaded code is discarded.
             Reg::IMEM_DATA => 0,
             Reg::UNITS => UNITS::GPCS.encode(cx.chip.gpcs) | UNITS::ROPS.encode(cx.chip.rops),
             Reg::CURRENT => graph::current(fifo),
@@ -95,7 +95,7 @@ impl GraphFalcons {
             Reg::CPU_CONTROL => {
                 cx.storage.poke(offset, value);
                 if CPU_CONTROL::START.is_set(value) {
-                    // FECS's program starts the programs of the clusters.
+                    // FECS's program starts the programs of the GPCCS falcons.
                     let begins = self.fecs_code.begins_at(cx.storage.peek(fecs::BOOT_VECTOR::OFFSET))
                         && self.gpccs_code.begins_at(cx.storage.peek(gpccs::BOOT_VECTOR::OFFSET));
                     if begins {
@@ -116,7 +116,7 @@ impl GraphFalcons {
             Reg::UCODE_ERROR if index == 0 => {
                 cx.storage.poke(UCODE_INTR::OFFSET, cx.storage.peek(UCODE_INTR::OFFSET) & !value);
             }
-            // The value is derived from the context in PGRAPH.
+            // The value is computed on reads, from the context that PGRAPH has loaded.
             Reg::CURRENT => {}
             Reg::INTR
             | Reg::INTR_MISC

@@ -1,4 +1,5 @@
-//! PMU: a falcon whose firmware is not executed. Once started it shows two queues, accepts commands, and sends nothing.
+//! PMU: a falcon whose firmware is not executed. A started PMU offers two queues, consumes commands, and sends no
+//! messages.
 
 use crate::cx::Cx;
 use crate::falcon::{DataMemory, SavedMemory};
@@ -31,7 +32,7 @@ impl Pmu {
         match (reg, index) {
             (Reg::DMEM_CONTROL, 0) => self.data.control(),
             (Reg::DMEM_DATA, 0) => self.data.read(),
-            // The host's commands are consumed immediately.
+            // The PMU consumes the host's commands immediately.
             (Reg::QUEUE_TAIL, 0) => cx.storage.peek(QUEUE_HEAD::at(0)),
             _ => cx.storage.read(reg.info(), offset),
         }
