@@ -52,7 +52,7 @@ fn an_instance_block_beyond_vram_is_never_bound() {
     rig.wr(channel(2), 0xc000_0000 | (last + 1));
     rig.wr(channel(3), 0xcfff_ffff);
     assert_eq!(rig.mock.take(), [Call::Bind(1, Some(vram(VRAM - 0x1000)))]);
-    // A bound channel whose instance block moves outside VRAM is unbound.
+    // Moving the instance block of a bound channel outside VRAM unbinds the channel.
     rig.wr(channel(1), 0xcfff_ffff);
     assert_eq!(rig.mock.take(), [Call::Bind(1, None)]);
 }
@@ -86,7 +86,7 @@ fn a_channel_started_before_it_is_bound_starts_when_it_is() {
     assert_eq!(rig.mock.take(), []);
     rig.wr(channel(9), 0xc000_0001);
     assert_eq!(rig.mock.take(), [Call::Bind(9, Some(vram(0x1000))), Call::Enable(9, true)]);
-    // A running channel gets a new instance block.
+    // Give a running channel a new instance block.
     rig.wr(channel(9), 0xc000_0002);
     assert_eq!(rig.mock.take(), [Call::Bind(9, Some(vram(0x2000))), Call::Enable(9, true)]);
 }
@@ -123,7 +123,7 @@ fn runlists_that_leave_memory_or_have_no_end_are_refused() {
             "pfifo.RUNLIST: bad runlist"
         ]
     );
-    // A runlist of the maximum valid length.
+    // Submit a runlist of the maximum valid length.
     rig.wr(0x002270, (VRAM >> 12) as u32 - 1);
     rig.wr(0x002274, 128);
     rig.wr(0x002270, 0x3000_0001);
