@@ -1,11 +1,11 @@
-//! Reasons that a card cannot be opened, with their remedies.
+//! Reasons why a card cannot be opened, and their remedies.
 
 use std::io;
 use std::path::PathBuf;
 
 use vfio_host::{Address, ManagerError, Obstacle};
 
-/// Reason that a card cannot be opened.
+/// Reason why a card cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The function does not exist, or the host's data cannot be read.
@@ -17,7 +17,7 @@ pub enum OpenError {
     /// VFIO's files do not exist.
     #[error("the kernel has no {}", .0.display())]
     NoVfio(PathBuf),
-    /// This user may not open VFIO's files.
+    /// The user may not open VFIO's files.
     #[error("{} may not be opened by this user", .0.display())]
     Forbidden(PathBuf),
     /// Another process uses the group.
@@ -28,13 +28,13 @@ pub enum OpenError {
         /// IOMMU group of the function.
         group: u32,
     },
-    /// The kernel does not consider the group viable.
+    /// The kernel reports that the group is not viable.
     #[error("the kernel does not lend IOMMU group {group}: a device in it has another driver than vfio-pci")]
     NotViable {
         /// The group.
         group: u32,
     },
-    /// The version or type of the interface is unknown.
+    /// The version or the type of the interface is unknown.
     #[error("the kernel's VFIO {0}")]
     Interface(String),
     /// The IOMMU does not prevent a device from forging interrupts.
@@ -61,7 +61,7 @@ pub enum OpenError {
         /// Size of the BAR in bytes.
         size: u64,
     },
-    /// A reset of the bus was requested, but is impossible.
+    /// The operator requested a bus reset, which is impossible.
     #[error("the card's bus cannot be reset: {0}")]
     NoBusReset(String),
     /// All registers read as ones.

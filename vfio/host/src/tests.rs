@@ -1,4 +1,4 @@
-//! Tests with the host's functions in a fake sysfs.
+//! Tests on a fake sysfs.
 
 use std::io;
 use std::path::Path;
@@ -119,22 +119,22 @@ fn card_goes_to_vfio_pci_and_back() {
     let change = sysfs.bind(&fake, card()).unwrap();
     assert_eq!((change.before.as_deref(), change.now.as_deref()), (Some("nouveau"), Some("vfio-pci")));
     assert_eq!(sysfs.function(card()).unwrap().obstacles(), []);
-    // A second call changes nothing.
+    // The second call changes nothing.
     assert_eq!(sysfs.bind(&fake, card()).unwrap().before.as_deref(), Some("vfio-pci"));
     let change = sysfs.unbind(&fake, card(), None).unwrap();
     assert_eq!((change.before.as_deref(), change.now.as_deref()), (Some("vfio-pci"), Some("nouveau")));
-    // The function is bound to a named driver, or stays unbound if the kernel has no driver for it.
+    // The function is bound to the named driver, or left unbound if the kernel has no driver for it.
     fake.add_driver("nvidia");
     sysfs.bind(&fake, card()).unwrap();
     assert_eq!(sysfs.unbind(&fake, card(), Some("nvidia")).unwrap().now.as_deref(), Some("nvidia"));
     fake.remove_driver("nouveau");
     assert_eq!(sysfs.unbind(&fake, card(), None).unwrap().now, None);
-    // The audio function must be bound as well: the group needs it.
+    // The audio function must be bound as well, because it is in the same group.
     fake.add(AUDIO);
     assert_eq!(sysfs.bind(&fake, AUDIO.address.parse().unwrap()).unwrap().now.as_deref(), Some("vfio-pci"));
 }
 
-/// Files that cannot be written, or whose writes have no effect.
+/// Simulates files that cannot be written, or whose writes have no effect.
 struct Stubborn(Option<i32>);
 
 impl Attributes for Stubborn {

@@ -1,4 +1,4 @@
-//! Tests opening a card by its address, and every obstacle with its remedy.
+//! Tests of opening a card at an address, and of every obstacle with its remedy.
 
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_GROUP_FLAGS_CONTAINER_SET, VFIO_GROUP_FLAGS_VIABLE,
@@ -24,7 +24,7 @@ fn card_is_awake_and_enabled_and_shows_its_identity() {
     assert_eq!((id.bar0_size, id.bar1_size, id.bar3_size), (16 << 20, 128 << 20, 64 << 20));
     assert_eq!(machine.enabled(), (true, true));
     drop(card);
-    // The fake checks the mappings and the order of closing.
+    // The fake checks the mappings and the order in which files are closed.
     let again = machine.card();
     assert!(format!("{again:?}").contains("method: Units"), "{again:?}");
 }
@@ -97,11 +97,12 @@ fn obstacles_of_the_host_come_before_vfio() {
 fn reset_method_follows_function_and_operator_choice() {
     let resettable = VFIO_DEVICE_FLAGS_PCI | VFIO_DEVICE_FLAGS_RESET;
     let beside = |group| Dependent { group, address: "0000:66:00.0".parse().unwrap() };
-    // Flags, the kernel's kinds of reset, the other functions on the bus, the operator's choice, and the expected kind.
+    // Each case has the flags, the kernel's kinds of reset, the other functions on the bus, the operator's choice, and
+    // the expected kind.
     let cases = [
         (VFIO_DEVICE_FLAGS_PCI, "\n", vec![], Reset::Auto, "units"),
         (resettable, "flr bus\n", vec![], Reset::Auto, "function"),
-        // The kernel would reset the bus, which loses the VBIOS's settings.
+        // The kernel would reset the bus, which loses the settings of the VBIOS.
         (resettable, "bus\n", vec![beside(GROUP)], Reset::Auto, "units"),
         (resettable, "pm bus\n", vec![], Reset::Auto, "units"),
         (resettable, "flr\n", vec![], Reset::Units, "units"),
@@ -141,7 +142,7 @@ fn card_is_opened_by_its_own_node_where_the_kernel_has_one() {
     let card = machine.card();
     assert_eq!((card.identity().device, machine.enabled()), (0x06d8, (true, true)));
     drop(card);
-    // Opens the card again, as the next daemon does.
+    // Open the card again, as the next daemon does.
     drop(machine.card());
     let cases = [
         (1, "the host's IOMMU does not remap interrupts"),
