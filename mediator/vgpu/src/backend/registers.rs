@@ -1,4 +1,4 @@
-//! Effect of the vGPU's registers on the card: implements `devmodel`'s backend trait.
+//! Effects of the vGPU's registers on the card: implements the backend trait of `devmodel`.
 
 use super::VmBackend;
 use super::channels::BindFailure;
@@ -9,7 +9,7 @@ use nvspec::falcon::Falcon;
 use nvspec::fifo::{CHANNELS, ChannelId, RunlistEntry, VirtualChannelId};
 use nvspec::regs::pfifo;
 
-/// Maximum number of entries of a guest's runlist that are read; a longer list names channels twice.
+/// Maximum number of runlist entries to read. A longer list must contain channels twice.
 const RUNLIST_ENTRIES: u32 = CHANNELS * 2;
 
 impl Backend for VmBackend {
@@ -44,8 +44,8 @@ impl Backend for VmBackend {
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {
-        // Flushes of apertures use the hub's form, flushes of channels either form: in both cases the shadow is looked
-        // up.
+        // A flush for apertures has the hub's form, and a flush for channels may have either form. Both look up the
+        // shadow.
         if let Err(error) = self.flush_spaces(directory) {
             tracing::error!(vm = %self.vm, %error, "a guest's TLB flush did not reach the card");
         }
@@ -119,22 +119,22 @@ impl Backend for VmBackend {
     }
 
     fn block_engines(&mut self, engines: u32, blocked: bool) {
-        // All of the VM's channels wait while any engine is blocked, because it is unknown which engine a channel will
+        // Pause all channels of the VM while any engine is blocked, because it is unknown which engine a channel will
         // use next.
         let paused = self.work.block(engines, blocked) || self.moves_wait();
         self.pause(paused);
     }
 
     fn reset_engine(&mut self, _engine: u32) {
-        // The engine is shared. The guest requests a restart of its own work there: its channels leave the engines, and
-        // their state is saved in their own memory.
+        // The engine is shared. The guest wants its own work on the engine to restart: take its channels off the
+        // engines, and save their state in their own memory.
         let mut state = self.host.lock();
         self.work.channels().into_iter().for_each(|channel| state.clear_engines(self.vm, channel));
     }
 
     fn reset_fifo(&mut self) {
         self.unbind_all();
-        // The scheduler's registers have their power-on values, so no engine is blocked.
+        // The scheduler's registers return to their power-on values, so no engine is blocked.
         self.block_engines(u32::MAX, false);
     }
 
