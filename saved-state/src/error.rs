@@ -1,9 +1,9 @@
-//! Reasons that a file is not written, or not read.
+//! Reasons why a file cannot be written or read.
 
 use crate::format::{FORMAT, SECTIONS_MAX};
 use crate::part::Invalid;
 
-/// Reason that a part cannot be written.
+/// Reason why a part cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
     /// Two parts have the same name and owner.
@@ -14,10 +14,10 @@ pub enum WriteError {
         /// Owner of the part.
         of: u32,
     },
-    /// The number of parts exceeds the number that a file can contain.
+    /// A file cannot contain this many parts.
     #[error("a file of saved state has at most {SECTIONS_MAX} sections")]
     Sections,
-    /// The reader does not support the part, or supports only versions that cannot be written.
+    /// The reader does not support the part, or only in versions that this program cannot write.
     #[error(
         "the reader takes `{name}` in version {reads:?}, and it can be written in {version} and the one before: replace the \
          daemon by one that is at most one version away"
@@ -27,10 +27,10 @@ pub enum WriteError {
         name: &'static str,
         /// The version in which this program writes the part.
         version: u32,
-        /// The newest version that the reader accepts; it also accepts the previous one.
+        /// The newest version that the reader accepts. It also accepts the previous one.
         reads: Option<u32>,
     },
-    /// The part cannot be expressed in the previous version.
+    /// The previous version cannot express the part's state.
     #[error("the state of `{name}` of {of} cannot be written in version {version}: {why}")]
     Before {
         /// The part.
@@ -52,21 +52,21 @@ pub enum WriteError {
     },
 }
 
-/// Reason that a file is refused.
+/// Reason why a file is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// The magic bytes do not match.
     #[error("this is no saved state of a vGPU: it begins with other bytes")]
     Magic,
-    /// The file's own format has another version.
+    /// The file's own format has a different version.
     #[error("the saved state has format {0}; this program reads format {FORMAT}")]
     Format(u32),
     /// The file ends early.
     #[error("the saved state ends after {at} bytes, within {what}: it was cut")]
     Cut {
-        /// Number of bytes before the end.
+        /// Number of bytes up to the end of the file.
         at: usize,
-        /// The value that should follow.
+        /// The value that is missing.
         what: &'static str,
     },
     /// The file has more sections than permitted.
@@ -86,7 +86,7 @@ pub enum ReadError {
         /// Owner of the part.
         of: u32,
     },
-    /// A section has an unknown name.
+    /// The name of a section is not known.
     #[error(
         "section `{name}` of {of} is unknown to this program: it was saved by a newer one, or one with other parts"
     )]
@@ -96,7 +96,7 @@ pub enum ReadError {
         /// Owner of the part.
         of: u32,
     },
-    /// A section has a version that is not supported.
+    /// The version of a section is not supported.
     #[error("section `{name}` of {of} has version {version}; this program reads {known} and the one before")]
     Version {
         /// The part.
@@ -124,7 +124,7 @@ pub enum ReadError {
         /// Owner of the part.
         of: u32,
     },
-    /// A section was not read.
+    /// A section has not been read.
     #[error("section `{name}` of {of} belongs to nothing else in the saved state")]
     Left {
         /// The part.
@@ -132,7 +132,7 @@ pub enum ReadError {
         /// Owner of the part.
         of: u32,
     },
-    /// The contents are not a valid encoding of this version.
+    /// The contents are not a valid encoding in this version.
     #[error("section `{name}` of {of} cannot be decoded")]
     Encoding {
         /// The part.
