@@ -18,7 +18,7 @@ const MAX_BARRIERS: i64 = 16;
 /// Maximum size of the parameters in bytes.
 const MAX_PARAMS: i64 = 4096;
 
-/// First pass. `word` is the directive, at `start`; `cursor` is after it.
+/// First pass over a directive. `start` is the position of `word`, its name, and `cursor` is behind it.
 pub(super) fn first_pass<'a>(
     layout: &mut Layout<'a>,
     word: &str,
@@ -44,7 +44,7 @@ pub(super) fn first_pass<'a>(
         ".equ" => {
             let at = operand(cursor);
             let name = new_name(&mut cursor)?;
-            // A comma may follow.
+            // The comma is optional.
             _ = cursor.eat(",");
             let value = expression(&mut cursor, &layout.symbols)?;
             cursor.finish()?;
