@@ -90,8 +90,8 @@ impl Apt {
                 mirror.main
             )));
         }
-        // Sid has no security suite, and a small mirror may lack the security suite: an older package is better than
-        // none.
+        // Sid has no security suite, and a small mirror may lack it. In both cases, use the older package of the main
+        // archive.
         apt.write("apt.sources", &sources(suite, &mirror, &keyring, false))?;
         apt.update(&mut step).with_context(|| format!("{} does not have {}", mirror.main, suite.target()))?;
         progress.line(&format!("images: no security suite for {} there; going on without", suite.base));
@@ -106,7 +106,7 @@ impl Apt {
             command
         };
         let mut step = progress.step(format!("resolving {}", packages.join(", ")));
-        // apt would not list files that an interrupted run has fetched; with an empty folder it lists all files.
+        // apt leaves out files that an interrupted run has fetched. With an empty folder it lists all files.
         let empty = self.root.join("empty");
         fs::create_dir_all(empty.join("partial")).with_context(|| format!("cannot create {}", empty.display()))?;
         let mut list = resolve("--print-uris");
@@ -121,7 +121,7 @@ impl Apt {
         listed.iter().map(|l| fetched(&archives.join(&l.file))).collect()
     }
 
-    /// Same as [`Self::fetch_closure`], except packages that are `unneeded`.
+    /// Like [`Self::fetch_closure`], but leaves out packages that are `unneeded`.
     pub fn fetch_closure_without(
         &self,
         packages: &[String],

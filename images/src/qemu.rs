@@ -15,7 +15,7 @@ use crate::recipe::{Made, QemuRecipe, RECIPE_VERSION, Record, Suite};
 
 /// Name of the program.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
-/// The environment variable that names a QEMU to use unchanged.
+/// The environment variable with the path of a QEMU to use unchanged.
 pub const QEMU_VARIABLE: &str = "GPU_MEDIATOR_QEMU";
 
 /// Command that starts QEMU.
@@ -104,8 +104,8 @@ fn make(recipe: &QemuRecipe, suite: &Suite, cache: &Cache, progress: &Progress) 
     Ok((qemu, Made { recipe: RECIPE_VERSION.into(), key, suite: suite.target().into(), packages }))
 }
 
-/// Returns the command for a QEMU that was unpacked into `root`, which runs with its own loader, libraries and
-/// firmware.
+/// Returns the command for a QEMU that was unpacked into `root`. It runs with the loader, libraries and firmware from
+/// `root`.
 fn unpacked(root: &Path) -> Result<Qemu> {
     let text = |path: &Path| -> Result<String> {
         path.to_str().map(str::to_owned).ok_or_else(|| anyhow!("the cache folder's path is not UTF-8"))

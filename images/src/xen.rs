@@ -48,7 +48,7 @@ const ARCHIVE: &str = "tools.cpio";
 const HYPERVISOR: &str = "xen";
 /// The folder for libraries in domain 0.
 const LIBRARIES: &str = "lib";
-/// The script that starts xenstored and names domain 0; domains can be created after it has ended.
+/// The script that starts xenstored and sets up domain 0. Domains can be created after the script has ended.
 pub const START: &str = "etc/xen-start";
 
 const SCRIPT: &str = "#!/bin/busybox sh
@@ -199,7 +199,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
     for folder in ["proc/xen", "var", "var/lib", "var/log"] {
         archive.folder(folder);
     }
-    // The same program under each of its names.
+    // Link the program to each of its names.
     for name in ["xenstore-list", "xenstore-read", "xenstore-ls", "xenstore-write"] {
         archive.link(&format!("bin/{name}"), "/usr/bin/xenstore");
     }
@@ -208,7 +208,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// Returns true if a program names a dynamic loader.
+/// Returns true if a program requires a dynamic loader.
 fn is_dynamic(path: &Path) -> Result<bool> {
     use object::{Object, ObjectSection};
     let bytes = read(path)?;
