@@ -121,7 +121,7 @@ fn unbinding_goes_stop_kick_list_forget_clear() {
     assert!(stopped < kicked && kicked < listed && listed < forgotten && forgotten < cleared);
     assert_eq!(world.channels.run_state(physical), RunState::Free);
     assert_eq!(world.channels.physical(A, VirtualChannelId(0)), None);
-    // A second unbind does nothing.
+    // Check that a second unbind does nothing.
     world.card.did.clear();
     assert_eq!(world.channels.unbind(&mut world.card, A, VirtualChannelId(0)), Ok(()));
     assert_eq!(world.card.did, []);
