@@ -1,4 +1,4 @@
-//! C programs of Gdev's interface in a guest: the same sources that `cuda/rig` runs on the fake CUDA driver.
+//! C programs that use Gdev's interface, in a guest. `cuda/rig` runs the same sources on the fake CUDA driver.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
