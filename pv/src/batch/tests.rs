@@ -88,7 +88,8 @@ fn fields_are_where_the_interface_has_them() {
     }
 }
 
-/// Checks a batch after each possible change of one of its bytes, and after each truncation.
+/// Changes each byte of a batch to each value, and truncates the batch at each length: the result must match the
+/// specification.
 #[test]
 fn each_change_of_a_byte_is_seen_as_the_specification_sees_it() {
     let whole = wire::batch(&each());
@@ -199,7 +200,7 @@ fn operations_after_failed_one_are_not_started() {
     let mut work = Begun::new(bytes).unwrap();
     while let Some(op) = work.current(ALL) {
         begun.push(wire::encode(&op.unwrap()).handle);
-        // The batch is suspended and resumed.
+        // Suspend and resume the batch.
         work = work.clone();
         work.answer(if begun.len() < 3 { Ok(begun.len() as u64 * 10) } else { Err(Status::NoObject) });
     }
