@@ -71,7 +71,7 @@ pub struct Cost {
 /// Number of costs.
 const ITEMS: usize = 17;
 
-const OWN: &str = "measured beside it by `bench costs`, which says when the range is left";
+const OWN: &str = "measured by `bench costs`, which reports a value outside the range";
 
 /// Cost of each operation, in the order of [`Item`].
 #[rustfmt::skip]
@@ -79,7 +79,7 @@ pub const COSTS: [Cost; ITEMS] = [
     Cost { item: Item::Read, name: "card_read", us: [0.5, 0.8, 1.2],
         source: "PCIe round trip of a read that is not posted: 0.5 to 1 us on usual hosts" },
     Cost { item: Item::Write, name: "card_write", us: [0.05, 0.1, 0.3],
-        source: "distance of uncached stores on PCIe: 50 to 300 ns (Intel's forum on software tuning, thread 1186313)" },
+        source: "interval between uncached stores on PCIe: 50 to 300 ns (Intel's forum on software tuning, thread 1186313)" },
     Cost { item: Item::Exit, name: "exit", us: [1.5, 2.0, 3.0],
         source: "KVM_RUN from entry to exit 2,528 cycles (LKML 2020-12, vmsave and vmload), decoding of the access, and QEMU's dispatch" },
     Cost { item: Item::Post, name: "posted_message", us: [0.5, 1.0, 2.0],
