@@ -48,8 +48,8 @@ pub const ALL: &str = "isolation";
 /// Policies that are measured.
 pub const POLICIES: [&str; 5] = ["direct", "fifo", "credit", "band", "disengaged"];
 
-/// Measures some policies with a single boot of the guests, and records each result as soon as it is known. Keeps
-/// complete rows that are already recorded.
+/// Measures some policies with a single boot of the guests, and records each result as soon as it is known. Rows that
+/// are already complete are not measured again.
 pub fn run(policies: &[&str], request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
     let wanted: Vec<Rogue> = Rogue::ATTACKS.into_iter().filter(|rogue| request.wants(rogue.name)).collect();
     let missing = |metrics: &[Metric], policy: &str| -> Vec<Rogue> {

@@ -142,7 +142,7 @@ pub struct BadBar {
     limit: &'static str,
 }
 
-/// An expansion ROM size that PCI cannot encode.
+/// The configured size of the expansion ROM cannot be encoded in PCI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an expansion ROM of {0:#x} bytes: it has a power of two from 2 KiB to 16 MiB")]
 pub struct BadRom(u64);

@@ -28,7 +28,7 @@ pub trait Part: Serialize + DeserializeOwned {
     fn to_before(&self) -> Result<Self::Before, Invalid>;
 }
 
-/// Takes the place of a version before the first one. It has no values.
+/// The previous version of a part whose version is its first. This type has no values.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Unversioned {}
 

@@ -13,7 +13,7 @@ const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 /// Target of an aperture offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Address of the byte in the guest's own terms. It is not checked against the guest's memory.
+    /// Guest address of the byte, which is not checked against the guest's memory.
     pub place: Place,
     /// Number of bytes from this address to the end of the 4 KiB page.
     pub bytes: u64,

@@ -13,7 +13,7 @@ pub struct Limits {
     pub table_bytes: u64,
 }
 
-/// State that the spaces of a VM share.
+/// State that all address spaces of a VM share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) limits: Limits,

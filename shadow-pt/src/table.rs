@@ -56,7 +56,7 @@ pub(crate) struct Books<'a> {
     pub(crate) half_written: bool,
 }
 
-/// Changes to a table in one pass.
+/// Changes that one pass makes to a table.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     /// Changed entries of the card.

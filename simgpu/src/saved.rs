@@ -84,7 +84,7 @@ impl Gpu {
             time: _,
             faults,
             undeclared,
-            // This is a measurement of the current process.
+            // Not saved: this counter belongs to the current process.
             copied: _,
             context_writes,
         } = cx;

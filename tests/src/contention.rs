@@ -87,7 +87,7 @@ pub struct Contest {
     pub loads: Vec<Load>,
     /// Time before the measurement starts.
     pub warm: Duration,
-    /// Time of the measurement.
+    /// Length of the measurement.
     pub measured: Duration,
 }
 

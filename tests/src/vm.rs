@@ -52,7 +52,7 @@ pub struct VmConfig {
     pub gpu: Option<PathBuf>,
     /// True if guest RAM is shared with the mediator, which requires it. `false` tests that the mediator detects this.
     pub share: bool,
-    /// True if the VM has a hot-plug port. The vGPU is then below the port.
+    /// True if the VM has a hot-plug port. The vGPU is then connected to that port.
     pub hotplug: bool,
     /// True if the VM has an IOMMU and the guest's kernel uses it.
     pub iommu: bool,
@@ -415,7 +415,7 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Waits until QEMU connects to a line.
+/// Waits until QEMU connects to the socket of one of its serial lines.
 pub(crate) fn accept(listener: &UnixListener, what: &str, health: &Health) -> Result<UnixStream> {
     let stream = wait::until(what, START_LIMIT, || match listener.accept() {
         Ok((stream, _)) => Ok(Some(stream)),

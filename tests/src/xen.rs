@@ -25,7 +25,8 @@ use crate::{Vm, VmConfig};
 
 /// Number of serial lines for domains: as many as one PCI card has.
 pub const LINES: usize = 4;
-/// Number of the device of the domains' first line in domain 0, after the machine's own lines.
+/// Number of the serial device in domain 0 that belongs to the first line of the domains. The machine's own lines have
+/// the lower numbers.
 const FIRST_LINE: usize = 4;
 /// Path of the admin socket of the daemon in domain 0.
 const ADMIN_SOCKET: &str = "/run/admin.sock";

@@ -59,7 +59,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Format, clippy, rustdoc, house lints, crate layers and licences.
+    /// Checks format, clippy, rustdoc, house lints, crate layers and licences.
     Check {
         /// Leave out all that compiles or formats: only house lints, layers and licences, in a second.
         #[arg(long)]

@@ -30,7 +30,7 @@ const REASON_LINES: usize = 6;
 const REASONS_LINES: usize = 20;
 const REASON_CHARS: usize = 400;
 
-/// Prefix of output lines that are shown whatever the test's result.
+/// Prefix of output lines that are shown even if the test passes.
 const REPORT: &str = "REPORT ";
 
 /// A test, and the program that contains it.

@@ -34,7 +34,7 @@ pub enum Suite {
     Guest,
     /// Hostile guests and clients.
     Hostile,
-    /// Faults, kills and restarts at any time.
+    /// Faults, kills and restarts at random moments.
     Chaos,
     /// A card with VFIO, in a machine that runs its own machines.
     Nested,

@@ -48,7 +48,7 @@ impl Reader {
     /// Parses one line.
     pub fn line(&mut self, line: &str) {
         if line.starts_with("running ") && (line.ends_with(" tests") || line.ends_with(" test")) {
-            // The previous program has printed no result, so it crashed.
+            // The previous program has printed no result, so it has crashed.
             self.lost();
             self.running = true;
         } else if let Some(result) = line.strip_prefix("test result: ") {

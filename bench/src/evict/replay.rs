@@ -21,7 +21,7 @@ const CHUNKS_MAX: u32 = 1024;
 pub(super) enum Sees {
     /// The uses that the mediator sees: memory that submissions refer to, and accesses by the CPU.
     Named,
-    /// All uses, as on a card with reference bits.
+    /// Every access, as on a card with reference bits.
     All,
 }
 

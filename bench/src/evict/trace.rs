@@ -35,7 +35,7 @@ pub(super) struct Use {
 /// Chunks that are used together.
 pub(super) type Step = BTreeMap<u32, Use>;
 
-/// A submission, or a transfer by the guest's CPU.
+/// A submission, or a transfer by the guest's CPU, with the chunks that it uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Submission {
     /// Chunks that the mediator had seen in use when it received the submission.

@@ -16,7 +16,7 @@ use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
 /// Number of bytes per copy or move.
 pub(super) const BYTES: u64 = 32 * MIB;
-/// Address of the guest's buffer in its VRAM. It is a chunk boundary for every chunk size.
+/// Address of the guest's buffer in its VRAM. This address is a chunk boundary for every chunk size.
 pub(super) const BUFFER_AT: u64 = 64 * MIB;
 /// GPU virtual address of the buffer. That of the RAM follows.
 pub(super) const VRAM_VA: u64 = 0x100_0000;

@@ -22,7 +22,8 @@ const VM_MIB: u64 = 64;
 const REQUESTS: [u64; 4] = [1, 2, 4, 8];
 /// Number of requests of each size.
 const REQUESTS_PER_SIZE: u32 = 6;
-/// First address in guests' VRAM beyond all memory of the driver. It is a chunk boundary for every chunk size.
+/// First address in guests' VRAM beyond all memory of the driver. This address is a chunk boundary for every chunk
+/// size.
 const FIRST_FREE_AT: u64 = 8 * MIB;
 /// Chunk sizes in KiB. GPUswap's range is 128 to 65,536.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];

@@ -31,7 +31,7 @@ const HOST_MIB: u64 = 2 * VM_MIB;
 const CHUNK_KIB: u64 = 512;
 /// Size of the card in MiB, beyond the buffers of one job, for other memory of the driver.
 const BESIDE_MIB: u64 = 4;
-/// Lengths of a quantum, in ms.
+/// Lengths of the quanta to measure, in ms.
 const QUANTA_MS: [u64; 3] = [250, 1000, 4000];
 
 /// Use of quanta for a job.

@@ -1,4 +1,4 @@
-//! Fault injection: moves chunks at random while VMs work. Only tests of the mediator use it.
+//! Fault injection for the mediator's own tests: moves chunks at random while VMs work.
 //!
 //! A seeded generator draws a few chunks of each VM in turn. Chunks on the card move to host memory, and chunks in host
 //! memory return. A chunk whose move would exceed a limit stays in place.

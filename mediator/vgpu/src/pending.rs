@@ -147,7 +147,7 @@ impl Pending {
         waited.unwrap_or(0)
     }
 
-    /// Makes the mover notify the VM when memory is available, as long as any of its work is waiting.
+    /// Asks the mover to notify the VM when memory becomes available, if any of the VM's work waits for memory.
     pub(crate) fn tell(&self, state: &mut CardState) {
         state.vram_mut().set_waits(self.vm, !self.is_empty());
     }

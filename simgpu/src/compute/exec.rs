@@ -37,7 +37,7 @@ pub(crate) struct Machine<'m, 's> {
     pub(crate) constants: &'m mut Constants,
     pub(crate) counts: &'m mut Counts,
     pub(crate) shared: &'m mut SharedMemory,
-    /// The block's number in the grid. Its position in three dimensions follows.
+    /// The block's number in the grid.
     pub(crate) block: u64,
     pub(crate) position: [u32; 3],
     /// The block's index among the running blocks, which selects its part of local memory.

@@ -24,7 +24,7 @@ pub(crate) struct SavedFifo {
 impl Fifo {
     /// Takes all channels off the PBDMAs and the engines. On failure, some channels may already have been taken off.
     pub(crate) fn clear_out(&mut self, cx: &mut Cx) -> Result<(), NotQuiescent> {
-        // Later doorbells are noticed when the card is idle the next time.
+        // The card takes doorbells that ring after this point when it is next idle.
         self.take_doorbells(cx);
         let loaded = self.pbdmas.iter().filter_map(|pbdma| pbdma.context.as_ref()).map(|context| context.channel);
         let current = self.slots.iter().filter_map(|slot| slot.resident?.channel);

@@ -267,7 +267,7 @@ fn time_between_semaphores(
     let kernels = launch(4, 128).repeat(launches);
     let setup = set_up(&[DATA as u32, stride, rounds]);
     driver.push(&mut channel, &words(&[setup, query(SEM, 1), kernels, query(SEM + 16, 1)]));
-    // TIMEOUT: a thousand times the usual time; the test fails then.
+    // TIMEOUT: a thousand times the usual time. A longer wait means that the kernel hangs.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while driver.peek(at + 16) != 1 {
         assert!(std::time::Instant::now() < deadline, "it does not end");
@@ -366,7 +366,7 @@ fn kernels_run_with_any_number_of_worker_threads() {
         let before = driver.peek(data);
         let all = words(&[set_up(&[DATA as u32, 3, 1000]), launch(4, 256).repeat(5), query(SEM + 16, 0xcafe)]);
         driver.push(&mut channel, &all);
-        // TIMEOUT: a thousand times the usual time; the test fails then.
+        // TIMEOUT: a thousand times the usual time. A longer wait means that the kernel hangs.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while driver.peek(at) != 0xbeef {
             assert!(std::time::Instant::now() < deadline, "{workers} workers do not end");

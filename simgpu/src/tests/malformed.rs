@@ -233,7 +233,7 @@ fn methods_and_launches_that_no_card_could_do() {
 /// Waits until `until` returns true, up to a limit in host time.
 #[track_caller]
 fn wait(what: &str, mut until: impl FnMut() -> bool) {
-    // TIMEOUT: a thousand times the usual time; the test fails then.
+    // TIMEOUT: a thousand times the usual time. A longer wait means that the card hangs.
     let deadline = Instant::now() + Duration::from_secs(60);
     while !until() {
         assert!(Instant::now() < deadline, "{what}");

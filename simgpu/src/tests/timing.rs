@@ -136,7 +136,7 @@ fn copy_engine_and_pgraph_work_at_the_same_time() {
     }
 }
 
-/// Name of a way in which a driver takes a channel off its engine, and the function that does it.
+/// A way in which a driver removes a channel from its engine: its name, and the function for it.
 type Removal = (&'static str, fn(&mut Driver));
 
 #[test]

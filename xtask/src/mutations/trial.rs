@@ -151,7 +151,7 @@ impl Build {
     ///
     /// # Errors
     ///
-    /// If a filter matches no test.
+    /// If one of the filters matches no test.
     pub fn concerned<'a>(&self, programs: &'a [Program], package: &str, filters: &[&str]) -> Result<Vec<&'a Program>> {
         let folder = self.folders.get(package).with_context(|| format!("there is no package {package}"))?;
         let mut concerned = Vec::new();

@@ -133,7 +133,7 @@ pub(crate) struct Moves {
     pub(crate) ins: Vec<(u32, Slot)>,
 }
 
-/// Homes of a range of guest VRAM.
+/// Location that stores a range of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
     /// The range is in its chunk.
@@ -160,7 +160,7 @@ counts! {
     }
 }
 
-/// The mapped apertures of one VM. Empty if its apertures are trapped.
+/// The mapped apertures of one VM. There are none if the VM's apertures are trapped.
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
     windows: [Option<Window>; MappedWindow::ALL.len()],

@@ -7,7 +7,7 @@ use rig::{Rig, sharing};
 use simgpu::Config;
 use vram::TenantId;
 
-/// Chunks of guest VRAM. Each contains one page of every buffer.
+/// Chunks of guest VRAM, each of which contains one page of every buffer.
 const CHUNKS: [u64; 3] = [4, 5, 6];
 const CHUNK: u64 = 2 * MIB;
 

@@ -184,7 +184,7 @@ impl Scene {
         }
     }
 
-    /// Checks the neighbours, and the card's tables of the attacker's memory.
+    /// Checks that the neighbours work, and that the card's page tables map only memory of the attacker for it.
     fn check(&mut self, after: &str) {
         self.good.work(after);
         assert_eq!(tally(&self.good.driver.guest), 0, "{after}: counted for the working neighbour");

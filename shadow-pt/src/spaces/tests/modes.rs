@@ -87,7 +87,7 @@ fn permission_gains_are_deferred_and_losses_are_not() {
     assert_eq!((report.pages, report.lost_permission, report.deferred), (1, true, 1));
     assert_eq!((world.at(0), world.at(512 * PAGE)), (None, None));
     assert_eq!(world.spaces.waiting(world.id), 1);
-    // With work on the card, no update waits.
+    // While the card has work, every update takes effect at once.
     assert_eq!((world.flush(true).pages, world.at(512 * PAGE).is_some()), (1, true));
     assert_eq!(world.spaces.waiting(world.id), 0);
 }

@@ -410,7 +410,7 @@ impl<'a> Lab<'a> {
         self.bars[0].store((u64::from(channel.id) * PAGE) as usize + 0x8c, Width::Dword, channel.put.into());
     }
 
-    /// Waits for the queued work to end, or for an error.
+    /// Waits until the queued work ends or fails.
     pub fn wait(&self, channel: &Channel, patient: bool) -> Ran {
         for _ in 0..if patient { MAX_POLLS } else { SHORT_PATIENCE } {
             if self.card.vram_read(channel.fence) == channel.sequence {
