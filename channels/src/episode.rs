@@ -1,4 +1,4 @@
-//! Measures how long each engine's work and each channel makes no progress.
+//! Measures the time for which the current work of an engine, or a channel, makes no progress.
 
 mod saved;
 

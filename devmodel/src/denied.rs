@@ -58,7 +58,7 @@ pub enum Site {
     Bar1,
     /// BAR3.
     Bar3,
-    /// Any site beyond the first few hundred.
+    /// All sites after the first few hundred distinct ones.
     Elsewhere,
 }
 

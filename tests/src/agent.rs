@@ -20,7 +20,7 @@ pub const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 /// Interval between health checks while waiting.
 const HEALTH_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Checks whether the VM can still answer; the error gives the reason.
+/// Checks whether the VM can still answer, and otherwise returns the reason as an error.
 pub type Health = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// Output and exit code of a command.

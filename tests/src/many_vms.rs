@@ -191,7 +191,8 @@ pub struct History {
 }
 
 impl History {
-    /// Appends a later history, because the daemon keeps one minute only, which is shorter than some measurements.
+    /// Appends the samples of a later query. The daemon keeps samples for one minute only, which is shorter than some
+    /// measurements.
     pub fn append(&mut self, later: Self) {
         if self.samples.is_empty() {
             self.from_ns = later.from_ns;

@@ -155,7 +155,8 @@ struct TestArgs {
     /// Time of each fuzz target, in seconds.
     #[arg(long, value_name = "N", default_value_t = 10)]
     fuzz_seconds: u32,
-    /// Concurrent guest tests; by default one for each CPU, and one for each two for tests that take several.
+    /// Maximum number of concurrent guest tests. Default: the number of CPUs, or half of it for tests with several
+    /// guests.
     #[arg(long, value_name = "N")]
     guest_threads: Option<usize>,
     /// Test with this number of concurrent busy loops.

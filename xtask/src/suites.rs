@@ -24,8 +24,8 @@ const PACKAGE: &str = "tests";
 pub enum Suite {
     /// Tests without guests: unit, property and integration tests of every crate except those of `cuda` and `fleet`.
     Unit,
-    /// The crates of `cuda`: programs with the library, on the fake driver. Before the suites with guests, which wait
-    /// for images.
+    /// The crates of `cuda`: programs with the library, on the fake driver. This suite runs before the suites with
+    /// guests, which wait for images.
     Cuda,
     /// Parts for engines that place work on hosts: the crates of `fleet`, as processes, and libvirt, Slurm and podman
     /// on a Debian host in namespaces.
@@ -325,7 +325,7 @@ fn cargo_test(command: &mut Command) -> Result<Tally> {
     Ok(reader.finish(status.success()))
 }
 
-/// Returns the suite that a program is, if any.
+/// Returns the suite that a program implements, if any.
 fn suite_of(program: &Program) -> Option<Suite> {
     let is = |suite: &Suite| suite.has_guests() && suite.name() == program.target;
     let mut suites = Suite::value_variants().iter().copied();

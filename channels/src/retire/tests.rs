@@ -29,7 +29,7 @@ fn its_number_is_no_one_elses_until_it_is_unbound() {
     assert!(world.channels.is_retired(A, CH) && !world.channels.is_retired(B, CH));
     world.channels.unbind(&mut world.card, A, CH).unwrap();
     assert_eq!(world.channels.run_state(physical), RunState::Free);
-    // Bound again, the channel works like any other.
+    // After another bind, the channel works like any other.
     let again = world.run(A, 0);
     assert!(world.card.enabled(again));
     assert!(!world.channels.is_retired(A, CH));

@@ -19,7 +19,7 @@ use vram::TenantId;
 
 /// First address to allocate. Address 0 stays unused, so that null pointers are invalid.
 const FIRST_IOVA: u64 = 2 << 20;
-/// Alignment of regions, so that large pages stay large however the guest aligns them.
+/// Alignment of regions. With it, large pages stay large for any alignment that the guest chooses.
 const ALIGN: u64 = 2 << 20;
 /// The part of the space that VMs share. The mediator's own ranges may be in it as well; VMs' ranges are never below
 /// it.

@@ -146,7 +146,8 @@ impl Memory {
         &self.own
     }
 
-    /// Binds the channels that move memory, if it can be moved anywhere or if these channels zero the card's memory.
+    /// Binds the channels that move memory. They are needed if a VM's memory can move, or if they zero the card's
+    /// memory.
     ///
     /// # Errors
     /// If the card has too little memory or too few channels, or does not answer.

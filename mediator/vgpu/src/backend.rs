@@ -77,7 +77,7 @@ counts! {
         memory_waited_ns: "memory_waited_ns",
         /// Writes by the guest's CPU that waited for memory.
         writes_waited: "memory_writes_waited",
-        /// Writes that were lost although they had waited.
+        /// Writes that waited for memory and were lost.
         writes_lost: "memory_writes_lost",
         /// Reads of BAR0 by the guest's CPU.
         register_reads: "register_reads",

@@ -32,7 +32,7 @@ pub const OFFSET: u32 = 0xff_f000;
 /// The operator's settings for the interface.
 #[derive(Clone, Debug)]
 pub struct PvSettings {
-    /// Maximum host memory for kept page tables, in bytes.
+    /// Maximum host memory for the guest's page tables, in bytes.
     pub table_bytes: u64,
     /// Maximum card memory for segments, in bytes.
     pub segment_bytes: u64,
@@ -90,7 +90,7 @@ counts! {
 #[derive(Debug)]
 pub(super) struct Interface {
     party: Party,
-    /// Maximum host memory for kept page tables, in bytes.
+    /// Maximum host memory for the guest's page tables, in bytes.
     table_bytes: u64,
     offered: u32,
     accepted: u32,

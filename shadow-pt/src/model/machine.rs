@@ -161,7 +161,7 @@ impl Machine {
             self.prepare(index);
             // Entries that are not granted are read a second time.
             self.prepare(index);
-            // Nothing has changed since, so no work may be left.
+            // Nothing has changed since then, so a second call must find no work.
             let again = self.prepare(index);
             assert_eq!((again.translated, again.entries_written, again.denied.total()), (0, 0, 0));
         }

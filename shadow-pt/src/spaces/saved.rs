@@ -51,7 +51,7 @@ pub(crate) enum SavedPlace {
 }
 
 impl AddressSpaces {
-    /// Saves the spaces. The card must have no work of the spaces from now on.
+    /// Saves the spaces. From this call on, the card must not do any work of these spaces.
     #[must_use]
     pub fn save(&self) -> SavedSpaces {
         let Self {

@@ -1,5 +1,6 @@
-//! FECS and GPCCS, the falcons that switch PGRAPH's contexts. The model does not execute their firmware, but the
-//! falcons do not work before it is loaded; [`crate::graph`] implements its commands.
+//! FECS and GPCCS, the falcons that switch PGRAPH's contexts. The model does not execute their firmware:
+//! [`crate::graph`] implements its commands. As on hardware, the falcons do nothing before a driver has loaded the
+//! firmware.
 
 use crate::cx::Cx;
 use crate::falcon::{CodeMemory, DataMemory, SavedCode, SavedMemory};

@@ -29,7 +29,7 @@ pub struct Ground<'a> {
     pub base: u64,
     /// Source of random choices.
     pub random: Random,
-    /// Set to write outside the share as well as read.
+    /// True if the attack also writes outside the share, in addition to reading.
     pub writes: bool,
     /// Set if the VMM has mapped memory under the apertures. A write to an unmapped address then stays in that memory,
     /// which only we can access.

@@ -34,8 +34,8 @@ pub struct Attacked {
     pub armed: bool,
     /// Number of channels that were started.
     pub count: u64,
-    /// Number of channels that ran with tables or a ring outside the share, which the card can only have read from
-    /// there.
+    /// Number of channels that ran although their tables or ring are outside the share: the card must have read them
+    /// from there.
     pub reached: u64,
     /// Number of channels that continued past a page or a USERD outside the share. This alone is harmless: the card may
     /// have dropped the write, and the mediator may have used its own USERD. Only the neighbour can detect damage.

@@ -121,8 +121,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Pulls a channel's ring entries up to a doorbell onto the card. The last two arguments hold the known state of
-    /// its subchannels. Returns the engines that the work needs in addition.
+    /// Pulls a channel's ring entries up to a doorbell onto the card. The last two arguments are the known state of its
+    /// subchannels. Also returns the engines that the work needs.
     pub(crate) fn pull(
         &self,
         state: &mut CardState,

@@ -1,4 +1,4 @@
-//! Tests with injected panics: half-changed state is taken out of service, and everything else continues.
+//! Tests with injected panics: a VM or card with inconsistent state is taken out of service, and all others continue.
 
 use super::{A, B, CARD_MIB, driver, rig};
 use card::Card;

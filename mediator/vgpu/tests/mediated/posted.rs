@@ -102,7 +102,8 @@ fn moved_chunk_includes_earlier_posted_writes() {
     send_out(&rig, at, index);
     store(&rig, &mut driver, &mut channel);
     assert_eq!(word(&driver, at), 0x0101_0101, "it is under way");
-    // The CPU moves the chunk and not the engines, so that the copy does not flush posted writes.
+    // Retire the mediator's channel, so that the CPU moves the chunk instead of the engines. The copy then does not
+    // flush posted writes.
     rig.host.lock().retire_channel(TenantId::MEDIATOR, VirtualChannelId(0)).expect("it has no work");
     assert_eq!(rig.host.relocate(TenantId(0), &[Step { vm: TenantId(0), index, to: To::Card }]).moved, 1);
     assert!(!rig.in_host(0, at));

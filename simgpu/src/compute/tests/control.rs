@@ -316,7 +316,7 @@ fn state_survives_a_context_image() {
     assert_eq!(words.len(), crate::compute::Registers::IMAGE_WORDS);
     rig.compute.load(crate::compute::Registers::from_words(&words));
     assert_eq!(rig.compute.save().to_words(), words);
-    // An image, even a forged one, is masked to values that methods could have set.
+    // The words of a context image, even of a forged one, are masked to values that methods could have set.
     let forged = crate::compute::Registers::from_words(&vec![u32::MAX; words.len()]);
     let words = forged.to_words();
     assert_eq!(crate::compute::Registers::from_words(&words).to_words(), words);
