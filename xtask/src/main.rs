@@ -155,8 +155,7 @@ struct TestArgs {
     /// Time of each fuzz target, in seconds.
     #[arg(long, value_name = "N", default_value_t = 10)]
     fuzz_seconds: u32,
-    /// Maximum number of concurrent guest tests. Default: the number of CPUs, or half of it for tests with several
-    /// guests.
+    /// Number of processors for concurrent guest tests; by default all, at most 8. A test may occupy several of them.
     #[arg(long, value_name = "N")]
     guest_threads: Option<usize>,
     /// Test with this number of concurrent busy loops.
