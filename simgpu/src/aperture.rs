@@ -20,7 +20,6 @@ pub(crate) enum Mode {
     Physical,
     /// Offsets are virtual addresses in the address space that an instance block describes.
     Virtual {
-        /// The instance block.
         instance: (Target, u64),
         /// The address space that the instance block describes, or the fault if the block is invalid.
         space: Result<AddressSpace, MmuFault>,
@@ -70,7 +69,6 @@ impl Apertures {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Restores the power-on state.
     pub(crate) fn reset(&self) {
         *self.bars.write() = [Mode::Physical; 2];
         *self.pramin.write() = Some(BusAddr::Vram(VramAddr(0)));

@@ -36,8 +36,7 @@ pub struct Config {
     pub faults: Vec<Fault>,
     /// Set to count the accesses of engines and kernels per memory range ([`Card::access_counts`]).
     pub profile: bool,
-    /// Set if the VBIOS scripts have run (POST). If not, the memory controllers stay off, because the model executes no
-    /// scripts.
+    /// Set if the VBIOS scripts have run (POST). If not, the memory controllers stay off: the model runs no scripts.
     pub posted: bool,
     /// Set to allocate VRAM in an anonymous file, so that another process can take over the card.
     pub shared: bool,
@@ -72,7 +71,6 @@ impl Config {
         Ok(())
     }
 
-    /// Allocates the card's VRAM.
     fn vram(&self) -> Result<Vram, VramError> {
         let bytes = u64::from(self.vram_mib) << 20;
         if self.shared { Vram::shared(bytes) } else { Vram::new(bytes) }
@@ -204,8 +202,7 @@ impl SimGpu {
         self.shared.gpu.lock()
     }
 
-    /// Takes all channels off the engines, and stops the card's work until [`Self::go_on`]. Registers remain
-    /// accessible.
+    /// Takes all channels off the engines, and stops all work until [`Self::go_on`]. Registers remain accessible.
     ///
     /// # Errors
     /// [`NotQuiescent`]: the card keeps running. A later call may succeed, when the work in progress has ended.

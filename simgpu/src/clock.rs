@@ -70,8 +70,7 @@ impl ComputeTiming {
     }
 }
 
-/// Model of the time that the card's work takes. Results become visible when the card's clock reaches the end of the
-/// work.
+/// Model of the time that the card's work takes. Results become visible at the card time at which the work ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeModel {
     /// Timing of PGRAPH, including M2MF.
@@ -103,7 +102,6 @@ impl TimeModel {
     }
 }
 
-/// Saved state of the card's clock.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedClock {
     /// Card time.
@@ -132,7 +130,6 @@ pub(crate) enum CardTime {
 }
 
 impl CardTime {
-    /// Returns the card time.
     pub(crate) fn now(&self) -> CardNs {
         match self {
             // The subtraction may wrap: a card that was saved on another host can be older than this host's clock.
@@ -142,7 +139,6 @@ impl CardTime {
         }
     }
 
-    /// Sets the time to `now`.
     fn set(&self, now: CardNs) {
         match self {
             Self::System(origin) => origin.store(host_ns().wrapping_sub(now), Ordering::Relaxed),
@@ -152,7 +148,6 @@ impl CardTime {
     }
 }
 
-/// The card's clock.
 #[derive(Debug)]
 pub(crate) struct Clock {
     time: Arc<CardTime>,
@@ -181,12 +176,10 @@ impl Clock {
         }
     }
 
-    /// Returns the card time.
     pub(crate) fn now(&self) -> CardNs {
         self.time.now()
     }
 
-    /// Returns the source of card time.
     pub(crate) fn time(&self) -> Arc<CardTime> {
         Arc::clone(&self.time)
     }
@@ -196,12 +189,10 @@ impl Clock {
         at.wrapping_add(self.timer_offset) & !(TIMER_STEP_NS - 1)
     }
 
-    /// Returns PTIMER's value.
     pub(crate) fn timer(&self) -> u64 {
         self.timer_at(self.now())
     }
 
-    /// Sets PTIMER.
     pub(crate) fn set_timer(&mut self, time: u64) {
         self.timer_offset = time.wrapping_sub(self.now());
     }

@@ -29,8 +29,7 @@
 //! - A transaction is a 128-byte line of global or local memory: contiguous words in a line need one transaction, and
 //!   lanes with separate lines need one each. An address of an atomic operation needs a transaction if its line differs
 //!   from that of the previous address. A transaction that spans two pages counts for the memory of the last page.
-//! - Neither the counts nor the time between two semaphores around the grid depend on the number of threads that
-//!   execute it.
+//! - Neither the counts nor the time between two semaphores around the grid depend on the number of threads.
 //!
 //! The model ignores shared-memory bank conflicts, instruction and constant cache misses, latencies that too few warps
 //! cannot hide, idle multiprocessors, and slower units (double precision, MUFU).

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 /// Number of words of data memory: 4 KiB, the range that the port's address field can express.
 const WORDS: usize = 1024;
 
-/// Saved state of a data memory and its port.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedMemory {
     pub(crate) words: Vec<u32>,
@@ -81,7 +80,6 @@ pub(crate) struct SavedCode {
 /// Number of pages of code memory: the range that the port's address field can express.
 const CODE_PAGES: usize = CODE_WORDS_MAX / CODE_PAGE_WORDS;
 
-/// A page of code.
 #[derive(Clone, Copy, Debug, Default)]
 struct CodePage {
     /// Virtual address of the page, in pages.

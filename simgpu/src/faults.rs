@@ -55,7 +55,6 @@ pub struct Fault {
     pub count: u32,
 }
 
-/// The armed faults.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Faults {
     armed: Vec<Fault>,
@@ -87,8 +86,7 @@ impl Faults {
         self.armed.clear();
     }
 
-    /// Counts an event of `engine` against the faults for which `applies` is true. Returns the faults that the event
-    /// triggers.
+    /// Counts an event of `engine` against the faults for which `applies` is true. Returns the triggered faults.
     fn strike(&mut self, engine: EngineId, applies: impl Fn(FaultKind) -> bool) -> Vec<FaultKind> {
         let mut struck = Vec::new();
         if self.armed.is_empty() {

@@ -78,7 +78,6 @@ pub struct FifoCounters {
     pub faults: u64,
 }
 
-/// PFIFO with its engines.
 pub(crate) struct Fifo {
     pub(crate) channels: Vec<Channel>,
     /// The runlist: channel numbers in the submitted order.
@@ -266,8 +265,7 @@ impl Fifo {
         progress
     }
 
-    /// Removes a channel from its PBDMA and its engines unless its work is in progress. Returns true if the channel was
-    /// removed.
+    /// Removes a channel from its PBDMA and engines unless its work is in progress. Returns true if it was removed.
     pub(crate) fn leave(&mut self, channel: u8, cx: &mut Cx) -> bool {
         let holds = |slot: &Slot| slot.resident.is_some_and(|resident| resident.channel == Some(channel));
         let now = cx.clock.now();

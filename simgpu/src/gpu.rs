@@ -22,7 +22,6 @@ use nvspec::regs::windows::{BAR0_BYTES, PGRAPH_RANGES, STATE_RANGES, UNCLAIMED, 
 use nvspec::regs::{self, sm_trap};
 use std::sync::Arc;
 
-/// The card's state.
 pub(crate) struct Gpu {
     pub(crate) cx: Cx,
     pub(crate) fifo: Fifo,
@@ -402,7 +401,6 @@ impl Gpu {
         Self::new(&config, Clock::manual(), Vram::new(64 << 20).expect("a small card"))
     }
 
-    /// Advances the clock.
     #[cfg(test)]
     pub(crate) fn advance(&mut self, ns: u64) {
         self.cx.clock.advance(ns);

@@ -1,5 +1,4 @@
-//! PGRAPH as a whole: M2MF, compute, the classes that drivers bind but do not use, traps, and the contexts that FECS
-//! handles.
+//! PGRAPH as a whole: M2MF, compute, classes that drivers bind but do not use, traps, and the contexts of FECS.
 //!
 //! The model does not execute FECS's firmware: its commands have the effect that they have with nouveau's firmware.
 
@@ -209,8 +208,7 @@ pub(crate) fn fecs_command(command: u32, fifo: &mut Fifo, cx: &mut Cx) {
     }
 }
 
-/// Handles FECS's context switch interrupt, which the driver raises: loads the context of the next channel, if there is
-/// one.
+/// Handles FECS's context switch interrupt, which the driver raises: loads the context of the next channel, if any.
 pub(crate) fn fecs_switch(fifo: &mut Fifo, cx: &mut Cx) {
     let next = cx.storage.peek(NEXT::OFFSET);
     if fifo.slot(EngineId::Graph).condition != Condition::Down {

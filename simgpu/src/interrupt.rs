@@ -5,7 +5,6 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Saved state of the function's interrupt.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedLine {
     level: bool,
@@ -13,7 +12,6 @@ pub(crate) struct SavedLine {
     signals: u64,
 }
 
-/// The function's interrupt.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     mode: Option<InterruptMode>,

@@ -1,5 +1,4 @@
-//! A software GF100 card that stock drivers accept: the default implementation of [`::card::Card`], which needs no
-//! hardware.
+//! A software GF100 that stock drivers accept: the default implementation of [`::card::Card`], without hardware.
 //!
 //! Parts, in the order in which an access passes through them:
 //! - `card`: [`SimGpu`], its [`Config`] and [`Counters`]; `thread`: does the card's own work

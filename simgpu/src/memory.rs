@@ -159,8 +159,7 @@ impl Memory {
         Self { profile, ..Self::new(vram) }
     }
 
-    /// Returns the engines' access counts per memory block since the last call with `reset`; `None` if they are
-    /// disabled.
+    /// Returns the engines' access counts per memory block since the last reset; `None` if counting is disabled.
     #[must_use]
     pub fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
         self.profile.as_ref().map(|(profile, _)| profile.read(reset))
@@ -171,8 +170,7 @@ impl Memory {
         self.profile.is_some()
     }
 
-    /// Returns the engines' accesses since the last call, in order, if they are enabled. The first call starts the
-    /// recording.
+    /// Returns the engines' accesses since the last call, in order, if enabled. The first call starts the recording.
     #[must_use]
     pub fn take_touches(&self) -> Vec<Touches> {
         self.profile.as_ref().map_or_else(Vec::new, |(_, log)| log.take())

@@ -1,5 +1,4 @@
-//! Contents of the registers without behaviour: a sparse image of BAR0. The declarations in `nvspec` define the access
-//! rights.
+//! Contents of the registers without behaviour: a sparse image of BAR0. `nvspec` declares the access rights.
 
 use nvspec::regs::{blocks, windows::BAR0_BYTES};
 use nvspec::{Access, RegInfo};

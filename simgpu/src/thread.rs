@@ -70,7 +70,6 @@ impl Shared {
         }
     }
 
-    /// Makes the thread check the state again.
     pub(crate) fn wake(&self) {
         self.alarm.wake();
     }

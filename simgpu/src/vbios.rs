@@ -7,8 +7,7 @@
 //! Not included: other x86 code; initialisation scripts; memory timings (drivers report an unknown memory type and keep
 //! the memory settings); power states; voltages; GPIO and I2C tables.
 //!
-//! Sources: envytools `hwdocs/bios`, the PCI firmware specification (PCIR), and the tables that nouveau's `bios` unit
-//! parses.
+//! Sources: envytools `hwdocs/bios`, PCI's firmware specification (PCIR), and nouveau's `bios` unit.
 
 use nvspec::chip::{Chip, VENDOR_NVIDIA};
 use nvspec::regs::pclock;
@@ -20,7 +19,6 @@ const ROM_UNIT: usize = 512;
 const ROM_SIGNATURE: [u8; 2] = [0x55, 0xaa];
 /// Offset of the image's entry point. Firmware makes a far call to it, for any kind of image.
 const ENTRY: usize = 3;
-/// RETF.
 const FAR_RETURN: u8 = 0xcb;
 const PCIR_POINTER: usize = 0x18;
 const DCB_POINTER: usize = 0x36;

@@ -311,8 +311,7 @@ impl VmBackend {
         state.feeder().look_at_waits(Some(self.vm));
     }
 
-    /// Removes all state of the guest's driver from the card: channels, address spaces, and apertures. Keeps the VM's
-    /// memory.
+    /// Removes all state of the guest's driver from the card: channels, address spaces, apertures. Keeps VM memory.
     pub(super) fn quiesce(&mut self) {
         devmodel::backend::Backend::reset_fifo(self);
         self.faults.clear();
@@ -365,8 +364,7 @@ impl VmBackend {
             .map(|(at, bytes)| shadow_pt::GuestRange::Vram(nvspec::addr::GuestVramAddr(at.0), bytes));
         let relocated = self.memory.relocated(state, &ranges.collect::<Vec<_>>());
         if relocated.is_err() {
-            // Quarantine the vacated chunks before another thread can lock the card, because that thread could allocate
-            // them.
+            // Quarantine the vacated chunks before another thread can lock the card and allocate them.
             state.quarantine_left();
         }
         relocated

@@ -22,8 +22,7 @@ fn refused(error: ManagerError) -> MigrationError {
     }
 }
 
-/// Returns the error for a request that the device does not handle in its current state. The server does not send such
-/// requests.
+/// Returns the error for a request that the device does not handle in its current state. The server sends none.
 fn misplaced() -> MigrationError {
     MigrationError::failed("the device is in another state")
 }
@@ -37,8 +36,7 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Resets the VM, whose work is stopped, to its initial state. Its client stays connected, and the VM stays
-    /// stopped.
+    /// Resets the VM, whose work is stopped, to its initial state. Its client stays connected; the VM stays stopped.
     fn forget_all(&self, settings: &Settings) -> Result<(), ManagerError> {
         {
             let core = &mut *self.core();

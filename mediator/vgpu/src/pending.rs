@@ -39,7 +39,7 @@ impl Wait {
     }
 }
 
-/// A channel that the guest has bound but for which the card has no memory yet.
+/// A channel that the guest has bound, and that waits until the card has memory for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PendingBind {
     pub(crate) instance: Place,

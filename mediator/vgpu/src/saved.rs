@@ -39,8 +39,7 @@ impl SavedOwn {
 #[derive(Debug)]
 pub struct SavedSide {
     own: SavedOwn,
-    /// Segments that the VM maps, if any. A program without support for segments can still take over a VM that maps
-    /// none.
+    /// Segments that the VM maps, if any. A program without support for segments can take over a VM without them.
     segments: Option<SavedAttachments>,
     /// Apertures that the VMM maps, if any.
     apertures: Option<SavedRemap>,
@@ -151,8 +150,7 @@ impl Core {
             deferred,
             rung,
             gone: _,
-            // The client neither stops the VM nor logs its writes, because otherwise the client itself would save the
-            // VM.
+            // The client neither stops the VM nor logs its writes: otherwise the client itself would save the VM.
             client: _,
             board: _,
         } = self;

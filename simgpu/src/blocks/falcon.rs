@@ -20,7 +20,6 @@ const STRIDE: u32 = ce1::BASE - ce0::BASE;
 /// Interrupt lines of the falcon that the firmware routes to the host.
 const ROUTED: u32 = 0xfff3;
 
-/// The two falcons.
 #[derive(Debug)]
 pub(crate) struct CopyFalcons {
     data: [DataMemory; 2],
@@ -134,7 +133,6 @@ impl CopyFalcons {
         }
     }
 
-    /// Restores the power-on state of one falcon.
     pub(crate) fn reset(&mut self, unit: usize, cx: &mut Cx) {
         self.data[unit] = DataMemory::new();
         self.code[unit] = CodeMemory::new();

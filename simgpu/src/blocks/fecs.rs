@@ -1,6 +1,5 @@
-//! FECS and GPCCS, the falcons that switch PGRAPH's contexts. The model does not execute their firmware:
-//! [`crate::graph`] implements its commands. As on hardware, the falcons do nothing before a driver has loaded the
-//! firmware.
+//! FECS and GPCCS, the falcons that switch PGRAPH's contexts. Their firmware is not executed: [`crate::graph`]
+//! implements its commands. As on hardware, the falcons do nothing before a driver has loaded the firmware.
 
 use crate::cx::Cx;
 use crate::falcon::{CodeMemory, DataMemory, SavedCode, SavedMemory};
@@ -9,7 +8,6 @@ use crate::graph;
 use nvspec::regs::{fecs, gpccs};
 use saved_state::Invalid;
 
-/// The falcons' memories.
 #[derive(Debug)]
 pub(crate) struct GraphFalcons {
     fecs: DataMemory,
@@ -164,7 +162,6 @@ impl GraphFalcons {
         }
     }
 
-    /// Restores the power-on state.
     pub(crate) fn reset(&mut self) {
         *self = Self::new();
     }

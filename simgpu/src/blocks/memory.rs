@@ -19,8 +19,8 @@ pub(crate) fn write_flush(reg: pflush::Reg, offset: u32, value: u32, cx: &mut Cx
     cx.storage.write(reg.info(), offset, value);
     match reg {
         pflush::Reg::BAR_FLUSH if pflush::BAR_FLUSH::TRIGGER.is_set(value) => {
-            // GUESS: the barrier is a write to the flush page that follows all earlier writes. Without a flush page it
-            // has no effect.
+            // GUESS: the barrier is a write to the flush page after all earlier writes. Without a flush page it has no
+            // effect.
             let page = u64::from(cx.storage.peek(pfb::NISO_ADDRESS::OFFSET)) << BARRIER_SHIFT;
             if cx.memory.sysmem.is_writable(Iova(page)) {
                 cx.memory.push_posted();

@@ -100,8 +100,7 @@ pub(crate) fn write(reg: pfifo::Reg, index: u32, offset: u32, value: u32, fifo: 
     }
 }
 
-/// Returns true if a write to `offset` only acknowledges an interrupt. A driver makes such a write after each
-/// submission.
+/// Returns true if a write to `offset` only acknowledges an interrupt. Drivers make such a write per submission.
 pub(crate) fn acknowledges(offset: u32) -> bool {
     matches!(pfifo::decode(offset), Some((pfifo::Reg::INTR | pfifo::Reg::NON_STALL_INTR, _)))
 }

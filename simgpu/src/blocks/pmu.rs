@@ -1,5 +1,4 @@
-//! PMU: a falcon whose firmware is not executed. A started PMU offers two queues, consumes commands, and sends no
-//! messages.
+//! PMU, a falcon. Its firmware is not executed: it offers two queues, consumes commands, and sends no messages.
 
 use crate::cx::Cx;
 use crate::falcon::{DataMemory, SavedMemory};
@@ -7,7 +6,6 @@ use nvspec::regs::pmu::{INTR, INTR_EN, MESSAGE_INFO, QUEUE_HEAD, QUEUE_INFO, QUE
 use nvspec::regs::{pmu, pmu_queue};
 use saved_state::Invalid;
 
-/// State of the PMU.
 #[derive(Debug)]
 pub(crate) struct Pmu {
     data: DataMemory,
@@ -57,7 +55,6 @@ impl Pmu {
         }
     }
 
-    /// Restores the power-on state.
     pub(crate) fn reset(&mut self, cx: &mut Cx) {
         let Self { data } = self;
         *data = DataMemory::new();

@@ -29,7 +29,6 @@ pub(crate) enum Slice {
     Stuck,
 }
 
-/// A barrier.
 #[derive(Clone, Copy, Debug, Default)]
 struct Barrier {
     arrived: u32,
@@ -247,8 +246,7 @@ impl Block {
     }
 }
 
-/// Executes at most `steps` instructions of a warp. Returns the number executed, and the barrier if the warp reached
-/// one.
+/// Executes up to `steps` instructions of a warp. Returns their number, and the barrier if the warp reached one.
 fn run_warp(
     warp: &mut Warp,
     machine: &mut Machine<'_, '_>,

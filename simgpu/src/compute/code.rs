@@ -13,7 +13,6 @@ const LINE_WORDS: usize = LINE_BYTES / 4;
 /// Maximum number of lines per worker. A full cache drops all its lines.
 const LINES_MAX: usize = 512;
 
-/// Cache entry of an instruction.
 #[derive(Clone, Copy, Debug)]
 enum Slot {
     /// The instruction has not been decoded yet.
@@ -22,7 +21,6 @@ enum Slot {
     Bad(u32),
 }
 
-/// A decoded instruction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decoded {
     pub(crate) instruction: Instruction,

@@ -10,7 +10,6 @@ const LINE_BYTES: usize = 256;
 const LINE_WORDS: usize = LINE_BYTES / 4;
 const LINES: usize = limit::CONSTANT_BYTES as usize / LINE_BYTES;
 
-/// The cache of one bank.
 #[derive(Debug)]
 struct Cache {
     words: Vec<u32>,

@@ -34,7 +34,6 @@ pub(crate) struct Outcome {
 struct State {
     /// The next block to start.
     next: u64,
-    /// Number of active workers.
     workers: u32,
     /// Set once no block may start and none is running.
     closed: bool,
@@ -42,7 +41,6 @@ struct State {
     failure: Option<(u64, Failure)>,
 }
 
-/// A running grid.
 #[derive(Debug)]
 pub(crate) struct Grid {
     launch: Launch,
@@ -208,7 +206,6 @@ impl Grid {
     }
 }
 
-/// A registered worker.
 pub(crate) struct Working<'a>(&'a Grid);
 
 impl Drop for Working<'_> {

@@ -22,7 +22,6 @@ impl From<MmuFault> for Failure {
 /// The instruction does not exist, or is not modelled.
 pub(crate) const ILLEGAL: Failure = Failure::Warp(warp_error::ILLEGAL_ENCODING);
 
-/// A constant bank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bank {
     pub(crate) base: u64,
@@ -30,7 +29,6 @@ pub(crate) struct Bank {
     pub(crate) bytes: u32,
 }
 
-/// All constant banks.
 pub(crate) type Banks = [Bank; limit::CONSTANT_BANKS as usize];
 
 /// The table that maps the upper byte of global addresses.
@@ -57,7 +55,6 @@ pub(crate) struct Launch {
     pub(crate) grid: [u32; 3],
     /// Number of threads of a block in x, y and z; never 0.
     pub(crate) block: [u32; 3],
-    /// The code segment.
     pub(crate) code: GpuVa,
     /// Byte offset of the first instruction.
     pub(crate) entry: u32,

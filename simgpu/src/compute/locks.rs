@@ -13,7 +13,6 @@ const WAYS: usize = 8;
 /// Locked words by set, each stored as the word's number plus one; 0 means unused.
 type Table = Box<[[u64; WAYS]; SETS]>;
 
-/// A grid's locks.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     /// The table is allocated for the first lock, because few programs use locks. The mutex is held for one lookup.
@@ -38,7 +37,6 @@ impl Locks {
         free.map(|way| *way = word).is_some()
     }
 
-    /// Unlocks the word at an address.
     pub(crate) fn unlock(&self, address: u64) {
         let (set, word) = place(address);
         if let Some(way) = self.table.lock().as_mut().and_then(|table| table[set].iter_mut().find(|way| **way == word))

@@ -158,8 +158,7 @@ pub(crate) fn load<const N: usize>(
     Ok(values)
 }
 
-/// Stores `N` words of each lane of `mask` to global memory. If several lanes have the same address, the highest lane
-/// wins.
+/// Stores `N` words of each lane of `mask` to global memory. For equal addresses, the highest lane wins.
 pub(crate) fn store<const N: usize>(
     session: &mut Session<'_>,
     addresses: &Pairs,
@@ -198,7 +197,6 @@ pub(crate) fn store<const N: usize>(
     Ok(())
 }
 
-/// A block's shared memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SharedMemory {
     bytes: Vec<u8>,
@@ -216,7 +214,6 @@ impl SharedMemory {
         self.locks.resize((bytes as usize).div_ceil(4 * 64), 0);
     }
 
-    /// Returns all bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -229,7 +226,6 @@ impl SharedMemory {
         bytes.try_into().map_err(|_| outside)
     }
 
-    /// Stores bytes.
     pub(crate) fn write(&mut self, address: u32, bytes: &[u8]) -> Result<(), Failure> {
         let start = address as usize;
         let place = self.bytes.get_mut(start..start.saturating_add(bytes.len()));
@@ -246,7 +242,6 @@ impl SharedMemory {
         free
     }
 
-    /// Unlocks the word at an address.
     pub(crate) fn unlock(&mut self, address: u32) {
         let word = address as usize / 4;
         if let Some(bits) = self.locks.get_mut(word / 64) {

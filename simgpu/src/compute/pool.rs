@@ -80,7 +80,6 @@ impl Pool {
         }
     }
 
-    /// Returns true while a grid is running.
     pub(crate) fn is_busy(&self) -> bool {
         self.grid.is_some()
     }

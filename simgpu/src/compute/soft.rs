@@ -244,8 +244,7 @@ fn sum(a: Exact, b: Exact, rounding: Rounding) -> Exact {
     let mantissa = if big.negative == small.negative {
         big.mantissa + shifted
     } else {
-        // The lost bits of the smaller number are subtracted as well: the exact result is between this value and one
-        // less.
+        // The lost bits of the smaller number are subtracted too: the exact result is between this value and one less.
         big.mantissa - shifted - u128::from(sticky)
     };
     let negative = if mantissa == 0 && !sticky { rounding == Rounding::Down } else { big.negative };

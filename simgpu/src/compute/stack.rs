@@ -36,7 +36,6 @@ const ENTRY_BYTES: u32 = 8;
 /// Maximum number of entries, regardless of the program's request: the model stores the stack in its own memory.
 const ENTRIES_MAX: usize = 0x2000;
 
-/// The stack of a warp.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stack {
     entries: Vec<Entry>,

@@ -66,7 +66,6 @@ pub(crate) enum Condition {
     Ended,
 }
 
-/// A warp.
 #[derive(Clone, Debug)]
 pub(crate) struct Warp {
     /// R0 to R62. The last row is RZ, which stays zero.
@@ -130,7 +129,6 @@ impl Warp {
         &self.registers[following(register, offset)]
     }
 
-    /// Returns a pair of registers.
     pub(crate) fn pair(&self, register: Register) -> Pairs {
         let (low, high) = (self.register(register), self.following(register, 1));
         std::array::from_fn(|lane| u64::from(high[lane]) << 32 | u64::from(low[lane]))
@@ -158,7 +156,6 @@ impl Warp {
         }
     }
 
-    /// Sets a pair of registers.
     pub(crate) fn set_pair(&mut self, register: Register, values: &Pairs, mask: u32) {
         self.set(register, &values.map(|value| value as u32), mask);
         self.set_following(register, 1, &values.map(|value| (value >> 32) as u32), mask);

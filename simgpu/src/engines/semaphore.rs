@@ -1,5 +1,4 @@
-//! Semaphores in memory: the data that a release writes and the condition of an acquire, for both the host and the
-//! engines.
+//! Semaphores in memory: the data that a release writes and the condition of an acquire, for host and engines.
 
 use crate::mmu::{MmuFault, Session};
 use nvspec::addr::GpuVa;

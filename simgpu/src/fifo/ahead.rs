@@ -57,8 +57,7 @@ impl Fifo {
         }
     }
 
-    /// Executes the next word if it does not need the engine. Returns true if the caller may continue with the word
-    /// after it.
+    /// Executes the next word if it does not need the engine. Returns true if the caller may continue after it.
     fn word_ahead(&mut self, index: usize, context: &mut super::context::Context, cx: &mut Cx) -> bool {
         let Ok(Some(word)) = self.next_word(index, context, cx) else { return false };
         let (decoder, event) = context.decoder.feed(word);

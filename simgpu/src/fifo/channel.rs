@@ -22,7 +22,6 @@ pub(crate) enum Health {
     Faulted,
 }
 
-/// One channel.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Channel {
     /// Last written values of the channel's registers.
@@ -39,8 +38,7 @@ pub(crate) struct Channel {
     pub(crate) retry_at: Option<CardNs>,
     /// Interval before the next retry.
     pub(crate) retry_ns: u64,
-    /// The PBDMA that the channel runs in. A channel that has not used an engine yet has `None`, and may run in any
-    /// PBDMA.
+    /// The PBDMA that the channel runs in. `None` until the channel has used an engine: it may run in any PBDMA.
     pub(crate) home: Option<usize>,
     userd: Option<BusAddr>,
     /// GP_PUT at the time when the ring was last empty.
@@ -91,8 +89,7 @@ impl Channel {
         }
     }
 
-    /// Returns true if the channel's USERD page must be polled, because the CPU's writes to host memory are not
-    /// detected.
+    /// Returns true if the channel's USERD page must be polled, because CPU writes to host memory are not detected.
     pub(crate) fn polled(&self) -> bool {
         matches!(self.userd, Some(BusAddr::System(_)))
     }

@@ -33,7 +33,6 @@ const POLL_NS: u64 = 500_000;
 /// Maximum time in a saved card, in ns: the sum of this time and any cost still fits into 64 bits.
 const TIME_MAX: CardNs = 1 << 62;
 
-/// A PBDMA.
 #[derive(Debug)]
 pub(crate) struct Pbdma {
     pub(crate) context: Option<Box<Context>>,
@@ -69,8 +68,7 @@ pub(crate) enum Outcome {
     Done(Done),
     /// The engine is not ready; retry later.
     Later,
-    /// The semaphore is not released yet; retry later. If the value is true, other channels may use the PBDMA in the
-    /// meantime.
+    /// The semaphore is not released yet; retry later. If true, other channels may use the PBDMA in the meantime.
     NotAcquired(bool),
     /// Another PBDMA serves the engine.
     Elsewhere(usize),
@@ -557,7 +555,6 @@ impl Fifo {
         }
     }
 
-    /// Executes a method.
     fn method(&mut self, index: usize, context: &mut Context, method: Method, cx: &mut Cx) -> Outcome {
         let object = context.objects[usize::from(method.subchannel & 7)];
         if method.address < host_method::ENGINE_FIRST {

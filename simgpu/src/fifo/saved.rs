@@ -11,7 +11,6 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Saved state of PFIFO and its engines.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedFifo {
     pub(crate) channels: Vec<Channel>,

@@ -45,7 +45,6 @@ pub(crate) struct Resident {
     pub(crate) image: GpuVa,
 }
 
-/// One engine.
 pub(crate) struct Slot {
     pub(crate) id: EngineId,
     engine: Box<dyn Engine>,
@@ -141,7 +140,6 @@ impl Slot {
         self.engine.class_supported(class)
     }
 
-    /// Returns true if work is pending.
     pub(crate) fn pending(&self) -> bool {
         self.engine.pending()
     }

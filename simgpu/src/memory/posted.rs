@@ -23,7 +23,6 @@ pub(super) const MAX_WRITE_BYTES: usize = 4096;
 /// Number of paths to host memory: one from the hub (copy engines, PFIFO, apertures), and one from the shaders.
 pub(super) const PATHS: usize = 2;
 
-/// Writes in flight.
 #[derive(Debug, Default)]
 pub(super) struct Posted {
     held: AtomicBool,
@@ -42,7 +41,6 @@ impl Posted {
         self.held.store(hold, Ordering::Release);
     }
 
-    /// Returns true if writes are held.
     pub(super) fn is_held(&self) -> bool {
         self.held.load(Ordering::Acquire)
     }

@@ -352,8 +352,7 @@ impl<'a> Session<'a> {
         (source.bytes >= len && target.bytes >= len).then_some(Piece { from: source.address, to: target.address, len })
     }
 
-    /// Translates the pages of a copy before the copy's first access: a lock taken in between would wait for earlier
-    /// stores.
+    /// Translates the pages of a copy before its first access: a lock taken in between would wait for earlier stores.
     fn plan(&mut self, plan: &mut Plan, from: GpuVa, to: GpuVa, len: u64) -> Result<(), MmuFault> {
         let mut planned = 0;
         for _ in 0..PAGES_AT_ONCE {

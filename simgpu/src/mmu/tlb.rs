@@ -86,16 +86,14 @@ impl Default for Tlb {
     }
 }
 
-/// Returns an offset that spreads directories over the table, so that two address spaces with the same addresses do not
-/// collide.
+/// Returns an offset per directory, so that the same addresses in two address spaces do not collide.
 fn spread(directory: BusAddr) -> u64 {
     let (BusAddr::Vram(nvspec::addr::VramAddr(address)) | BusAddr::System(nvspec::addr::Iova(address))) = directory;
     (address >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
 }
 
 impl Tlb {
-    /// Returns the set of a page. A large page and the small pages within it share a set, so that a lookup takes one
-    /// lock.
+    /// Returns the set of a page. A large page and its small pages share a set, so that a lookup takes one lock.
     fn set(&self, key: TlbKey) -> &Mutex<Set> {
         let which = (key.va.0 / LARGE_PAGE).wrapping_add(spread(key.directory));
         &self.sets[(which % SETS as u64) as usize]

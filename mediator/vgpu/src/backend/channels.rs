@@ -58,8 +58,7 @@ impl VmBackend {
         self.end_of_pull(channel, fault);
     }
 
-    /// Submits a channel's new work to the card, after its address space has been updated. The work starts in its VM's
-    /// time slice.
+    /// Submits a channel's new work, after its address space was updated. The work starts in its VM's time slice.
     pub(crate) fn submit(&mut self, doorbell: Doorbell) {
         let host = Arc::clone(&self.host);
         let fault = self.pull(&mut host.lock(), doorbell);

@@ -28,8 +28,7 @@ const PROGRESS: [u64; 9] = [
     userd::GP_PUT,
 ];
 
-/// Interval between checks whether the VM's work has left the card, so that pages can move. The VM's lock is free in
-/// between.
+/// Interval of checks whether the VM's work has left the card. The VM's lock is free in between.
 pub(crate) const MOVE_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// A page of zeros.
@@ -73,8 +72,7 @@ impl VmBackend {
         self.refresh_at_once(MappedWindow::Pramin);
     }
 
-    /// Makes PRAMIN show no page until it is [placed](Self::show_window) again. None of the VM's work may be on the
-    /// card.
+    /// Makes PRAMIN show no page until it is [placed](Self::show_window) again. The VM must have no work on the card.
     pub(crate) fn hide_window(&mut self) {
         self.show_window(None);
     }

@@ -44,8 +44,7 @@ impl Backend for VmBackend {
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {
-        // A flush for apertures has the hub's form, and a flush for channels may have either form. Both look up the
-        // shadow.
+        // A flush for apertures has the hub's form; a flush for channels may have either form. Both look up the shadow.
         if let Err(error) = self.flush_spaces(directory) {
             tracing::error!(vm = %self.vm, %error, "a guest's TLB flush did not reach the card");
         }
@@ -119,8 +118,7 @@ impl Backend for VmBackend {
     }
 
     fn block_engines(&mut self, engines: u32, blocked: bool) {
-        // Pause all channels of the VM while any engine is blocked, because it is unknown which engine a channel will
-        // use next.
+        // Pause all channels of the VM while any engine is blocked: the engine that a channel uses next is unknown.
         let paused = self.work.block(engines, blocked) || self.moves_wait();
         self.pause(paused);
     }

@@ -18,8 +18,7 @@ use pv::{Begun, Op};
 /// Maximum number of bytes that a fill or a copy handles per step.
 const BYTES_PER_STEP: usize = 64 << 10;
 
-/// Number of bytes that one critical section of the VM's lock handles. Other threads get the lock before the batch
-/// continues.
+/// Number of bytes per critical section of the VM's lock. Other threads get the lock before the batch continues.
 const BUDGET: u64 = 256 << 10;
 /// Cost in bytes of an operation that neither fills nor copies memory.
 const OPERATION: u64 = 1 << 10;

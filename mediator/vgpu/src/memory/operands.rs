@@ -145,8 +145,7 @@ struct Walk<'a, F> {
     each: F,
 }
 
-/// Calls `each` with the start and the size in bytes of every range that `words` refers to. The words must begin with a
-/// header.
+/// Calls `each` with the start and size in bytes of each range in `words`, which must begin with a header.
 fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
     let mut walk = Walk { objects, data: BTreeMap::new(), each };
     let mut words = words.iter().copied();

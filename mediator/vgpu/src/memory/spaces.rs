@@ -88,8 +88,7 @@ impl Memory {
 
     /// Updates the card's tables of `space` before its work is submitted.
     pub(crate) fn prepare(&mut self, state: &mut CardState, space: SpaceId) -> Result<(), ManagerError> {
-        // Otherwise each doorbell would read all tables in mapped memory, and most doorbells do not follow a change of
-        // them.
+        // Otherwise each doorbell would read all tables in mapped memory, although these seldom change.
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 

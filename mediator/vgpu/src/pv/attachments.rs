@@ -89,8 +89,7 @@ struct SavedAttachment {
 
 /// State that attachments are restored into.
 pub(crate) struct Around<'a> {
-    /// Segments that the VM maps according to the card: the number of spaces, the address, and the size in bytes of
-    /// each.
+    /// Segments that the VM maps according to the card: number of spaces, address, and size in bytes of each.
     pub(crate) segments: BTreeMap<u32, (u32, VramAddr, u64)>,
     /// Returns the space with a given directory.
     pub(crate) space: &'a dyn Fn(VramAddr) -> Option<SpaceId>,

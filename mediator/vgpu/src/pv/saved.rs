@@ -1,5 +1,4 @@
-//! Saved state of one VM's paravirtual interface. The page tables that the mediator keeps for the VM are a separate
-//! part.
+//! Saved state of one VM's paravirtual interface. The VM's page tables, which the mediator keeps, are separate.
 
 use super::queue::Setup;
 use super::{Counts, Interface, PvSettings};

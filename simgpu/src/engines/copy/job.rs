@@ -169,8 +169,7 @@ impl Job {
                 self.y += 1;
             }
         }
-        // Run the completion in a separate step, so that the caller can first wait for the end of the copy's modelled
-        // time.
+        // Run the completion in a separate step, so that the caller can wait for the end of the copy's modelled time.
         if begun && !self.completion.is_nothing() {
             return Ok(Progress::More);
         }

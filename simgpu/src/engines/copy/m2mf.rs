@@ -1,5 +1,4 @@
-//! M2MF, class 0x9039, PGRAPH's copy class: copies between pitch-linear and block-linear surfaces, and uploads of
-//! inline data.
+//! M2MF, class 0x9039, PGRAPH's copy class: copies between pitch- and block-linear surfaces, and inline uploads.
 //!
 //! | method group | here |
 //! |---|---|
