@@ -128,7 +128,7 @@ fn with_accesses(rig: &Rig, run: fn(&Rig) -> Result<()>) -> Result<Vec<f64>> {
         });
         let ran = run(rig);
         ended.store(true, Ordering::Relaxed);
-        let took = looker.join().map_err(|_| anyhow!("who accesses the card has panicked"))?;
+        let took = looker.join().map_err(|_| anyhow!("the thread that accesses the card has panicked"))?;
         ran.map(|()| took)
     })
 }

@@ -197,7 +197,7 @@ fn run(arguments: Arguments) -> Result<()> {
     let chosen: Vec<_> = BENCHMARKS.iter().filter(|(known, _)| is_of(known, name.as_deref())).collect();
     if chosen.is_empty() {
         let names: Vec<_> = BENCHMARKS.iter().map(|(name, _)| *name).collect();
-        bail!("there is no benchmark {:?}; there are: {}", name.unwrap_or_default(), names.join(" "));
+        bail!("there is no benchmark {:?}, expected one of: {}", name.unwrap_or_default(), names.join(" "));
     }
     let mut record = Record::open(request.file.clone(), resume)?;
     for benchmark in chosen {

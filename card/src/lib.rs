@@ -217,8 +217,8 @@ pub enum DmaError {
     },
     /// The host accepts no further mappings for the card.
     #[error(
-        "{len:#x} bytes at I/O address {iova:#x} would be a mapping more than the host takes: there are {mappings}; raise \
-         `dma_entry_limit` of the module vfio_iommu_type1, or have VMs lend larger pieces (huge pages)"
+        "{len:#x} bytes at I/O address {iova:#x} would exceed the host's limit of mappings: there are {mappings}; \
+         raise `dma_entry_limit` of the module vfio_iommu_type1, or have VMs lend larger pieces (huge pages)"
     )]
     Exhausted {
         /// First I/O virtual address of the request.

@@ -33,7 +33,7 @@ pub enum InstanceError {
     #[error("the channel's GPFIFO ring has 2^{0} entries, more than 2^{max}", max = ramfc::GP_ENTRIES_LOG2_MAX)]
     RingSize(u32),
     /// The directory's target is invalid.
-    #[error("the channel's page directory is in no memory")]
+    #[error("the channel's page directory has an invalid target")]
     Directory,
 }
 

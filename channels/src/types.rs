@@ -109,7 +109,7 @@ pub enum BindError {
 
 /// The card did not remove a channel from its engines before the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the card does not let go of channel {}; the engine that runs it must be reset", .channel.0)]
+#[error("channel {} stays on the card; the engine that runs it must be reset", .channel.0)]
 pub struct Stuck {
     /// The physical channel.
     pub channel: ChannelId,
@@ -179,7 +179,7 @@ pub enum RingFault {
         va: GpuVa,
     },
     /// An entry is not supported.
-    #[error("GPFIFO entry {index} ({raw:#018x}) names the host's addresses or an operation that is not supported")]
+    #[error("GPFIFO entry {index} ({raw:#018x}) contains one of the host's addresses or an unsupported operation")]
     Entry {
         /// Index of the entry in the guest's ring.
         index: u32,

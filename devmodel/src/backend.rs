@@ -30,7 +30,7 @@ pub use nvspec::addr::Place;
 
 /// The access is outside the guest's memory; the implementer has not changed `data`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the access is outside of what the guest may reach")]
+#[error("the guest may not access this address")]
 pub struct Denied;
 
 /// Reason why a write to VRAM or through an aperture failed. Some bytes may have been written; the caller may write
@@ -47,7 +47,7 @@ pub enum WriteFailure {
 
 /// No memory is available for the guest's write. The same write may succeed later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no memory for what the guest writes")]
+#[error("no memory is available for the guest's write")]
 pub struct NoMemory;
 
 /// State of a channel, as its register shows it.

@@ -144,12 +144,12 @@ pub struct BadBar {
 
 /// The configured size of the expansion ROM cannot be encoded in PCI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an expansion ROM of {0:#x} bytes: it has a power of two from 2 KiB to 16 MiB")]
+#[error("an expansion ROM of {0:#x} bytes: must be a power of two from 2 KiB to 16 MiB")]
 pub struct BadRom(u64);
 
 /// A vendor-specific capability that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a vendor-specific capability of {0} bytes: it has at least 3 and ends below byte 256 of configuration space")]
+#[error("a vendor-specific capability of {0} bytes: must have at least 3, and end below byte 256")]
 pub struct BadCapability(usize);
 
 /// One function's configuration space.

@@ -158,7 +158,9 @@ impl Apt {
         let mut list = self.command("apt-get");
         list.arg("-qq").args(self.preference()).args(["--print-uris", "download", package]);
         let listed = parse_uris(&String::from_utf8_lossy(&exec::run(&mut list, APT, &mut step, String::new)?.stdout));
-        let [listed] = listed.as_slice() else { bail!("apt-get names {} files for {package}, not one", listed.len()) };
+        let [listed] = listed.as_slice() else {
+            bail!("apt-get lists {} files for {package}, expected one", listed.len())
+        };
         let mut command = self.command("apt-get");
         command.arg("-qq").args(self.preference()).args(["download", package]).current_dir(&folder);
         exec::run(&mut command, APT, &mut step, || format!("{} of {}", mib(size_of(&folder)), mib(listed.size)))?;
@@ -207,7 +209,7 @@ impl Apt {
         let mut set = |name: &str, value: &str| text.push_str(&format!("{name} \"{value}\";\n"));
         let inside = |name: &str| self.root.join(name).to_string_lossy().into_owned();
         if inside("").contains(['"', '\n', '\\']) {
-            bail!("the cache folder {} has a character in its path that apt cannot take", self.root.display());
+            bail!("the cache folder {} has a character in its path that apt does not support", self.root.display());
         }
         set("Dir::State", &inside("state"));
         set("Dir::State::status", &inside("state/status"));

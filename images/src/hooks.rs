@@ -96,9 +96,9 @@ fn parse(text: &str) -> Result<Head> {
     let one = |key: &str| text.lines().find_map(|line| value(line, key));
     let hooks: Vec<_> = text.lines().filter_map(|line| value(line, "hook")).collect();
     if hooks.is_empty() {
-        bail!("it names no hook");
+        bail!("its header has no hook");
     }
-    Ok(Head { kernel: one("kernel"), file: one("file").context("it names no file")?, hooks })
+    Ok(Head { kernel: one("kernel"), file: one("file").context("its header has no file")?, hooks })
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ impl Library {
 pub fn list(command: &mut Command) -> Result<Vec<Library>> {
     let program = command.get_program().to_string_lossy().into_owned();
     let text = exec::probe(command.env("LD_TRACE_LOADED_OBJECTS", "1"));
-    let text = text.with_context(|| format!("the dynamic loader does not say what {program} is linked to"))?;
+    let text = text.with_context(|| format!("the dynamic loader does not list the libraries of {program}"))?;
     parse(&text).with_context(|| format!("libraries of {program}"))
 }
 

@@ -51,7 +51,7 @@ pub fn ensure(
     let folder = match cache.find("pv", &key) {
         Some(folder) => folder,
         None => {
-            let made = record.kernels.get(&kernel.name).context("nothing says where the kernel comes from")?.clone();
+            let made = record.kernels.get(&kernel.name).context("the suite of the kernel is not recorded")?.clone();
             let suite = recipes.0.from.iter().find(|suite| suite.target() == made.suite);
             let suite =
                 suite.with_context(|| format!("images/manifest.toml no longer has the suite {}", made.suite))?;
@@ -181,7 +181,7 @@ impl Build<'_> {
     /// Fetches a package in the kernel's version.
     fn fetch_same(&self, apt: &Apt, name: &str) -> Result<Fetched> {
         let version = self.made.packages.first().map(|package| package.version.as_str());
-        let version = version.context("nothing says which version the kernel has")?;
+        let version = version.context("the version of the kernel is not recorded")?;
         let explain = |error: Error| {
             error.context(format!(
                 "{name} {version}, as old as the kernel in the cache, cannot be had; `cargo xtask setup --refresh` takes the \

@@ -44,7 +44,7 @@ impl Qemu {
 pub fn ensure(recipe: &QemuRecipe, cache: &Cache, record: &mut Record, progress: &Progress) -> Result<Qemu> {
     if let Some(path) = env::var_os(QEMU_VARIABLE) {
         let qemu = Qemu { program: path.into(), args: Vec::new(), env: Vec::new(), version: String::new() };
-        return check(qemu, recipe).map_err(|e| e.context(format!("the QEMU that {QEMU_VARIABLE} names")));
+        return check(qemu, recipe).map_err(|e| e.context(format!("the QEMU in {QEMU_VARIABLE}")));
     }
     let host = Qemu { program: PROGRAM.into(), args: Vec::new(), env: Vec::new(), version: String::new() };
     if let Ok(qemu) = check(host, recipe) {

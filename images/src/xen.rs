@@ -231,7 +231,7 @@ fn hypervisor(boot: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
     let wanted = INTERCEPTED.to_le_bytes();
     let places: Vec<usize> = image.windows(4).enumerate().filter(|(_, at)| **at == wanted).map(|(at, _)| at).collect();
     let [place] = places[..] else {
-        bail!("{} names what it intercepts in {} places: see `INTERCEPTED`", path.display(), places.len());
+        bail!("{} contains the mask of intercepted accesses {} times: see `INTERCEPTED`", path.display(), places.len());
     };
     image[place..place + 4].copy_from_slice(&(INTERCEPTED & !CR0_READ).to_le_bytes());
     Ok(image)

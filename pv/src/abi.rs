@@ -263,10 +263,10 @@ statuses! {
         #[error("the feature was not offered, or not accepted")]
         Unsupported = 3,
         /// The table, segment or channel does not exist.
-        #[error("there is no such object")]
+        #[error("the object does not exist")]
         NoObject = 4,
         /// An object with this handle already exists.
-        #[error("there is one already")]
+        #[error("the object already exists")]
         Exists = 5,
         /// The object is of another type.
         #[error("the object is of another type")]
@@ -275,7 +275,7 @@ statuses! {
         #[error("out of range")]
         Range = 7,
         /// A reserved bit or field is not 0, or a value has no meaning.
-        #[error("a value that means nothing")]
+        #[error("a value has no meaning")]
         Invalid = 8,
         /// The operation exceeds a limit of the virtual machine or of the card.
         #[error("a limit is reached")]
@@ -284,7 +284,7 @@ statuses! {
         #[error("not allowed")]
         Denied = 10,
         /// The card failed to execute the operation. The mediator's log contains the reason.
-        #[error("the card did not do it")]
+        #[error("the card failed to execute the operation")]
         Failed = 11,
     }
 }

@@ -35,7 +35,7 @@ pub const MAX_BINDINGS: usize = 1024;
 
 /// There is no table at this address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no table there")]
+#[error("there is no table at this address")]
 pub struct NoTable;
 
 /// Numbers of objects.

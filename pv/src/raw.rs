@@ -52,26 +52,26 @@ pub enum Problem {
     #[error("has no header")]
     Short,
     /// The number of operations is 0 or above [`MAX_BATCH_OPS`].
-    #[error("says {0} operations; 1 to {MAX_BATCH_OPS} can be")]
+    #[error("declares {0} operations; must be from 1 to {MAX_BATCH_OPS}")]
     Ops(u32),
     /// The size exceeds the bytes that are there, or those that [`MAX_BATCH_BYTES`](crate::abi::MAX_BATCH_BYTES)
     /// permits.
-    #[error("says {0} bytes of operations, more than were given or can be")]
+    #[error("declares {0} bytes of operations, more than it contains or than the maximum")]
     Bytes(u32),
     /// Bytes remain after the last operation.
-    #[error("has {0} bytes behind its last operation")]
+    #[error("has {0} bytes after its last operation")]
     Rest(usize),
     /// The batch ends before the header of an operation.
     #[error("has no header")]
     Missing,
     /// The operation is shorter than its header, or extends beyond the batch.
-    #[error("says {0} units, less than its header or more than are left")]
+    #[error("declares {0} units, less than its header or more than are left")]
     Outside(u16),
     /// Version 1 does not define this code.
     #[error("has the code {0:#x}, which version 1 does not have")]
     Code(u16),
     /// The operation's size does not match its code or its count.
-    #[error("has {bytes} bytes behind its header, which is not what the code {code:#x}, or its count, asks for")]
+    #[error("has {bytes} bytes after its header, which do not match the code {code:#x} or its count")]
     Size {
         /// Code of the operation.
         code: u16,

@@ -56,13 +56,13 @@ pub enum WriteError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// The magic bytes do not match.
-    #[error("this is no saved state of a vGPU: it begins with other bytes")]
+    #[error("this is not a saved state of a vGPU: its first bytes differ")]
     Magic,
     /// The file's own format has a different version.
     #[error("the saved state has format {0}; this program reads format {FORMAT}")]
     Format(u32),
     /// The file ends early.
-    #[error("the saved state ends after {at} bytes, within {what}: it was cut")]
+    #[error("the saved state ends after {at} bytes, within {what}: it was truncated")]
     Cut {
         /// Number of bytes up to the end of the file.
         at: usize,
@@ -70,16 +70,16 @@ pub enum ReadError {
         what: &'static str,
     },
     /// The file has more sections than permitted.
-    #[error("the saved state claims to have {0} sections; {SECTIONS_MAX} are the most")]
+    #[error("the saved state claims to have {0} sections; the maximum is {SECTIONS_MAX}")]
     Sections(u32),
     /// The name of a section is invalid.
-    #[error("section {0} of the saved state has no proper name")]
+    #[error("section {0} of the saved state has an invalid name")]
     Name(u32),
     /// Bytes follow the last section.
     #[error("{0} bytes follow the last section of the saved state")]
     Behind(usize),
     /// The checksum of a section is wrong.
-    #[error("section `{name}` of {of} is damaged, or comes from another file: its sum is wrong")]
+    #[error("section `{name}` of {of} is damaged, or comes from another file: its checksum is wrong")]
     Sum {
         /// The part.
         name: String,
@@ -109,7 +109,7 @@ pub enum ReadError {
         known: u32,
     },
     /// A section occurs twice.
-    #[error("section `{name}` of {of} is there twice")]
+    #[error("section `{name}` of {of} occurs twice")]
     Twice {
         /// The part.
         name: String,
@@ -125,7 +125,7 @@ pub enum ReadError {
         of: u32,
     },
     /// A section has not been read.
-    #[error("section `{name}` of {of} belongs to nothing else in the saved state")]
+    #[error("section `{name}` of {of} belongs to no other part of the saved state")]
     Left {
         /// The part.
         name: String,
@@ -141,7 +141,7 @@ pub enum ReadError {
         of: u32,
     },
     /// The contents are not a valid state.
-    #[error("section `{name}` of {of} makes no sense: {why}")]
+    #[error("section `{name}` of {of} is invalid: {why}")]
     Invalid {
         /// The part.
         name: &'static str,

@@ -50,28 +50,28 @@ type Sum = [u8; SUM];
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The magic bytes do not match.
-    #[error("this is no saved VM: it begins with other bytes")]
+    #[error("this is not a saved VM: its first bytes differ")]
     Magic,
     /// The format has another version.
     #[error("the saved VM has format {0}; this program reads format {FORMAT}")]
     Format(u32),
     /// The head is too long.
-    #[error("the saved VM claims a head of {0} bytes; {HEAD_MAX} are the most")]
+    #[error("the saved VM claims a header of {0} bytes; the maximum is {HEAD_MAX}")]
     Head(u64),
     /// A checksum is wrong.
-    #[error("the saved VM is damaged, or of two files: the sum at byte {0} is wrong")]
+    #[error("the saved VM is damaged, or combined from two files: the checksum at byte {0} is wrong")]
     Sum(u64),
     /// A piece is too long, or has no bytes.
-    #[error("the saved VM claims a piece of {0} bytes of memory; from 1 to {PIECE_MAX} are possible")]
+    #[error("the saved VM claims a piece of {0} bytes of memory; must be from 1 to {PIECE_MAX}")]
     Piece(u32),
     /// The address of a piece is not above that of the previous piece.
-    #[error("the saved VM has memory at {0:#x} behind what is above that")]
+    #[error("the saved VM has memory at {0:#x} after memory at a higher address")]
     Order(u64),
     /// Bytes follow the end marker.
     #[error("bytes follow the end of the saved VM")]
     Behind,
     /// Bytes are missing.
-    #[error("the saved VM ends after {0} bytes: it was cut")]
+    #[error("the saved VM ends after {0} bytes: it was truncated")]
     Cut(u64),
 }
 

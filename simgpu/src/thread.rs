@@ -106,7 +106,7 @@ impl Drop for Worker {
 fn run_first() {
     // `None` means the calling thread.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {
-        tracing::debug!(%error, "the software card's thread runs no sooner than others");
+        tracing::debug!(%error, "the software card's thread has no higher priority than others");
     }
 }
 

@@ -169,7 +169,7 @@ impl Agent {
                 bail!("the VM closed its serial line while the host waited for {what}");
             }
             if Instant::now() >= deadline {
-                bail!("waited {} s in vain for {what}", limit.as_secs());
+                bail!("waited {} s without success for {what}", limit.as_secs());
             }
             state = self.shared.lock();
         }

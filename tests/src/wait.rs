@@ -28,7 +28,7 @@ pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Resu
             return Ok(value);
         }
         if Instant::now() >= deadline {
-            bail!("waited {} s in vain for {what}", limit.as_secs());
+            bail!("waited {} s without success for {what}", limit.as_secs());
         }
         thread::sleep(POLL_INTERVAL);
     }

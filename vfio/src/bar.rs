@@ -51,7 +51,7 @@ impl Bar {
         result
             .inspect_err(|error| {
                 if !self.failed.swap(true, Ordering::Relaxed) {
-                    tracing::error!(%error, "the card does not take an access; what else it does not take is not logged");
+                    tracing::error!(%error, "the card refuses an access; further refusals are not logged");
                 }
             })
             .ok()

@@ -21,7 +21,7 @@ pub enum OpenError {
     #[error("{} may not be opened by this user", .0.display())]
     Forbidden(PathBuf),
     /// Another process uses the group.
-    #[error("another process has IOMMU group {group}, in which {address} is")]
+    #[error("another process uses IOMMU group {group}, which contains {address}")]
     InUse {
         /// The function.
         address: Address,
@@ -29,7 +29,7 @@ pub enum OpenError {
         group: u32,
     },
     /// The kernel reports that the group is not viable.
-    #[error("the kernel does not lend IOMMU group {group}: a device in it has another driver than vfio-pci")]
+    #[error("the kernel does not permit IOMMU group {group}: a device in it has a driver other than vfio-pci")]
     NotViable {
         /// The group.
         group: u32,
@@ -38,7 +38,7 @@ pub enum OpenError {
     #[error("the kernel's VFIO {0}")]
     Interface(String),
     /// The IOMMU does not prevent a device from forging interrupts.
-    #[error("the host's IOMMU does not remap interrupts, so that a card could forge those of other devices")]
+    #[error("the host's IOMMU does not remap interrupts, so a card could forge interrupts of other devices")]
     NoInterruptRemapping,
     /// A system call failed.
     #[error("{call} failed for {address}: {source}")]
@@ -52,7 +52,7 @@ pub enum OpenError {
         source: io::Error,
     },
     /// The function does not have the BARs of a card.
-    #[error("BAR{bar} of {address} has {size:#x} bytes, which no card that is known has")]
+    #[error("BAR{bar} of {address} has {size:#x} bytes, unlike any known card")]
     Bar {
         /// The function.
         address: Address,
@@ -68,7 +68,7 @@ pub enum OpenError {
     #[error("{0} does not answer: its registers read as ones")]
     Silent(Address),
     /// An unknown chip.
-    #[error("the identity register of {address} reads {boot0:#010x}, which is not a chip that this version knows")]
+    #[error("the identity register of {address} reads {boot0:#010x}, which is not a chip that this version supports")]
     UnknownChip {
         /// The function.
         address: Address,

@@ -137,7 +137,7 @@ impl VfioCard {
         if !ptop::DEVINIT_STATUS::DONE.is_set(self.read32(ptop::DEVINIT_STATUS::OFFSET)) {
             tracing::error!(
                 card = %self.address,
-                "the card has lost by its reset what its VBIOS sets up at power-on: set `reset = \"units\"`, and restart the host"
+                "the reset has erased the VBIOS's settings: set `reset = \"units\"`, and restart the host"
             );
         }
         true

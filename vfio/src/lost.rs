@@ -30,7 +30,7 @@ impl Lost {
             kernel.set_irq(index, Irq::Signal(&event))?;
             Ok((event, why))
         };
-        let told = |error: &io::Error| tracing::debug!(%error, "the host does not say when the card is lost");
+        let told = |error: &io::Error| tracing::debug!(%error, "the host does not report the loss of the card");
         let events = SIGNALS.into_iter().filter_map(|signal| set(signal).inspect_err(told).ok()).collect();
         Self { events, why: OnceLock::new() }
     }

@@ -18,13 +18,13 @@ pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 pub fn images() -> Background {
     Background::start(Priority::Equal, || {
         let made = images::ensure_all(&images::Progress::stderr(), false).map(drop);
-        made.context("what the guests need could not be made")
+        made.context("the files for the guests could not be created")
     })
 }
 
 /// Creates the images and builds the daemon in release mode. Returns the folder with its programs.
 fn release() -> Result<PathBuf> {
-    images::ensure(&images::Progress::stderr()).context("what the guests need could not be made")?;
+    images::ensure(&images::Progress::stderr()).context("the files for the guests could not be created")?;
     if !shown(&mut cargo(&["build", "--release", "--package", "mediatord", "--package", "mediatorctl", "--bins"]))? {
         bail!("mediatord does not build");
     }

@@ -32,7 +32,7 @@ impl Marks {
         let (told, began) = (PathBuf::from(format!("/mark-{name}")), Instant::now());
         println!("MARK {name} {more}");
         while !told.exists() {
-            ensure!(began.elapsed() < HOST_TIMEOUT, "nobody has looked at mark {name}");
+            ensure!(began.elapsed() < HOST_TIMEOUT, "the host has not read mark {name}");
             sleep(POLL_INTERVAL);
         }
         Ok(fs::remove_file(told)?)

@@ -8,10 +8,10 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum Error {
     /// The other process violated the protocol.
-    #[error("the other process says what it may not: {0}")]
+    #[error("the other process violates the protocol: {0}")]
     Protocol(String),
     /// The other process uses a different version of the protocol.
-    #[error("the other process speaks version {0} of the handover, this one {1}: upgrade by a version in between")]
+    #[error("the other process uses version {0} of the protocol, this one {1}: upgrade through a version in between")]
     Version(u32, u32),
     /// The other process refused the package.
     #[error("the next process does not take over: {0}")]
@@ -20,7 +20,7 @@ pub enum Error {
     #[error("the other process has ended, or closed the connection, {0}")]
     Ended(&'static str),
     /// The other process did not send a message in time.
-    #[error("the other process has said nothing for {0:?}, {1}")]
+    #[error("the other process has sent nothing for {0:?}, {1}")]
     Silent(Duration, &'static str),
     /// The package exceeds a limit.
     #[error("{0} cannot be handed over: {1} are more than {2}")]

@@ -286,7 +286,7 @@ impl Copier {
             }
         }
         if let Err(error) = self.feed(vram, channels, now) {
-            tracing::error!(%error, "the engines that move memory stand still");
+            tracing::error!(%error, "the engines that move memory make no progress");
             self.breaks();
         }
         self.ended.notify_all();

@@ -25,7 +25,7 @@ pub enum ManagerError {
     OutOfMemory(#[from] Shortage),
     /// The host did not provide memory for chunks.
     #[error(
-        "the host does not give {bytes:#x} bytes of memory that the card may reach: {why}; lower `memory.host_mib` of the \
+        "the host cannot provide {bytes:#x} bytes of memory for the card: {why}; lower `memory.host_mib` of the \
          card, or raise the daemon's LimitMEMLOCK"
     )]
     Pinned {
@@ -91,10 +91,10 @@ pub enum ManagerError {
     #[error("the mediator's own channel: {0}")]
     OwnRing(#[from] RingFault),
     /// The card fetched no entry from the mediator's own ring.
-    #[error("the mediator's own channel takes nothing from its ring")]
+    #[error("the mediator's own channel fetches nothing from its ring")]
     OwnRingStill,
     /// The kernel that clears PGRAPH between VMs is invalid.
-    #[error("the mediator's own kernel does not assemble: {why}; report this fault of the program")]
+    #[error("the mediator's own kernel cannot be assembled: {why}; please report this bug")]
     OwnKernel {
         /// Error of the assembler.
         why: String,
@@ -103,7 +103,7 @@ pub enum ManagerError {
     #[error("the mediator's own channels stay on the card")]
     OwnChannelsStay,
     /// The memory is larger than the mediator can address.
-    #[error("{what} has {bytes:#x} bytes, of which the mediator can move {most:#x} at most")]
+    #[error("{what} has {bytes:#x} bytes, but the mediator can move at most {most:#x}")]
     Unmovable {
         /// Name of the memory.
         what: &'static str,
@@ -113,24 +113,26 @@ pub enum ManagerError {
         most: u64,
     },
     /// A channel of a removed VM is still on the card.
-    #[error("the card holds on to a channel of the VM; the VM's memory stays out of use until it lets go or is reset")]
+    #[error(
+        "a channel of the VM stays on the card; until it leaves, or the card is reset, the VM's memory is out of use"
+    )]
     ChannelStays,
     /// The saved state of a card or a VM is invalid, or belongs to another card or VM.
-    #[error("what was saved is refused: {0}")]
+    #[error("the saved state is refused: {0}")]
     Saved(#[from] Invalid),
     /// State that should be saved is not quiescent yet.
-    #[error("the card is not at rest: {0}; it goes on, try again")]
+    #[error("the card is not quiescent: {0}; it continues, try again")]
     Unsettled(&'static str),
     /// The card, or a VM's state on it, cannot be handed over.
     #[error("the card cannot be handed over: {0}")]
     Stays(&'static str),
     /// A channel does not leave its engines although they were reset.
     #[error(
-        "a channel stays on the card's engines, which therefore does not stand still; remove its VM, or restart the daemon"
+        "a channel stays on the card's engines, so the card is not quiescent; remove its VM, or restart the daemon"
     )]
     NotStill,
     /// An address space no longer exists.
-    #[error("the channel's address space has gone")]
+    #[error("the channel's address space no longer exists")]
     SpaceGone,
     /// A panic has left the VM half-changed.
     #[error("the VM is out of service")]

@@ -221,7 +221,7 @@ impl Drop for PinnedPool {
         }
         for index in 0..self.slots.len() {
             if let Err(error) = self.release(index) {
-                tracing::error!(%error, "the card keeps host memory");
+                tracing::error!(%error, "host memory stays mapped for the card");
             }
         }
     }

@@ -165,7 +165,7 @@ impl Memory {
         let at = match vram.take(pool, bytes) {
             Ok(at) => at,
             Err(error) => {
-                tracing::debug!(vm = %party.vm, bytes, %error, "a shared segment is not made");
+                tracing::debug!(vm = %party.vm, bytes, %error, "a shared segment is not created");
                 if pool.used_bytes() == 0 {
                     segments.pools.remove(&party.vm);
                 }

@@ -156,7 +156,7 @@ impl CardVram {
                         self.unmet.insert(chunk);
                         self.wakeup.ring();
                         if let Err(error) = self.pinned.fill(at) {
-                            tracing::warn!(%vm, %address, %error, "guest memory gets no place in host memory");
+                            tracing::warn!(%vm, %address, %error, "no host memory is available for guest memory");
                             self.unplace(vm, address);
                             self.short.insert(vm);
                             return None;
@@ -175,7 +175,7 @@ impl CardVram {
                     }
                     if self.short.insert(vm) {
                         let error = Shortage::from_error(&error, self.chunks.chunk_bytes());
-                        tracing::warn!(%vm, %address, %error, "guest memory gets no place");
+                        tracing::warn!(%vm, %address, %error, "no memory is available for guest memory");
                     }
                     self.wakeup.ring();
                     return None;
@@ -458,5 +458,5 @@ impl CardVram {
 
 /// Logs an access by a guest that failed on the card. The access is lost, but the card's state is intact.
 fn failed(result: Result<(), ManagerError>) -> Option<()> {
-    result.inspect_err(|error| tracing::error!(%error, "the card failed at an access of a guest")).ok()
+    result.inspect_err(|error| tracing::error!(%error, "the card failed during an access of a guest")).ok()
 }

@@ -342,7 +342,7 @@ impl Lending {
             }
             Err(error) => {
                 shared.out_of_reach.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(%error, "the card cannot reach a part of guest memory");
+                tracing::warn!(%error, "the card cannot access a part of guest memory");
             }
         }
     }

@@ -78,7 +78,7 @@ impl Core {
         backend.reset_pv();
         // Other channels may have address spaces that use the old tables.
         if let Err(error) = backend.flush_spaces(None) {
-            tracing::error!(vm = %backend.vm(), %error, "the card may keep translations of tables that are gone");
+            tracing::error!(vm = %backend.vm(), %error, "the card may keep translations of removed tables");
         }
         self.signal_pv();
     }

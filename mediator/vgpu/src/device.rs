@@ -499,7 +499,7 @@ impl Device for MediatedDevice {
             core.backend.is_quiet()
         };
         if half && let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
-            tracing::error!(%error, "memory of a state that did not come could not be wiped");
+            tracing::error!(%error, "memory for a state that did not arrive could not be wiped");
         }
     }
 
@@ -524,7 +524,7 @@ impl Device for MediatedDevice {
         };
         // The next client may belong to a different tenant.
         if let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
-            tracing::error!(%error, "the memory of a VM that has gone could not be wiped");
+            tracing::error!(%error, "the memory of a removed VM could not be wiped");
         }
     }
 

@@ -13,7 +13,7 @@ impl GuestEvents for MediatedVm {
     fn deliver(&self, event: GuestEvent) {
         // A panic must not end the card's interrupt thread, which also serves other VMs.
         if catch_unwind(AssertUnwindSafe(|| self.core.deliver(event))).is_err() {
-            tracing::error!(vm = %self.vm, "an event of the card has met a panic: the VM is out of service");
+            tracing::error!(vm = %self.vm, "handling an event of the card panicked: the VM is out of service");
             self.link.disconnect();
         }
     }

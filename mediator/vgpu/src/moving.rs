@@ -114,7 +114,7 @@ impl MediatedVm {
     /// Releases the resources of a VM that has left its card.
     fn give_back(&self) {
         if let Err(error) = self.release() {
-            tracing::error!(vm = %self.vm, %error, "the card keeps something of a VM that has left it");
+            tracing::error!(vm = %self.vm, %error, "the card keeps resources of a VM that has left it");
         }
     }
 

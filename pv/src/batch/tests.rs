@@ -126,11 +126,11 @@ fn malformed_batch_error_names_operation_and_problem() {
     let flush = || Raw::new(op::FLUSH, 0, &[]);
     let cases = [
         (vec![0; 7], "the batch: has no header"),
-        (vec![0; 8], "the batch: says 0 operations; 1 to 1024 can be"),
-        (wire::batch(&vec![flush(); 1025]), "the batch: says 1025 operations; 1 to 1024 can be"),
+        (vec![0; 8], "the batch: declares 0 operations; must be from 1 to 1024"),
+        (wire::batch(&vec![flush(); 1025]), "the batch: declares 1025 operations; must be from 1 to 1024"),
         (
             wire::batch(&[flush()])[..15].to_vec(),
-            "the batch: says 8 bytes of operations, more than were given or can be",
+            "the batch: declares 8 bytes of operations, more than it contains or than the maximum",
         ),
         (
             wire::batch(&[flush(), Raw::new(0x99, 0, &[])]),
@@ -138,7 +138,7 @@ fn malformed_batch_error_names_operation_and_problem() {
         ),
         (
             wire::batch(&[flush(), flush(), Raw::new(op::FLUSH, 0, &[0, 0])]),
-            "operation 2: has 8 bytes behind its header, which is not what the code 0x8, or its count, asks for",
+            "operation 2: has 8 bytes after its header, which do not match the code 0x8 or its count",
         ),
     ];
     for (bytes, expected) in cases {

@@ -149,7 +149,7 @@ fn obsolete_value_of_older_version_is_rejected() {
     writer.put(1, &Second { number: 13, name: String::new() }).unwrap();
     let file = writer.finish();
     let error = SavedState::parse(&file, &known()).unwrap().take::<Second>(1).unwrap_err();
-    assert!(error.to_string().contains("`second` of 1 makes no sense: 13 means nothing"), "{error}");
+    assert!(error.to_string().contains("`second` of 1 is invalid: 13 means nothing"), "{error}");
 }
 
 #[test]

@@ -57,7 +57,7 @@ impl Fifo {
             cx.storage.poke(pfifo::ENG_RUNLIST::at(engine), list);
         }
         if bad {
-            tracing::debug!("a runlist of {length} entries names what is not a channel");
+            tracing::debug!("a runlist of {length} entries contains an invalid channel number");
             self.scheduler_error(BAD_RUNLIST, cx);
         }
         self.runlist_pending = true;

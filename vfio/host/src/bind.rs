@@ -51,7 +51,7 @@ pub enum BindError {
     #[error(transparent)]
     Host(#[from] ManagerError),
     /// The function is not NVIDIA's.
-    #[error("{address} is a function of vendor {vendor:04x}, and only NVIDIA's are bound here")]
+    #[error("{address} is a function of vendor {vendor:04x}; only NVIDIA's are supported")]
     Foreign {
         /// The function.
         address: Address,
@@ -62,7 +62,7 @@ pub enum BindError {
     #[error("{0}")]
     Obstacle(Obstacle),
     /// A process uses the function through VFIO. Unbinding it would block in the kernel until the process releases it.
-    #[error("a process has IOMMU group {group}, in which {address} is")]
+    #[error("a process uses IOMMU group {group}, which contains {address}")]
     Lent {
         /// The function.
         address: Address,

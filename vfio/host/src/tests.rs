@@ -155,7 +155,7 @@ fn bind_error_says_how_to_fix_it() {
     let bind = |address: &str, files: &dyn Attributes| told(sysfs.bind(files, address.parse().unwrap()).unwrap_err());
     assert!(bind("0000:7f:00.0", &fake).starts_with("the host has no PCI function 0000:7f:00.0 -> see"));
     assert!(bind("0000:01:00.0", &fake).contains("no IOMMU group"));
-    assert!(bind("0000:02:00.0", &fake).starts_with("0000:02:00.0 is a function of vendor 8086, and only NVIDIA's"));
+    assert!(bind("0000:02:00.0", &fake).starts_with("0000:02:00.0 is a function of vendor 8086; only NVIDIA's"));
     assert!(bind(Plan::CARD.address, &Stubborn(Some(13))).ends_with("-> run this as root"));
     let text = bind(Plan::CARD.address, &Stubborn(None));
     assert!(text.starts_with("the kernel gave 0000:65:00.0 to nouveau, expected vfio-pci; its log"), "{text}");

@@ -68,10 +68,10 @@ impl Card {
     /// Returns the size of VRAM in bytes according to the card's registers.
     pub fn vram(&self) -> Result<u64> {
         let (partitions, disabled) = (self.read(reg::FBP_COUNT), self.read(reg::FBP_DISABLED));
-        ensure!((1..=32).contains(&partitions), "the card tells of {partitions} memory partitions");
+        ensure!((1..=32).contains(&partitions), "the card reports {partitions} memory partitions");
         let present = (0..partitions).filter(|partition| disabled >> partition & 1 == 0);
         let mib: u64 = present.map(|partition| u64::from(self.read(reg::FBP_MIB + partition * 0x1000))).sum();
-        ensure!((1..=1 << 20).contains(&mib), "the card tells of {mib} MiB of VRAM");
+        ensure!((1..=1 << 20).contains(&mib), "the card reports {mib} MiB of VRAM");
         Ok(mib << 20)
     }
 

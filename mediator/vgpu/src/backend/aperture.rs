@@ -78,7 +78,7 @@ impl VmBackend {
             tracing::error!(
                 vm = %self.vm,
                 lost,
-                "what a VM's CPU writes to its VRAM is lost: there is no memory for it; raise the VM's guarantee, or the \
+                "writes of a VM's CPU to its VRAM are lost: no memory is available; raise the VM's guarantee, or the \
                  card's host memory"
             );
         }

@@ -19,7 +19,7 @@ pub(super) enum BindFailure {
     #[error("the card has no memory for its page tables")]
     Lacking(Box<GuestInstance>),
     /// The instance block is not in guest memory.
-    #[error("its instance block at {0} is not the guest's memory")]
+    #[error("its instance block at {0} is not in the guest's memory")]
     Unreadable(Place),
     /// The instance block is invalid.
     #[error(transparent)]

@@ -217,7 +217,7 @@ impl VmBackend {
             state.give_way();
         }
         if let Err(error) = state.vram().memory.barrier() {
-            tracing::error!(%vm, %error, "what work wrote last may be lost");
+            tracing::error!(%vm, %error, "the last writes of work may be lost");
         }
         for (page, slot) in &moves.outs {
             state.give_way();
@@ -228,7 +228,7 @@ impl VmBackend {
             }
             zeros.remove(page);
             if state.vram_mut().guest_write(*vm, address(*page), &data).is_none() {
-                tracing::error!(%vm, page, "a page of guest memory is lost: it has no place on the card");
+                tracing::error!(%vm, page, "a page of guest memory is lost: no card memory is available for it");
             }
         }
         drop(state);
@@ -253,7 +253,7 @@ impl VmBackend {
         let host = Arc::clone(&self.host);
         let moved = self.memory.relocated(&mut host.lock(), &ranges(pages));
         if let Err(error) = moved {
-            tracing::error!(vm = %self.vm, %error, "the card may use guest memory where it does not live any more");
+            tracing::error!(vm = %self.vm, %error, "the card may use guest memory at its old location");
             self.remap_mut().stale = true;
         }
     }

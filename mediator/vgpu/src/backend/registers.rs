@@ -86,7 +86,7 @@ impl Backend for VmBackend {
         let entries = length.min(RUNLIST_ENTRIES) as usize;
         let mut bytes = vec![0; entries * size_of::<RunlistEntry>()];
         if self.fill(list, &mut bytes).is_none() {
-            tracing::warn!(vm = %self.vm, %list, "a runlist is not the guest's memory; it counts as empty");
+            tracing::warn!(vm = %self.vm, %list, "a runlist is not in the guest's memory; it counts as empty");
             bytes.clear();
         }
         let wanted: Vec<_> = bytes
@@ -159,7 +159,7 @@ impl Backend for VmBackend {
             return;
         }
         if let Err(error) = self.memory.set_bus_master(enabled) {
-            tracing::error!(vm = %self.vm, %error, "the card may go on accessing the memory of a guest that forbade it");
+            tracing::error!(vm = %self.vm, %error, "the card may still access memory of a guest without bus mastering");
         }
     }
 }

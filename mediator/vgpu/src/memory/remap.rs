@@ -257,7 +257,7 @@ impl Remap {
     pub(crate) fn blank(&self, host: &ManagedCard) {
         for window in self.windows.iter().flatten() {
             if let Err(error) = window.memory.blank(host) {
-                tracing::error!(%error, "memory under an aperture shows what it did before a reset");
+                tracing::error!(%error, "memory under an aperture still has its contents from before a reset");
             }
         }
     }

@@ -115,7 +115,7 @@ impl Memory {
         *syncs += u64::from(done.tables_scanned != 0);
         if done.denied.total() != 0 {
             tracing::warn!(denied = ?done.denied, directory = ?shadows.guest_directory(space),
-                "page table entries name what the VM does not have; they stay unmapped");
+                "page table entries refer to memory that the VM does not have; they stay unmapped");
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ pub(crate) enum QueueError {
     #[error("features were accepted that were not offered")]
     Features,
     /// The set-up is invalid.
-    #[error("its set-up names no memory that can be mapped, or bus mastering is off")]
+    #[error("its set-up contains an address that cannot be mapped, or bus mastering is off")]
     Setup,
     /// The device may not access the guest's memory.
     #[error("bus mastering is off")]
@@ -43,7 +43,7 @@ enum Unreadable {
     #[error("a readable descriptor is behind a writable one")]
     Order,
     /// The chain has no buffer for the answer.
-    #[error("it has no room for the answer")]
+    #[error("it has no space for the answer")]
     NoRoom,
     /// A descriptor refers to memory that the guest does not have.
     #[error(transparent)]
@@ -127,7 +127,7 @@ impl Interface {
         let head = chain.head_index();
         let mut complain = |why: &Unreadable| {
             if self.may_complain() {
-                tracing::warn!(vm = %self.party.vm, %why, "a guest's batch is malformed, and nothing of it is done");
+                tracing::warn!(vm = %self.party.vm, %why, "a guest's batch is malformed, and no operation is executed");
             }
         };
         let parts = Parts::from_chain(chain).inspect_err(&mut complain).ok();

@@ -119,7 +119,7 @@ fn corrupt_saved_file_is_rejected_and_changes_nothing() {
     let half = saved.len() / 2;
     refuse(&mut one, &[&saved[..half], &other_saved[half.min(other_saved.len())..]].concat(), "");
     refuse(&mut one, &[&saved[..], b"x"].concat(), "bytes follow");
-    refuse(&mut one, b"#!/bin/sh\n", "begins with other bytes");
+    refuse(&mut one, b"#!/bin/sh\n", "first bytes differ");
     one.check();
     other.check();
     eventually("nothing is left of who did not come", || usage(&card).0 == before.0);

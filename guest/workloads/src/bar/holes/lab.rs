@@ -553,7 +553,7 @@ impl RamPage {
         map.read_exact_at(&mut entry, bytes.address() as u64 / PAGE * 8).context("/proc/self/pagemap")?;
         let entry = u64::from_le_bytes(entry);
         let frame = entry & ((1 << 55) - 1);
-        ensure!(entry >> 63 == 1 && frame != 0, "where the page lies is not told: {entry:#x}");
+        ensure!(entry >> 63 == 1 && frame != 0, "the location of the page is unknown: {entry:#x}");
         Ok(Self { _file: file, bytes, gpa: frame * PAGE })
     }
 
