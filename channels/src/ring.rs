@@ -82,7 +82,7 @@ pub(crate) struct Ring {
     last_end: u64,
     /// Reason why the guest's ring cannot be read further.
     pub(crate) fault: Option<RingFault>,
-    /// Position and GET at the last comparison; GET is `None` if there was no comparison since the card was at rest.
+    /// Position and GET at the last comparison. GET is `None` if there was no comparison since the card was idle.
     pub(crate) seen: (u64, Option<u32>),
 }
 

@@ -1,6 +1,6 @@
 //! The interface to the card's owner: a trait that the mediator implements (and a mock in the tests).
 //!
-//! Everything in this module is in the guest's own terms: guest VRAM addresses, guest bus addresses, and virtual
+//! All addresses and numbers in this module are the guest's: guest VRAM addresses, guest bus addresses, and virtual
 //! channel and engine numbers. The implementer does the translation, the bounds checks and the isolation; the vGPU only
 //! decodes, and refuses invalid encodings.
 

@@ -104,7 +104,7 @@ pub enum Progress {
 #[derive(Clone, Debug, Default)]
 pub struct ContextState(pub(crate) State);
 
-/// Tags in a context image that identify the engine of the state.
+/// Tags in a context image that identify the engine that the state belongs to.
 mod image {
     pub(super) const M2MF: u32 = 0x9039;
     pub(super) const CE: u32 = 0x90b5;

@@ -88,8 +88,8 @@ pub(crate) struct Fifo {
     pub(crate) preempting: Option<u8>,
     pub(crate) pbdmas: Vec<Pbdma>,
     pub(crate) slots: [Slot; 3],
-    /// Earliest card time at which work that the card's thread finds may start: the driver has changed the set of
-    /// runnable channels at this time.
+    /// Earliest card time at which work that the card's thread finds may start: the time at which the driver last
+    /// changed the set of runnable channels.
     not_before: CardNs,
     pub(crate) counters: FifoCounters,
 }

@@ -234,7 +234,7 @@ impl Debian {
         ))
     }
 
-    /// Returns a file that the browser has written. The path is the one that the browser sees.
+    /// Returns a file that the browser has written. `path` is relative to the browser's root folder.
     pub fn browser_file(&self, path: &str) -> Result<Vec<u8>> {
         let file = format!("root{BROWSER}{path}");
         fs::read(self.root.path().join(&file)).with_context(|| file)

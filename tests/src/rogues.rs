@@ -152,8 +152,8 @@ fn signal(crowd: &Crowd, vm: usize, signal: Signal) -> Result<()> {
 }
 
 /// Returns the time that a neighbour's kernels spent on the card, by the card's clock, divided by their expected time.
-/// The result exceeds 1 if a rogue used the card in between at the neighbour's expense. A busy host has no effect,
-/// because it delays kernels only before and after the card executes them.
+/// The result exceeds 1 if a rogue used the card during these kernels. A busy host does not change the result, because
+/// it delays kernels only before and after their execution on the card.
 pub fn stretched(outcome: &Outcome, place: usize, rounds: u32) -> Result<f64> {
     let kernels_ns = outcome.reported(place, "launches")? * f64::from(rounds) * ROUND_NS as f64;
     Ok(outcome.reported(place, "gpu_us")? * 1e3 / kernels_ns)

@@ -114,7 +114,7 @@ enum Command {
     },
     /// Make mistakes in copies of the sources, and check that the tests notice each one.
     Mutations {
-        /// Only those whose name contains one of these, or whose package is one of these.
+        /// Run only the mutations whose name contains one of these words, or whose package is one of them.
         filters: Vec<String>,
         /// Leave out those that earlier runs have noticed.
         #[arg(long)]
@@ -131,7 +131,7 @@ enum Command {
         #[arg(long, value_name = "FOLDER")]
         out: Option<std::path::PathBuf>,
     },
-    /// Print the folder with the Python packages that render and validate the Helm chart; installed the first time.
+    /// Print the folder of the Python packages that render and validate the Helm chart, and install them if necessary.
     HelmTools,
     /// Boot two guests on one card, run the copy workloads in both and verify every byte.
     Demo {
@@ -149,7 +149,7 @@ enum Command {
 
 #[derive(Args)]
 struct TestArgs {
-    /// The suite to run; all if omitted.
+    /// The suite to run; all suites by default.
     #[arg(long)]
     suite: Option<suites::Suite>,
     /// Time of each fuzz target, in seconds.

@@ -207,7 +207,7 @@ impl<'a> Session<'a> {
         Self { args, programs: None, images, headers, fuzzes: any(Runner::Fuzz), targets: None }
     }
 
-    /// Creates everything that is otherwise created when it is first needed, except the fuzz targets.
+    /// Creates all files that are otherwise created at first use, except the fuzz targets.
     fn make(&mut self) -> Result<()> {
         self.programs(|_| false)?;
         self.headers.iter_mut().chain(&mut self.images).try_for_each(Background::wait)

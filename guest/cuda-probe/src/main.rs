@@ -4,7 +4,7 @@
 //! so that the test can kill it. `lose` ends its worker and waits for the report of this. `refused` expects that the
 //! device is full.
 //!
-//! UNSAFETY: accesses words of blobs, which the worker changes, as atomics.
+//! UNSAFETY: accesses words of blobs as atomics, because the worker changes them concurrently.
 
 #![expect(unsafe_code, reason = "words in shared memory")]
 

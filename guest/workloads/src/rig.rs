@@ -131,7 +131,7 @@ impl Rig {
         Ok((channel, engines))
     }
 
-    /// Submits the copies in as many submissions as necessary. Returns before they are done.
+    /// Submits the copies in as many submissions as necessary, without waiting for their completion.
     pub fn launch(&self, channel: &Channel, engine: Engine, rects: &[Rect], uses: &[Use<'_>]) -> Result<()> {
         let mut push = Push::default();
         for rect in rects {

@@ -39,7 +39,7 @@ impl CardVram {
         if to_scrub == 0 || zeroed >= ZEROED_AHEAD_CHUNKS { Ok(false) } else { self.scrub_piece() }
     }
 
-    /// Scrubs one chunk that waits for it, or finishes the current one. Returns false if no chunk waits.
+    /// Scrubs one waiting chunk, or finishes the current one. Returns false if no chunk waits.
     ///
     /// # Errors
     /// If the card does not answer.

@@ -90,7 +90,7 @@ impl Operands<'_> {
         match shape & 15 {
             0 => 0,
             1 => u64::from_le_bytes([shape as u8, which as u8, 0x5a, which as u8, 1, 0, shape as u8, which as u8]),
-            // This usually refers to a page that is a table.
+            // Most of these addresses are those of pages that contain a table.
             2..=5 => vram([DIRECTORY, LPT, SPT, SPT + PAGE, 0x9_0000, GUEST_VRAM - PAGE][which as usize % 6]),
             6..=8 => vram(which * PAGE),
             9 | 10 => vram(which % 9 * LARGE),

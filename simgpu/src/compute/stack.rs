@@ -60,8 +60,8 @@ impl Stack {
         room
     }
 
-    /// Removes lanes from all entries above the innermost entry of a kind, so that they wait there. Returns true if
-    /// such an entry exists.
+    /// Removes lanes from all entries above the innermost entry of a kind. The lanes then wait in that entry. Returns
+    /// true if it exists.
     pub(crate) fn unwind(&mut self, kind: Kind, lanes: u32) -> bool {
         let Some(at) = self.entries.iter().rposition(|entry| entry.kind == kind && entry.lanes & lanes != 0) else {
             return false;

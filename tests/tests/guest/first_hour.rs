@@ -100,7 +100,7 @@ fn first_hour_ends_with_two_vms_on_the_page() -> Result<()> {
         "another address answers"
     );
 
-    // Without the drop-in, the service's log mentions the drop-in.
+    // Without the drop-in, the service must not start, and its log must refer to the drop-in.
     host.ok("rm /etc/systemd/system/gpu-mediator.service.d/page.conf && systemctl daemon-reload")?;
     ensure!(host.sh("systemctl restart gpu-mediator")?.code != 0, "the page is served without a network");
     let journal = host.ok("journalctl --no-pager --unit=gpu-mediator --lines=20 --output=cat")?;

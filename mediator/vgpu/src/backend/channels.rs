@@ -217,8 +217,8 @@ impl VmBackend {
             let mut state = self.host.lock();
             let retired = state.retire_channel(self.vm, channel);
             if retired.is_err() {
-                // Do both under the same lock: the VM would not be notified if the tick saw that the channel has left
-                // while it still counts as bound. The card manager checks when a channel leaves.
+                // Do both under the same lock. Otherwise the VM would not be notified if the card manager's tick saw
+                // that the channel has left while the channel still counts as bound.
                 state.channels_mut().strand(self.vm, channel);
                 let _ = state.end_channel(self.vm, channel);
             }

@@ -1,9 +1,9 @@
 //! Apertures as host memory (`apertures = "remapped"`): maps pages of BAR1, BAR3 or PRAMIN to pages of guest VRAM.
 //!
 //! The VMM maps a file under most of an aperture, once, so that CPU accesses to that part cause no messages. While the
-//! guest's tables map a page of its VRAM there, a page of the file is that page's *home*: the bytes are moved there
-//! when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including the card's, use
-//! the home. For PRAMIN, a register determines the pages and not tables.
+//! guest's tables map a page of its VRAM there, a page of the file is that page's *home*: the mediator moves the bytes
+//! there when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including the
+//! card's, use the home. The pages under PRAMIN are determined by a register, not by tables.
 //!
 //! This module keeps the records. `vm-device` allocates the memory, and `moves` moves the pages.
 //!

@@ -47,7 +47,7 @@ const BUS_MASTER: u16 = 1 << 2;
 /// GiB.
 const ARENA: u64 = 8 << 20;
 const COPIES: u32 = 1000;
-/// Size of a copy operation in bytes. The number of operations per page follows.
+/// Size of a copy operation in bytes.
 const COPY_BYTES: u32 = 32;
 const IN_PAGE: u32 = 100;
 /// Offset of a batch's header in the page of the rings, beyond the rings.
