@@ -101,7 +101,7 @@ impl Ops {
         self.with(op::ENTRIES_ZERO, table, &Entries { first, count })
     }
 
-    /// Binds a directory to an instance block, or none with 0.
+    /// Binds a directory to an instance block; directory 0 removes the binding.
     #[must_use]
     pub fn bind(self, directory: u32, instance: u64) -> Self {
         self.with(op::DIRECTORY_BIND, directory, &Instance { instance })

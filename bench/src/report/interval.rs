@@ -8,7 +8,7 @@
 use fastrand::Rng;
 use serde_json::Value;
 
-/// Number of times that a figure is computed from drawn rounds.
+/// Number of bootstrap resamples.
 const DRAWS: usize = 4000;
 /// Fraction of the results that is cut off at each end.
 const TAIL_FRACTION: f64 = 0.025;

@@ -1,4 +1,4 @@
-//! Ends continuous work when its time is over, or when the host sends SIGTERM.
+//! Ends continuous work when its time limit expires, or when the host sends SIGTERM.
 //!
 //! UNSAFETY: installs a signal handler that only stores to an atomic.
 

@@ -1,4 +1,4 @@
-//! Moves of VMs' chunks that are in progress, in the state machine that both kinds of cards share.
+//! Relocations of chunks of VMs that are in progress. The state machine is shared with CUDA cards.
 
 use super::Memory;
 use std::time::Duration;

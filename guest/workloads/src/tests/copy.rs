@@ -105,7 +105,7 @@ impl Case {
         format!("{} {} to {} {shape:?} at {source_offset} to {target_offset}", names.0, names.1, names.2)
     }
 
-    /// Executes and checks the copy. The helper fills and checks the buffers by other means.
+    /// Executes and checks the copy. The helper, and not the tested engine, fills and checks the buffers.
     pub fn run(&self, rig: &Rig, channel: &Channel, helper: &Helper<'_>) -> Result<()> {
         let mut random = rig.random();
         let (source_extent, target_extent) = self.shape.extents();

@@ -160,8 +160,8 @@ impl Grants {
         Some(())
     }
 
-    /// Returns the card's address of a page of guest VRAM. Places an unplaced page, because the GPU may write it
-    /// without asking.
+    /// Returns the card's address of a page of guest VRAM. Allocates memory for the page if it has none, because the
+    /// GPU can write the page without notice.
     pub(super) fn vram_frame(&self, vram: &mut CardVram, address: GuestVramAddr, len: u64) -> Option<Frame> {
         match self.remap.whereabouts(address, len) {
             Home::Chunk => match vram.place(self.vm, address, len)? {

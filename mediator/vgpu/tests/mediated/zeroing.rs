@@ -81,7 +81,7 @@ fn chunks_that_engines_fail_to_zero_are_zeroed_by_cpu() {
     let next = rig.guest_with(1, &free_settings(40));
     assert_eq!(first_that_is_not_zero(&next), None);
     next.remove().unwrap();
-    // The mediator tries the engines again, which then zero memory.
+    // The mediator retries the engines, which zero memory from then on.
     let before = zeroed_by_engines(&rig);
     for vm in 2..40 {
         let guest = rig.guest_with(vm, &free_settings(16));
