@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn target_is_of_the_ratio_when_there_is_a_baseline() {
+    fn target_applies_to_ratio_if_there_is_a_baseline() {
         let metric = Metric::ratio("read", 24.0, "us", 20.0, Target::AtMost(1.2));
         assert_eq!(metric.met(), Some(true));
         assert_eq!(Metric { value: 24.1, ..metric }.met(), Some(false));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn target_is_met_when_the_worse_end_of_the_interval_says_so() {
+    fn target_is_met_if_worse_end_of_interval_meets_it() {
         let baseline = [20.0, 21.0, 19.5, 20.5, 20.0, 19.0, 20.0];
         let slower = |by: f64| baseline.map(|value| value * by);
         let measured =

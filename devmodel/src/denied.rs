@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_stays_bounded_whatever_a_guest_touches() {
+    fn memory_stays_bounded_for_any_accesses() {
         let mut denials = Denials::default();
         for offset in (0..0x10_0000).step_by(4) {
             denials.read(Site::Register(offset), Reason::Unknown);

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn list_that_is_a_circle_or_leads_nowhere_ends() {
+    fn cyclic_or_dangling_list_ends() {
         for last in [0x40, 0x48, 0, 0x3c, 0xff] {
             assert_eq!(capability(&config(last)), None, "{last:#x}");
         }

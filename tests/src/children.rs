@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn program_that_is_not_there_is_an_error() {
+    fn missing_program_is_an_error() {
         assert_eq!(spawn(&mut Command::new("/no/such/program")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 

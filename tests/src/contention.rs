@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_are_read_as_guests_tell_them() {
+    fn ends_are_parsed_as_guests_report_them() {
         assert_eq!(ends_in("at_us=5000 after_us=1,1999").unwrap(), [5_000_000, 5_001_000, 7_000_000]);
         assert_eq!(ends_in("at_us=1 after_us=").unwrap(), [1000]);
         for wrong in ["", "at_us=1", "at_us=1 after_us=x", "at_us=18446744073709551615 after_us=1"] {

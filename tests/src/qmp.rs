@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_command_says_why() {
+    fn refused_command_error_has_the_reason() {
         let mut qmp = qemu(&["{\"error\": {\"class\": \"GenericError\", \"desc\": \"no such device\"}}"]);
         let error = qmp.execute("device_del", json!({})).unwrap_err().to_string();
         assert_eq!(error, "QEMU refuses device_del: no such device");

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_are_not_there_are_named() {
+    fn missing_files_are_reported() {
         let folder = tempfile::tempdir().unwrap();
         let error = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).err().unwrap();
         assert_eq!((error.path, error.source.kind()), (folder.path().join("vfio"), io::ErrorKind::NotFound));

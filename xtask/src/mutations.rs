@@ -235,7 +235,7 @@ mod tests {
     use crate::lints;
 
     #[test]
-    fn a_run_is_gone_on_with_only_if_that_is_wished() {
+    fn run_is_resumed_only_on_request() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("noticed");
         Record::at(&path, false).unwrap().add("a").unwrap();

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn code_that_names_the_software_card_is_reported() {
+    fn code_that_uses_the_software_card_is_reported() {
         let text = "fn a(card: &simgpu::SimGpu) {}\n";
         let apart = "//! Cards of kind `simgpu` are software.\n#[cfg(test)]\nmod tests {\n    use simgpu::SimGpu;\n}\n";
         let allowed =

@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn full_scale_is_named_by_a_module() {
+    fn module_full_marks_full_scale_tests() {
         assert!(is_full_scale("upgrade::full::guest_of_6_1_is_upgraded") && is_full_scale("full::boots"));
         assert!(!is_full_scale("upgrade::guest_is_upgraded_in_full") && !is_full_scale("fuller::boots"));
     }

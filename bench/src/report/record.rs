@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_no_record_is_an_error_that_names_it() {
+    fn file_without_record_is_an_error_with_its_path() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("broken.json");
         fs::write(&file, "{").unwrap();

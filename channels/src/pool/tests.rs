@@ -241,7 +241,7 @@ fn unreadable_instance_block_keeps_contexts_on_card() {
 }
 
 #[test]
-fn a_paused_vm_runs_nothing_whatever_it_enables() {
+fn paused_vm_runs_no_channel_that_it_enables() {
     let mut world = World::new();
     let (a, b) = (world.run(A, 0), world.run(B, 0));
     world.channels.pause(&mut world.card, A, Pause::Guest, true);

@@ -5,7 +5,7 @@ use nvspec::fifo::VirtualChannelId;
 const CH: VirtualChannelId = VirtualChannelId(0);
 
 #[test]
-fn a_retired_channel_stays_off_the_card_whatever_its_guest_does() {
+fn retired_channel_stays_off_card_for_any_guest_action() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     let doorbell = world.check(A, 0, 2).unwrap();
@@ -20,7 +20,7 @@ fn a_retired_channel_stays_off_the_card_whatever_its_guest_does() {
 }
 
 #[test]
-fn its_number_is_no_one_elses_until_it_is_unbound() {
+fn retired_channel_number_is_not_reused_before_unbind() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.channels.retire(&mut world.card, A, CH).unwrap();

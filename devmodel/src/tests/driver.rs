@@ -94,7 +94,7 @@ fn two_timers_do_not_share_their_time() {
 }
 
 #[test]
-fn pmu_says_where_its_queues_are_once_started() {
+fn started_pmu_reports_its_queues() {
     let mut rig = Rig::new();
     rig.wr(0x000200, 0xffff_ffff);
     rig.wr(0x10a014, 0xffff);

@@ -34,7 +34,7 @@ fn a_channel_is_bound_started_stopped_and_unbound() {
 }
 
 #[test]
-fn a_channel_in_host_memory_names_its_target() {
+fn channel_in_host_memory_shows_its_target() {
     let mut rig = Rig::new();
     rig.wr(channel(0), 0xf000_0042);
     rig.wr(channel(1), 0xe000_0042);
@@ -169,7 +169,7 @@ fn recovery_blocks_and_allows_engines() {
 }
 
 #[test]
-fn userd_base_is_kept_and_means_nothing_to_the_card() {
+fn userd_base_is_stored_and_not_used_by_card() {
     let mut rig = Rig::new();
     rig.wr(0x002254, 0x1000_0010);
     assert_eq!(rig.rd(0x002254), 0x1000_0010);

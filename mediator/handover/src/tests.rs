@@ -68,7 +68,7 @@ fn take(socket: OwnedFd) -> Result<Package, Error> {
 }
 
 #[test]
-fn all_that_is_given_comes_over_in_its_order() {
+fn all_parts_arrive_in_order() {
     for count in [0, 1, 128, 129, 500] {
         let (given, taken) = both(
             |socket| {

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn quota_comes_back_with_the_range_and_the_window_with_the_vm() {
+    fn freed_range_returns_quota_and_removed_vm_returns_window() {
         let mut space = IovaSpace::default();
         space.set_share(TenantId(1), RamShare::default()).unwrap();
         let all = space.allocate_for(TenantId(1), QUOTA - WINDOW_BYTES, 0).unwrap();

@@ -117,7 +117,7 @@ fn hole_15_types_are_not_confused() {
 
 /// 15: a directory entry must refer to exactly the tables that were written to it.
 #[test]
-fn hole_15_an_entry_names_the_tables_it_was_given() {
+fn hole_15_entry_refers_to_the_given_tables() {
     let mut tables = tables(0);
     tables.run(id(SMALL_TABLE), 7, 1, PTE, 0).unwrap();
     tables.run(id(LARGE_TABLE), 8, 1, !PTE, 0).unwrap();
@@ -132,7 +132,7 @@ fn hole_15_an_entry_names_the_tables_it_was_given() {
 
 /// 16: a table was freed while a directory referred to it.
 #[test]
-fn hole_16_a_table_lives_while_a_directory_names_it() {
+fn hole_16_table_lives_while_a_directory_refers_to_it() {
     let mut tables = tables(0);
     tables.run(id(SMALL_TABLE), 0, 1, PTE, 0).unwrap();
     tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();

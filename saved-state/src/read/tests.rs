@@ -200,7 +200,7 @@ fn other_files_are_refused() {
 }
 
 #[test]
-fn a_long_list_that_is_not_there_takes_no_memory() {
+fn missing_long_list_allocates_no_memory() {
     let mut writer = Writer::new(IDENTITY);
     /// A part that claims to contain a list of almost 2^63 numbers.
     #[derive(Serialize, Deserialize)]

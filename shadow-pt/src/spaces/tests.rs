@@ -401,7 +401,7 @@ fn directory_used_as_its_own_table_keeps_isolation() {
 }
 
 #[test]
-fn a_table_that_many_entries_name_is_read_once_and_kept_once() {
+fn shared_table_is_read_and_kept_once() {
     let mut world = World::new();
     for index in 0..8190 {
         world.write(vram(DIRECTORY + index * 8), pde(None, Some(SPT), EIGHTH));
@@ -489,7 +489,7 @@ fn tables_over_limit_are_absent_and_existing_ones_stay() {
 }
 
 #[test]
-fn tables_wait_for_card_memory_and_are_made_when_there_is_some() {
+fn tables_wait_until_card_memory_is_available() {
     let mut world = World::mapped();
     world.write(vram(SPT), pte(0, 0));
     world.write(vram(LPT + 8), pte(0, LARGE));

@@ -25,7 +25,7 @@ fn raw(aperture: u64, address: u64) -> u64 {
 }
 
 #[test]
-fn an_entry_that_is_not_valid_is_zero_whatever_else_it_says() {
+fn invalid_entry_is_zero_regardless_of_other_bits() {
     assert_eq!(one(!1, PageSize::Small, &grants()), Ok(0));
 }
 

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_lanes_are_nowhere_and_a_full_stack_says_so() {
+    fn ended_lanes_leave_stack_and_full_stack_is_an_error() {
         let mut stack = Stack::default();
         assert!(stack.push(Kind::Return, 0x3, 8, 1));
         assert!(!stack.push(Kind::Return, 0x3, 8, 1));

@@ -195,7 +195,7 @@ fn engine_reset_ends_remaining_time_of_its_work() {
 }
 
 #[test]
-fn injected_delay_comes_on_top_even_without_a_model() {
+fn injected_delay_is_added_even_without_a_model() {
     let mut driver = Driver::new(&small());
     driver.card.inject(Fault { engine: EngineId::Copy0, kind: FaultKind::Delay { ns: 5_000 }, after: 0, count: 1 });
     let mut channel = driver.only_channel(1);

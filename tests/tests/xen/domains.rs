@@ -58,7 +58,7 @@ fn at_once(domains: &[&Domain<'_>], args: &str) -> Result<Vec<Smoke>> {
 /// Boots a domain 0 with a stock guest and a paravirtual guest. The stock guest shares the card, is destroyed in the
 /// middle of its copies, is created again, and attacks without a driver.
 #[test]
-fn domains_share_a_card_and_one_comes_back_hostile() -> Result<()> {
+fn domains_share_a_card_and_one_returns_hostile() -> Result<()> {
     let pv = DomainSpec { paravirtual: true, ..DomainSpec::new("pv", "6.1") };
     let specs = [DomainSpec::new("a", "6.12"), pv];
     let machine = XenMachine::boot("xen", &specs, &config(&["a", "pv"], "pv"), DOM0_MIB)?;

@@ -172,7 +172,7 @@ fn bind_error_says_how_to_fix_it() {
 }
 
 #[test]
-fn node_of_a_function_is_named_where_the_kernel_makes_one() {
+fn node_of_function_is_listed_if_kernel_creates_one() {
     for (name, expected) in [("vfio3", Some("vfio3")), ("vfio", None), ("vfio3x", None), ("hwmon1", None)] {
         let folder = folder();
         let fake = Fake::new(folder.path());

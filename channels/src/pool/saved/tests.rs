@@ -63,7 +63,7 @@ fn work_in_flight_ends_after_a_restore() {
 }
 
 #[test]
-fn the_directories_are_named_with_their_vms() {
+fn directories_are_listed_with_their_vms() {
     let world = world();
     let mut directories: Vec<_> = world.channels.directories().collect();
     directories.sort();

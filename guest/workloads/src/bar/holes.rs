@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn one_gain_opens_a_hole_whatever_was_refused() {
+    fn one_gain_opens_a_hole_despite_refusals() {
         let mut verdict = Verdict::default();
         verdict.must_fault("there", lab::Ran::Fault(0x1234), 0x1000);
         verdict.must_not_run("it", lab::Ran::Nothing);

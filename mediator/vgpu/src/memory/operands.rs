@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn work_of_unbound_object_names_no_memory() {
+    fn work_of_unbound_object_refers_to_no_memory() {
         let mut objects = Objects([0; 8]);
         assert_eq!(named(&ce_copy(0x1000, 0x2000, 1), &mut objects), []);
         // Try headers of all kinds, including some that promise more words than exist.

@@ -23,7 +23,7 @@ fn copies(driver: &mut Driver, id: u8, seed: u32) {
 }
 
 #[test]
-fn vram_has_no_place_before_it_is_used() {
+fn vram_has_no_chunk_before_first_use() {
     let rig = rig();
     let mut guest = rig.guest(0, VM_MIB, 4);
     assert_eq!(usage(&rig).2, 0);

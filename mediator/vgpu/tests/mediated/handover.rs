@@ -101,7 +101,7 @@ fn guests_in_mid_work_continue_after_hand_over() {
 }
 
 #[test]
-fn memory_that_was_swapped_comes_back_under_another_owner() {
+fn swapped_memory_returns_under_another_owner() {
     work_goes_on(&handover(64), 6);
 }
 

@@ -6,7 +6,7 @@ use rig::read_file;
 use vmm_glue::RegionIndex;
 
 #[test]
-fn ram_that_was_taken_back_is_not_written_again() {
+fn withdrawn_ram_is_not_written_again() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     for round in 0..20u32 {

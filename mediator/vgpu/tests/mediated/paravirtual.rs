@@ -77,7 +77,7 @@ fn refused(reply: &Reply, done: u32, status: Status) {
 }
 
 #[test]
-fn interface_is_there_where_it_is_offered_and_nowhere_else() {
+fn interface_exists_only_where_it_is_offered() {
     let rig = rig();
     let mut stock = rig.guest(0, VM_MIB, 4);
     assert_eq!(capability(&mut stock), None);
@@ -168,7 +168,7 @@ fn paravirtual_interface_and_tables_survive_hand_over() {
 }
 
 #[test]
-fn large_pages_and_ram_are_named_as_in_any_table() {
+fn large_pages_and_ram_are_mapped_as_in_any_table() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let mut work = channel(&mut driver, &mut interface, 0, 1);

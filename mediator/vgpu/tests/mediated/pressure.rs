@@ -78,7 +78,7 @@ fn waiting_work_is_not_lost_when_other_work_of_vm_runs() {
 }
 
 #[test]
-fn memory_of_a_vm_that_is_gone_is_not_copied() {
+fn memory_of_a_removed_vm_is_not_copied() {
     let rig = rig_with(48, 64, fast());
     let driver = driver_with(&rig, 0, 32, Limits::default());
     driver.guest.vram_write(8 * MIB, &[1; 16]);

@@ -42,7 +42,7 @@ fn entry(saved: &mut SavedTables, slot: usize, index: usize) -> &mut u64 {
 }
 
 #[test]
-fn tables_live_as_long_as_they_are_named() {
+fn tables_live_while_referenced() {
     let mut tables = Tables::restored(tables().save(), BASE, LIMIT_BYTES).unwrap();
     assert_eq!(tables.counts(), super::tests::tables().counts());
     assert_eq!((tables.counts().directories, tables.counts().small, tables.counts().large), (2, 1, 1));

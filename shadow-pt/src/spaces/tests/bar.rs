@@ -32,7 +32,7 @@ impl World {
 const SECOND_TABLE_VA: u64 = nvspec::mmu::PDE_SPAN;
 
 #[test]
-fn barring_ram_costs_a_directory_entry_whatever_its_table_holds() {
+fn barring_ram_costs_a_directory_entry_for_any_table() {
     let mut world = World::both();
     assert_eq!(world.at(63 * PAGE).map(|(aperture, _)| aperture), Some(2));
     let report = world.bar(true);

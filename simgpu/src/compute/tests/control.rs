@@ -245,7 +245,7 @@ fn votes_count_active_lanes_only() {
 }
 
 #[test]
-fn special_registers_tell_where_a_thread_is() {
+fn special_registers_show_thread_position() {
     let source = ".kernel k
          S2R R0, SR_TID.X
          S2R R1, SR_TID.Y

@@ -15,7 +15,7 @@ fn pointer(at: u64, target: u32) -> u32 {
 }
 
 #[test]
-fn hole_03_instance_blocks_are_not_looked_at_after_activation() {
+fn hole_03_instance_blocks_are_not_read_after_activation() {
     let mut scene = Scene::new();
     let neighbour = scene.good.driver.guest.vram_bytes;
     assert_eq!(neighbour, SHARE_BYTES);
@@ -75,7 +75,7 @@ fn hole_03_instance_blocks_are_not_looked_at_after_activation() {
 }
 
 #[test]
-fn hole_04_contexts_are_not_switched_by_hand() {
+fn hole_04_guests_cannot_switch_contexts() {
     let mut scene = Scene::new();
     let channel = scene.evil.channel(ID);
     let blocks = [
@@ -119,7 +119,7 @@ fn hole_04_contexts_are_not_switched_by_hand() {
 }
 
 #[test]
-fn hole_05_target_bits_lead_nowhere() {
+fn hole_05_target_bits_are_decoded_or_denied() {
     let mut scene = Scene::new();
     let ram = scene.bus[1];
     // All these addresses are outside the attacker's memory.

@@ -119,7 +119,7 @@ fn hole_06_no_register_is_passed_on() {
 }
 
 #[test]
-fn acknowledging_a_fault_takes_none_from_a_neighbour() {
+fn acknowledging_a_fault_keeps_the_neighbours_faults() {
     let mut scene = Scene::new();
     // Let the working VM fault while the attacker acknowledges every interrupt.
     let good = &mut scene.good;
@@ -193,7 +193,7 @@ fn scheduler_masks_hold_back_the_guests_own_work_only() {
 }
 
 #[test]
-fn time_is_the_same_for_everyone_whatever_one_writes() {
+fn written_timer_does_not_change_time_of_others() {
     let mut scene = Scene::new();
     let time = |s: &mut Scene| {
         let guest = &mut s.idle.driver.guest;
@@ -260,7 +260,7 @@ fn display_pmu_and_msi_registers_are_virtual() {
 }
 
 #[test]
-fn narrow_wide_and_crooked_accesses_are_taken_apart() {
+fn narrow_wide_and_unaligned_accesses_are_split() {
     let mut scene = Scene::new();
     let writable = blocks().flat_map(|(_, _, _, info)| *info).filter(|reg| matches!(reg.access, Access::Rw));
     let offsets: Vec<u64> = writable.map(|reg| reg.offset.into()).collect();

@@ -96,7 +96,7 @@ fn hole_08_large_pages_are_checked_in_all_their_parts() {
 }
 
 #[test]
-fn hole_11_entries_for_memory_that_is_not_there_fault() {
+fn hole_11_entries_for_missing_memory_fault() {
     let mut scene = Scene::new();
     for (what, at) in scene.foreign_ram() {
         for (aperture, write) in [(2, false), (3, true)] {

@@ -71,7 +71,7 @@ fn page_tables_written_through_pramin_are_used_by_work() {
 }
 
 #[test]
-fn a_page_that_bar3_shows_has_left_pramin_and_comes_back() {
+fn page_moves_from_pramin_to_bar3_and_back() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let (cpu, cpu3) = (Cpu::for_region(&driver.guest, Bar0), Cpu::for_region(&driver.guest, Bar3));

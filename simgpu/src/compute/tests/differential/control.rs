@@ -286,7 +286,7 @@ fn compiled(functions: &[Vec<Statement>]) -> String {
 }
 
 #[test]
-fn random_programs_go_where_their_source_says() {
+fn random_programs_follow_their_source() {
     let mut random = Random(0x5eed_0004);
     let (mut rig, mut all) = (Rig::new(0), String::new());
     for round in 0..250u32 {
