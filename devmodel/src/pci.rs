@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_is_asked_for_only_where_there_is_one() {
+    fn reset_is_requested_only_if_function_has_one() {
         let mut config = config();
         // A driver writes back the value that it read, with the highest bit of device control set.
         let control = [0x10, 0xa8];

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_not_in_the_table_is_nothing() {
+    fn offset_outside_the_table_has_no_target() {
         assert_eq!(find(0x6000c), Target::Nothing, "the peephole's data port");
         assert_eq!(find(0x800000), Target::Nothing);
         assert_eq!(find(u32::MAX), Target::Nothing);

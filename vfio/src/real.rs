@@ -360,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capability_lists_end_whatever_they_link_to() {
+    fn cyclic_capability_lists_end() {
         let id = offset_of!(vfio_info_cap_header, id);
         let next = offset_of!(vfio_info_cap_header, next);
         let mut packet = Packet::new(64).with32(16 + next, 32).with32(32 + next, 16);

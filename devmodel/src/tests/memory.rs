@@ -138,7 +138,7 @@ fn eight_bytes_are_two_registers() {
 }
 
 #[test]
-fn beyond_the_registers_there_is_nothing() {
+fn accesses_beyond_registers_read_as_ones() {
     let mut rig = Rig::new();
     let mut data = [0; 4];
     rig.gpu.bar0_read(0x1_0000_0000, &mut data, &mut rig.mock);

@@ -336,7 +336,7 @@ fn launches_can_be_made_to_hang() {
 }
 
 #[test]
-fn launches_can_be_made_to_go_wrong() {
+fn launches_can_be_made_to_corrupt_data() {
     let fault = Fault { engine: EngineId::Graph, kind: FaultKind::Corrupt, after: 1, count: 1 };
     let mut driver = Driver::new(&Config { faults: vec![fault], ..small() });
     let mut channel = driver.only_channel(5);

@@ -178,7 +178,7 @@ fn accesses_that_are_misaligned_or_outside() {
 }
 
 #[test]
-fn memory_that_is_not_there_or_read_only() {
+fn unmapped_and_read_only_memory_faults() {
     errs("MOV R0, c[0][0x24]\nLD R1, [R0+0x10]", &[], Error::Shader(fault::PTE, UNMAPPED_ADDR + 0x10, false));
     errs("MOV R0, c[0][0x24]\nST [R0+0x10], R1", &[], Error::Shader(fault::PTE, UNMAPPED_ADDR + 0x10, true));
     errs("MOV R0, c[0][0x24]\nATOM.ADD R1, [R0], R2", &[], Error::Shader(fault::PTE, UNMAPPED_ADDR, true));

@@ -250,7 +250,7 @@ fn pramin_follows_its_window() {
 }
 
 #[test]
-fn card_without_post_has_no_memory_and_says_so() {
+fn card_without_post_reports_no_memory() {
     let card = SimGpu::new(&Config { posted: false, ..small() }).unwrap();
     for _ in 0..2 {
         assert!(!ptop::DEVINIT_STATUS::DONE.is_set(card.read32(ptop::DEVINIT_STATUS::OFFSET)));

@@ -146,7 +146,7 @@ fn a_small_bar1_is_trapped_as_a_whole() {
 }
 
 #[test]
-fn whereabouts_tell_pieces_apart() {
+fn whereabouts_distinguish_split_ranges() {
     let rig = Rig::new(64);
     let mut remap = Remap::open(&rig.host, (BAR1, BAR3)).unwrap();
     let at = |page: u64| GuestVramAddr(page * SMALL_PAGE);
