@@ -301,7 +301,7 @@ pub fn run() -> Result<Vec<Metric>> {
         let source = format!("{HEAD}{body}{TAIL}");
         let (mut single, mut double) = (Engine::new(1, &source)?, Engine::new(2, &source)?);
         let instructions = single.run()?;
-        ensure!(double.run()? == instructions, "two workers count other instructions than one");
+        ensure!(double.run()? == instructions, "two workers count other instructions than a single worker");
         let rates = in_turns(|| single.round(instructions), || double.round(instructions))?;
         let target = if name == "float" { Target::AtLeast(ONE_CORE) } else { Target::None };
         all.extend(metrics(name, rates, target, Target::AtLeast(TWO_CORES)));

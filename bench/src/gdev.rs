@@ -67,7 +67,7 @@ fn processor() -> Result<u64> {
     let machine = Machine::boot("gdev-processor", 0)?;
     let us = machine.copy("write", LARGE_BYTES, 5, "--pinned")?;
     let rate = (LARGE_BYTES >> 20) as f64 / (us / 1e6);
-    ensure!(rate >= 1.0, "the guest's processor copies {rate} MiB in a second");
+    ensure!(rate >= 1.0, "the guest's processor copies {rate} MiB per second");
     Ok(rate as u64)
 }
 

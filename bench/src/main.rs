@@ -183,7 +183,10 @@ fn all(benchmarks: &[Benchmark], folder: &Path, request: &Request, resume: bool)
 fn run(arguments: Arguments) -> Result<()> {
     let Arguments { name, resume, all: everything, request } = arguments;
     if everything {
-        ensure!(name.is_none() && request.only.is_none(), "--all is of all benchmarks and all of their parts");
+        ensure!(
+            name.is_none() && request.only.is_none(),
+            "--all runs all benchmarks with all of their parts, and takes no names"
+        );
         let folder = request.file.clone().context("--all needs --json FOLDER")?;
         return all(&BENCHMARKS, &folder, &request, resume);
     }

@@ -100,7 +100,7 @@ impl World {
         let space = spaces.open(Place::Vram(GuestVramAddr(DIRECTORY)), &mut card).context("a space")?;
         let mut world = Self { spaces, space, guest, card };
         let done = world.prepare();
-        ensure!(done.entries_written >= MAPPED / PAGE, "{done:?} is not a whole space");
+        ensure!(done.entries_written >= MAPPED / PAGE, "{done:?} does not cover the whole space");
         world.spaces.flushed(world.space, &mut world.card);
         Ok(world)
     }
@@ -203,7 +203,7 @@ pub fn run() -> Result<Vec<Metric>> {
         flush,
     )?;
     let scanned = last.take().bytes_scanned as f64;
-    ensure!(scanned >= ALL as f64, "a scan of {scanned} bytes is no whole scan");
+    ensure!(scanned >= ALL as f64, "a scan of {scanned} bytes is incomplete");
     let rate = |bytes: f64, time: f64| bytes / time;
     let copied = (TABLES + ALL) as f64;
     metrics.push(Metric::ratio(

@@ -234,7 +234,7 @@ pub fn ensure_fleet(progress: &Progress) -> Result<PathBuf> {
     let cache = Cache::open(progress)?;
     let mut record = cache.load_record();
     let files = system::ensure(FLEET, &manifest.fleet, &cache, &mut record.fleet, progress);
-    let files = files.context("the Debian system with engines")?;
+    let files = files.context("the Debian system with cluster software")?;
     cache.store_record(&record)?;
     Ok(files)
 }

@@ -31,7 +31,7 @@ pub fn closure(folder: &Path, modules: &[&str]) -> Result<Vec<Module>> {
     for module in modules {
         visit(&normal(module), &files, &mut seen, &mut order)?;
         if !order.iter().any(|found| found.name == normal(module)) {
-            bail!("the kernel package holds no module {module}");
+            bail!("the kernel package contains no module {module}");
         }
     }
     Ok(order)

@@ -122,7 +122,7 @@ impl Build<'_> {
         kbuild.build(&build, &mut step)?;
         for (from, to) in [(build.join(MODULE), MODULE), (driver.join(DRIVER), DRIVER)] {
             let to = self.folder.join(to);
-            fs::rename(&from, &to).with_context(|| format!("the build made no {}", from.display()))?;
+            fs::rename(&from, &to).with_context(|| format!("the build created no {}", from.display()))?;
             kbuild::strip(&to, &mut step)?;
         }
         for folder in [headers, build, tools] {
@@ -170,11 +170,11 @@ impl Build<'_> {
         remove(&fetched.path)?;
         let archives: Vec<_> = files_below(&all.join("usr/src"))?;
         let archive = archives.iter().find(|path| path.to_string_lossy().ends_with(".tar.xz"));
-        let archive = archive.with_context(|| format!("the package {} holds no sources", fetched.package.name))?;
+        let archive = archive.with_context(|| format!("the package {} contains no sources", fetched.package.name))?;
         let mut step = self.progress.step(format!("unpacking nouveau of Linux {}", self.kernel.name));
         unpack_driver(archive, &all, &mut step)?;
         let driver = all.join(DRIVER_FOLDER);
-        fs::rename(&driver, to).with_context(|| format!("the kernel's sources hold no {DRIVER_FOLDER}"))?;
+        fs::rename(&driver, to).with_context(|| format!("the kernel's sources contain no {DRIVER_FOLDER}"))?;
         remove(&all)
     }
 

@@ -114,7 +114,7 @@ fn unpacked(root: &Path) -> Result<Qemu> {
         .iter()
         .map(|d| root.join(d).join("ld-linux-x86-64.so.2"))
         .find(|p| p.exists())
-        .ok_or_else(|| anyhow!("the unpacked packages hold no dynamic loader"))?;
+        .ok_or_else(|| anyhow!("the unpacked packages contain no dynamic loader"))?;
     let libraries: BTreeSet<_> = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib64", "lib64", "usr/lib"]
         .iter()
         .map(|d| root.join(d))

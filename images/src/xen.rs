@@ -224,7 +224,7 @@ fn hypervisor(boot: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
         name.starts_with("xen-") && name.ends_with(".gz")
     };
     let Some(path) = entries.flatten().map(|entry| entry.path()).find(named) else {
-        bail!("{} holds no hypervisor", boot.display());
+        bail!("{} contains no hypervisor", boot.display());
     };
     let output = exec::run(Command::new("gzip").arg("-dc").arg(&path), "gzip", step, String::new)?;
     let mut image = output.stdout;

@@ -92,7 +92,7 @@ pub enum Error {
         size: u64,
     },
     /// The saved state is invalid, or belongs to a different card.
-    #[error("the saved software card is refused")]
+    #[error("the saved state of the software card is refused")]
     Saved(#[from] Invalid),
     /// The card's thread could not be started.
     #[error("the software card's thread could not be started")]

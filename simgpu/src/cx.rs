@@ -66,7 +66,7 @@ impl Undeclared {
         } else if self.seen.len() < Self::MAX {
             self.seen.insert(offset, 1);
             match write {
-                Some(value) => tracing::debug!("undeclared register {offset:#08x} was written {value:#010x}"),
+                Some(value) => tracing::debug!("undeclared register {offset:#08x} was set to {value:#010x}"),
                 None => tracing::debug!("undeclared register {offset:#08x} was read"),
             }
         }

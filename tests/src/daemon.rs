@@ -145,7 +145,7 @@ impl Daemon {
     /// Makes the program that is now at the daemon's path take over all of the daemon's work, and waits until the old
     /// daemon has ended. Returns the output of `mediatorctl daemon upgrade`.
     pub fn upgrade(&mut self) -> Result<Value> {
-        Process::adopt_orphans().context("orphans cannot be adopted")?;
+        Process::adopt_orphans().context("orphaned processes cannot be adopted")?;
         let info = self.ctl_json(&["daemon", "upgrade"]).with_context(|| self.log_tail())?;
         let ended = wait::until("the daemon before to end", STOP_LIMIT, || Ok(self.process.try_wait()?));
         let status = ended.with_context(|| self.log_tail())?;

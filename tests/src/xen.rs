@@ -237,7 +237,7 @@ impl XenMachine {
         let boots = agent.boots();
         if self.run(&format!("xl create -p /etc/xen/{name}.cfg 2>&1"))?.code != 0 {
             let log = self.run(&format!("cat /var/log/xen/qemu-dm-{name}.log; dmesg | tail -n 20"))?;
-            bail!("domain {name} is not made; its device model, and domain 0's kernel:\n{}", log.text());
+            bail!("domain {name} was not created; its device model, and domain 0's kernel:\n{}", log.text());
         }
         self.wait_state(name, "connected")?;
         self.ok(&format!("xl unpause {name}"))?;

@@ -134,7 +134,7 @@ impl Mappings {
         let all = std::mem::take(&mut *self.mapped.lock());
         for (iova, Mapping { len, memory }) in all {
             if !kernel.unmap(iova, len).is_ok_and(|gone| gone == len) {
-                tracing::error!(iova, len, "the kernel keeps a mapping of memory for a card that is closed");
+                tracing::error!(iova, len, "memory stays mapped for a card that was closed");
                 std::mem::forget(memory);
             }
         }

@@ -106,7 +106,7 @@ impl VfioCard {
         if let Some(mode) = now.take()
             && let Err(error) = self.kernel.set_irq(index(mode), Irq::Off)
         {
-            tracing::error!(card = %self.address, %error, "the card's interrupt cannot be turned off");
+            tracing::error!(card = %self.address, %error, "the card's interrupt cannot be disabled");
         }
     }
 
@@ -223,7 +223,7 @@ impl Drop for VfioCard {
         self.interrupts_off(&mut self.interrupt.lock());
         self.reset_units();
         if let Err(error) = pci::set_enabled(&self.config, false) {
-            tracing::error!(card = %self.address, %error, "the card's access to memory cannot be turned off");
+            tracing::error!(card = %self.address, %error, "the card's bus mastering cannot be disabled");
         }
         self.mappings.unmap_all(&*self.kernel);
     }

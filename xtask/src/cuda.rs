@@ -198,7 +198,7 @@ fn commit() -> Option<String> {
 fn build() -> Result<PathBuf> {
     let packages = ["cuda-shim", "cuda-owner", "cuda-rig", "cuda-guest", "cuda-worker"].map(|name| ["-p", name]);
     if !shown(cargo(&["build", "--release"]).args(packages.concat()))? {
-        bail!("the programs of the benchmark do not build");
+        bail!("the programs of the benchmark cannot be built");
     }
     Ok(target().join("release"))
 }

@@ -87,7 +87,10 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
         let filters: BTreeSet<_> = of_package.flat_map(|mutation| mutation.filters()).collect();
         let filters: Vec<_> = filters.into_iter().collect();
         let verdict = trial::run(&build.concerned(&programs, package, &filters)?, &filters, None)?;
-        ensure!(verdict.good() && verdict.tally.passed > 0, "{package}: not good without any mutation: {verdict}");
+        ensure!(
+            verdict.good() && verdict.tally.passed > 0,
+            "{package}: the tests fail without any mutation: {verdict}"
+        );
         println!("{package}, without a mutation: {verdict}");
     }
     let mut missed: Vec<&str> = Vec::new();
@@ -215,7 +218,7 @@ impl Record {
             fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
         let text = if path.exists() {
-            fs::read_to_string(path).context("the record of what was noticed")?
+            fs::read_to_string(path).context("the record of detected mutations")?
         } else {
             String::new()
         };

@@ -28,7 +28,7 @@ impl Record {
         let Some(path) = kept else { return Ok(Self { file, ..Self::default() }) };
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let found: Value =
-            serde_json::from_str(&text).with_context(|| format!("{} holds no figures", path.display()))?;
+            serde_json::from_str(&text).with_context(|| format!("{} contains no figures", path.display()))?;
         let rows = |key: &str| found[key].as_array().into_iter().flatten();
         let metrics = rows("metrics").filter_map(Metric::of_json).collect();
         let ended = rows("ended").filter_map(Value::as_str).map(str::to_owned).collect();

@@ -59,7 +59,7 @@ fn allocator(rig: &Rig, vm: u32) -> Result<()> {
     for chunk in 0..chunks {
         let mut found = vec![0; PAGE as usize];
         driver.guest.vram_read((FIRST_FREE_CHUNK + chunk) * CHUNK, &mut found);
-        ensure!(found == pattern(vm, chunk), "VM {vm}: chunk {chunk} holds something else");
+        ensure!(found == pattern(vm, chunk), "VM {vm}: chunk {chunk} has wrong contents");
     }
     driver.guest.remove()?;
     Ok(())
@@ -102,7 +102,7 @@ pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
         .filter(|sample| (0..2).all(|vm| sample.card[vm] + sample.host[vm] > card / 2 + 1))
         .skip_while(|sample| sample.card[1] + 1 < card / 2)
         .collect();
-    ensure!(!both.is_empty(), "the two never wanted the card at the same time");
+    ensure!(!both.is_empty(), "the two VMs never competed for the card");
     // Count only the final state: while a VM grows, its next chunk always exceeds its share by one.
     let settled = both.len() / 2;
     let imbalance =

@@ -79,7 +79,7 @@ fn check() -> Result<()> {
         let next = word(&control, control::HEAD).load(Ordering::Acquire) + 1;
         ring(&transport, &control, next)?;
         reached(&transport, &control, next)?;
-        ensure!(word(&blob, 8).load(Ordering::Acquire) == at + 1, "the worker has other memory");
+        ensure!(word(&blob, 8).load(Ordering::Acquire) == at + 1, "the worker has different memory");
         transport.remove(blob, at == PINNED_ADDRESSES).context("removal")?;
     }
     println!("blobs at chosen addresses");

@@ -353,7 +353,7 @@ impl Lending {
         }
         shared.dma_regions.fetch_sub(1, Ordering::Relaxed);
         if let Err(error) = card.unmap_dma(gpa, self.size) {
-            tracing::error!(%error, "the card keeps a mapping of guest memory that was withdrawn");
+            tracing::error!(%error, "withdrawn guest memory stays mapped for the card");
         }
     }
 }

@@ -34,7 +34,7 @@ pub enum VramError {
         size: u64,
     },
     /// The file for shareable memory could not be created.
-    #[error("there is no file of {size:#x} bytes for VRAM")]
+    #[error("a file of {size:#x} bytes for VRAM could not be created")]
     File {
         /// Requested size in bytes.
         size: u64,

@@ -55,6 +55,6 @@ fn rings(card: &Card) -> Result<u32> {
 fn interrupts() -> Result<u64> {
     let text = fs::read_to_string(INTERRUPTS).context(INTERRUPTS)?;
     let line = text.lines().find(|line| DRIVER.iter().any(|driver| line.ends_with(driver)));
-    let line = line.context("the driver has no interrupt")?;
+    let line = line.context("the driver has no interrupt handler")?;
     Ok(line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()).sum())
 }

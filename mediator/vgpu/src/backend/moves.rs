@@ -153,7 +153,7 @@ impl VmBackend {
                 self.host.lock().clear_engines(self.vm, channel);
                 return true;
             }
-            tracing::error!(vm = %self.vm, ?channel, "a channel stays on the card while its memory moves");
+            tracing::error!(vm = %self.vm, ?channel, "a channel stays on the card while its memory is moved");
         }
         let due = self.stop.as_mut().map(|stop| std::mem::take(&mut stop.due)).unwrap_or_default();
         for showing in due {

@@ -46,7 +46,7 @@ impl Backend for VmBackend {
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {
         // A flush for apertures has the hub's form; a flush for channels may have either form. Both look up the shadow.
         if let Err(error) = self.flush_spaces(directory) {
-            tracing::error!(vm = %self.vm, %error, "a guest's TLB flush did not reach the card");
+            tracing::error!(vm = %self.vm, %error, "a guest's TLB flush could not be executed on the card");
         }
     }
 

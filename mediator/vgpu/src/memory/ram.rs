@@ -35,7 +35,7 @@ impl Lent {
             Ok(()) if !reachable => host.lock().memory_mut().iova_mut().free_for(vm, self.iova),
             Ok(()) => {}
             Err(error) => {
-                tracing::error!(%error, iova = %self.iova, "the card keeps a mapping of guest memory that was withdrawn");
+                tracing::error!(%error, iova = %self.iova, "withdrawn guest memory stays mapped for the card");
             }
         }
     }

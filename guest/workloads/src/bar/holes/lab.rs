@@ -516,7 +516,7 @@ impl<'a> Lab<'a> {
         ensure!(self.card.read(reg::BOOT0) == boot0, "BOOT0 is {:#x}", self.card.read(reg::BOOT0));
         let clock = || u64::from(self.card.read(reg::PTIMER_HIGH)) << 32 | u64::from(self.card.read(reg::PTIMER_LOW));
         let first = clock();
-        ensure!((0..1000).any(|_| clock() != first), "the clock stands still");
+        ensure!((0..1000).any(|_| clock() != first), "the clock does not advance");
         self.bring_up();
         let mut channel = self.channel(CHANNELS - 1);
         let (from, to) = (self.take(1), self.take(1));

@@ -39,7 +39,7 @@ impl<'a> Queue<'a> {
         let registers = card.region(capability.bar.into())?;
         let offset = usize::try_from(capability.offset)?;
         let end = offset.checked_add(register::BYTES as usize);
-        ensure!(end.is_some_and(|end| end <= registers.bytes()), "the registers end behind their region");
+        ensure!(end.is_some_and(|end| end <= registers.bytes()), "the registers extend beyond their region");
         let pages = || RamPage::new().context("a queue's page");
         Ok(Self { registers, offset, ring: pages()?, request: pages()?, reply: pages()?, next: 0 })
     }
