@@ -43,7 +43,7 @@ impl Kbuild {
     pub fn prepare(root: &Path, release: &str) -> Result<Self> {
         if root.to_string_lossy().contains(|c: char| c.is_whitespace() || ":#$'\"\\".contains(c)) {
             bail!(
-                "make cannot build in {}: its path has unsupported characters; set GPU_MEDIATOR_CACHE to another folder",
+                "make cannot build in {}: its path has unsupported characters; use another GPU_MEDIATOR_CACHE",
                 root.display()
             );
         }
