@@ -20,8 +20,9 @@ const COLOURS: [RGBColor; 9] = [
     RGBColor(240, 228, 66),
     RGBColor(204, 121, 167),
 ];
-/// Height of the picture in pixels. The width of a group follows.
+/// Height of the picture in pixels.
 const HEIGHT: u32 = 480;
+/// Width of a group in pixels.
 const GROUP: u32 = 62;
 /// Fraction of a group's width that its bars cover.
 const FILLED: f64 = 0.84;

@@ -27,7 +27,7 @@ const ROUNDS: usize = 21;
 const MIN_MEASUREMENT: Duration = Duration::from_millis(60);
 /// Number of rounds of each kernel's loop.
 const LOOPS: u32 = 256;
-/// Number of blocks. The number of threads per block follows.
+/// Number of blocks, and number of threads per block.
 const SHAPE: (u32, u32) = (64, 256);
 /// Target for the float kernel on one core, in millions of thread instructions per second.
 const ONE_CORE: f64 = 200.0;

@@ -15,9 +15,9 @@ use super::Request;
 use crate::report::interval::picked;
 use crate::report::{Interval, Metric, Target, median, order};
 
-/// Number of rounds of each workload for modes without a target. The number for the default mode and its baseline
-/// follows. The report contains the median.
+/// Number of rounds of each workload for modes without a target. The report contains the median.
 const MIN_ROUNDS: usize = 9;
+/// Number of rounds of each workload for the default mode and its baseline.
 const MAX_ROUNDS: usize = 25;
 /// Size of each card, and of the VRAM of the passthrough VM, in MiB.
 const CARD_MIB: u32 = 512;

@@ -26,15 +26,17 @@ const WARM_UP: Duration = Duration::from_millis(700);
 /// which bounds the guest's lag.
 const ROUNDS_PER_KERNEL: u32 = 20;
 const IN_FLIGHT: u32 = 32;
-/// Index of the computing VM. The index of the attacker or reference VM follows.
+/// Index of the computing VM.
 const NEIGHBOUR: usize = 0;
+/// Index of the attacker or of the reference VM.
 const OTHER: usize = 1;
 /// Size of each guest's RAM in MiB.
 const MEMORY_MIB: u32 = 512;
 /// Maximum measured time of the neighbour alone, and next to a well-behaved guest.
 const REFERENCE: Duration = Duration::from_secs(20);
-/// Paths of the requests to the admin API during an attack. The pause after each request follows.
+/// Paths of the requests to the admin API during an attack.
 const PATHS: [&str; 3] = ["/v1/vms", "/metrics", "/v1/cards"];
+/// Pause after each request.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time after which a request counts as unanswered.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);

@@ -105,10 +105,11 @@ pub const COSTS: [Cost; ITEMS] = [
         source: "GDDR5 of the Quadro 6000: 144 GB/s, of which kernels reach 60 to 100 %; more on later cards" },
 ];
 
-/// Number of register reads and writes on the card that the mediator makes for a doorbell. Those for a flush and for an
-/// interrupt follow.
+/// Number of register reads and writes on the card that the mediator makes for a doorbell.
 const DOORBELL_ACCESSES: [f64; 2] = [5.0, 4.0];
+/// Number of register reads and writes for a flush.
 const FLUSH_ACCESSES: [f64; 2] = [1.0, 2.0];
+/// Number of register reads for an interrupt.
 const INTERRUPT_READS: f64 = 3.0;
 
 macro_rules! quantities {

@@ -21,8 +21,9 @@ const VMS: usize = 4;
 const VM_MIB: u32 = 256;
 /// Number of upgrades of each daemon.
 const UPGRADES: usize = 100;
-/// Load of a small VM. The load of a large VM follows.
+/// Load of a small VM.
 const SMALL_VM: Load = Load { mib: 8, channels: 1 };
+/// Load of a large VM.
 const LARGE_VM: Load = Load { mib: 224, channels: 8 };
 /// Target in ms for the pause that 99 of 100 pauses do not exceed.
 const MOST_MS: f64 = 300.0;

@@ -29,12 +29,15 @@ use crate::report::{Interval, Metric, Record, Target};
 const MS: u64 = 1_000_000;
 /// Number of rows and columns of the kernels' matrices. A round takes 0.38 ms.
 const SIDE: u32 = 28;
-/// Number of rounds of the short kernel. That of the long kernel follows.
+/// Number of rounds of the short kernel.
 const MADD: u32 = 1;
+/// Number of rounds of the long kernel.
 const LONG_MADD: u32 = 5;
-/// Length in ns of the longer windows for shares. The shorter windows and their steps follow.
+/// Length in ns of the longer windows for shares.
 const HALF: u64 = 500 * MS;
+/// Length in ns of the shorter windows for shares.
 const TENTH: u64 = 100 * MS;
+/// Step in ns between the starts of the shorter windows.
 const WINDOW_STEP_NS: u64 = 10 * MS;
 /// Number of kernels that a guest keeps in flight. It is the same for short and long kernels, so that policies differ.
 const IN_FLIGHT: u32 = 16;

@@ -10,8 +10,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Offset of the pointer to the first capability in configuration space. Source: PCI Local Bus 3.0, 6.7.
 const CAPABILITIES: usize = 0x34;
-/// Lowest offset of a capability. The maximum number of capabilities follows.
+/// Lowest offset of a capability.
 const FIRST_CAPABILITY: usize = 0x40;
+/// Maximum number of capabilities.
 const MOST_CAPABILITIES: usize = 48;
 
 /// Finds the interface's capability in the configuration space of a function, if there is one.

@@ -26,9 +26,11 @@ const MASTER: u16 = 1 << 2;
 const INTX_OFF: u16 = 1 << 10;
 /// Bit of the status register: a list of capabilities exists.
 const LISTED: u16 = 1 << 4;
-/// ID of the power management capability. The offset of its control register and the mask of the state field follow.
+/// ID of the power management capability.
 const POWER: u8 = 0x01;
+/// Offset of the control register in the power management capability.
 const POWER_CONTROL: u64 = 4;
+/// Mask of the power state in the control register.
 const POWER_STATE: u16 = 3;
 /// Maximum number of capabilities that fit into 256 bytes.
 const MAX_CAPABILITIES: usize = 48;

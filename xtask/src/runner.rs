@@ -24,10 +24,11 @@ use crate::watch;
 /// Number of ticks per second in which `/proc` reports CPU time. It is the same on every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// Number of lines after a panic or an error that are repeated at the end. The limits for lines per test and characters
-/// per line follow.
+/// Number of lines after a panic or an error that are repeated at the end.
 const REASON_LINES: usize = 6;
+/// Maximum number of repeated lines per test.
 const REASONS_LINES: usize = 20;
+/// Maximum number of characters per repeated line.
 const REASON_CHARS: usize = 400;
 
 /// Prefix of output lines that are shown even if the test passes.

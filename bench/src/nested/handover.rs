@@ -19,8 +19,9 @@ const CHANNELS: u32 = 8;
 /// Virtual addresses of the two buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
-/// Number of measurements of each kind. The number of handovers per measurement follows.
+/// Number of measurements of each kind.
 const ROUNDS: usize = 15;
+/// Number of handovers per measurement.
 const HANDOVERS_PER_MEASUREMENT: u32 = 40;
 
 /// A VM with a channel that copies a page.

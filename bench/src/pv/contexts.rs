@@ -20,9 +20,11 @@ use crate::report::{Metric, Target};
 const COUNTS: [usize; 4] = [1, 2, 4, 8];
 /// Maximum number of VMs.
 const MAX_VMS: usize = 8;
-/// RAM size of a VM in MiB. Its VRAM size and the size of the card follow.
+/// RAM size of a VM in MiB.
 const MEMORY_MIB: u32 = 320;
+/// VRAM size of a VM in MiB.
 const VRAM_MIB: u32 = 48;
+/// Size of the card in MiB.
 const CARD_MIB: u32 = 64 + MAX_VMS as u32 * VRAM_MIB;
 /// Number of launches per context. The paper has 10,000.
 const LAUNCHES: u32 = 100;

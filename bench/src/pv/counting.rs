@@ -13,8 +13,9 @@ use crate::model::Counts;
 /// Time for a guest to reach the next mark.
 const MARK_LIMIT: Duration = Duration::from_secs(300);
 
-/// Interval between polls for a guest's posted messages. The maximum number of polls follows.
+/// Interval between polls for a guest's posted messages.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Maximum number of polls for a guest's posted messages.
 const MAX_POLLS: u32 = 40;
 
 /// Counts by phase.

@@ -24,8 +24,9 @@ const TITLES: [(&str, &str); 9] = [
 const MAX_SHOWN: f64 = 3.0;
 /// Value at which bars of the model's times are cut off. Their scale is logarithmic.
 const MODEL_TOP: f64 = 1000.0;
-/// Numbers of contexts. The ways to create them follow.
+/// Numbers of contexts.
 const CONTEXTS: [&str; 4] = ["1", "2", "4", "8"];
+/// Ways to create the contexts: their name in the results and in the picture.
 const WAYS: [(&str, &str); 6] = [
     ("native", "native"),
     ("passthrough", "passthrough"),

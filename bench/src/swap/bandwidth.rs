@@ -18,15 +18,17 @@ use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 pub(super) const BYTES: u64 = 32 * MIB;
 /// Address of the guest's buffer in its VRAM. This address is a chunk boundary for every chunk size.
 pub(super) const BUFFER_AT: u64 = 64 * MIB;
-/// GPU virtual address of the buffer. That of the RAM follows.
+/// GPU virtual address of the buffer.
 pub(super) const VRAM_VA: u64 = 0x100_0000;
+/// GPU virtual address of the RAM.
 pub(super) const RAM_VA: u64 = VRAM_VA + BYTES;
 /// Guest-physical address of RAM.
 const GPA: u64 = 64 * MIB;
 /// Number of measurements of each kind. The report contains the median.
 const ROUNDS: usize = 5;
-/// Number of bytes per line of a copy. The number of bytes per copy follows.
+/// Number of bytes per line of a copy.
 const LINE: u64 = 16 << 10;
+/// Number of bytes per copy.
 const COPY_BYTES: u64 = MIB;
 
 /// A card with one guest that has a filled buffer.

@@ -27,8 +27,9 @@ const REQUESTS_PER_SIZE: u32 = 6;
 const FIRST_FREE_AT: u64 = 8 * MIB;
 /// Chunk sizes in KiB. GPUswap's range is 128 to 65,536.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
-/// Number of bytes per request with each chunk size. The number of requests follows.
+/// Number of bytes per request with each chunk size.
 const REQUEST_BYTES: u64 = 8 * MIB;
+/// Number of requests with each chunk size.
 const ASKED_ROUNDS: u32 = 10;
 /// GPU virtual address at which one page of each chunk of a guest is mapped, in order.
 const VA: u64 = 0x100_0000;

@@ -14,8 +14,9 @@ use rig::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 
 /// Size of the card in MiB: a sixteenth of that in Gdev.
 const CARD_MIB: u64 = 100;
-/// Size of the large job in MiB. The size of each small job follows.
+/// Size of the large job in MiB.
 const LARGE_MIB: u64 = 64;
+/// Size of each small job in MiB.
 const SMALL_MIB: u64 = 8;
 /// VRAM of a VM in addition to its job's memory, in MiB.
 const BESIDE_MIB: u64 = 16;

@@ -13,16 +13,19 @@ use vmm_glue::{IrqCounts, Server, ServerOptions, SocketOptions, StopHandle};
 const BAR0: u32 = 0;
 const BAR1: u32 = 1;
 const CONFIG: u32 = 7;
-/// Offset of the command register in configuration space. Its bits for memory, bus master and disabling INTx follow.
+/// Offset of the command register in configuration space.
 const COMMAND: u64 = 4;
+/// Bits of the command register for memory and bus mastering.
 const MASTER: u8 = 6;
+/// The same bits, and the bit that disables INTx.
 const NO_INTX: u16 = 0x406;
 /// Offset of MSI's control word.
 const MSI_CONTROL: u64 = 0x6a;
-/// Offset of the power management control word. Those of the expansion ROM's BAR and of the PCI Express device control
-/// follow.
+/// Offset of the power management control word.
 const POWER_CONTROL: u64 = 0x64;
+/// Offset of the expansion ROM's BAR.
 const ROM_BAR: u64 = 0x30;
+/// Offset of the PCI Express device control word.
 const DEVICE_CONTROL: u64 = 0x80;
 /// Bit in device control that resets the function.
 const INITIATE_RESET: u16 = 1 << 15;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use vm_device::DeviceStatus;
 
-/// Maximum number of polls for a new status while the VM is locked. The interval between polls follows.
+/// Maximum number of polls, and interval between polls, for a new status while the VM is locked.
 // TIMEOUT: an access by a guest takes far less time, and an operator does not notice the delay.
 const MAX_POLLS: u32 = 10;
 const POLL_INTERVAL: Duration = Duration::from_millis(1);

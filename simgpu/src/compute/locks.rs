@@ -6,7 +6,7 @@
 
 use parking_lot::Mutex;
 
-/// Number of sets in the table. The number of words per set follows.
+/// Number of sets in the table, and number of words per set.
 const SETS: usize = 512;
 const WAYS: usize = 8;
 

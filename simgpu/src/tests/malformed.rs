@@ -24,8 +24,9 @@ enum Error {
     Illegal(u32),
 }
 
-/// An address that is not mapped. A read-only page follows.
+/// An address that is not mapped.
 const UNMAPPED_ADDR: u64 = 0x555_5000;
+/// Address of a read-only page.
 const READ_ONLY: u64 = 0x440_0000;
 
 /// A card with one channel that fails and one channel that computes.

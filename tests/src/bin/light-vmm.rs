@@ -16,8 +16,9 @@ use rig::{Machine, RemoteGuest};
 const MIB: u64 = 1 << 20;
 /// Default size of a chunk in bytes.
 const CHUNK: u64 = 2 * MIB;
-/// GPU virtual address at which pages of the chunks are mapped. The address of their copies follows.
+/// GPU virtual address at which pages of the chunks are mapped.
 const FROM: u64 = 0x100_0000;
+/// GPU virtual address of the copies.
 const TO: u64 = 0x200_0000;
 
 fn main() -> ExitCode {

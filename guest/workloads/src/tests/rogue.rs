@@ -31,11 +31,13 @@ const WAITERS: u32 = 4;
 const HELD_BACK: Duration = Duration::from_millis(50);
 /// Number of bytes that each waiting channel copies afterwards.
 const COPY_BYTES: u64 = 4096;
-/// Number of handovers between two channels per submission. The number of bytes copied at each handover follows.
+/// Number of handovers between two channels per submission.
 const HANDOVERS: u32 = 32;
+/// Number of bytes copied at each handover.
 const HANDED: u64 = 64 << 10;
-/// The host engine's method for a non-stall interrupt. A method that no class has follows.
+/// The host engine's method for a non-stall interrupt.
 const NON_STALL: u32 = 0x20;
+/// A method that no class has.
 const NO_METHOD: u32 = 0x1ffc;
 /// Number of methods per submission of a stream. The guest's kernel takes about a millisecond to acknowledge each
 /// illegal method; the submission occupies the engine during this time, and is charged for it.

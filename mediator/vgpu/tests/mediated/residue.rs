@@ -30,8 +30,9 @@ fn rig(clear: bool) -> Rig {
     Rig::made(&Config { vram_mib: 64, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Time in ns that a copy of a page with PGRAPH takes. The time with a copy engine follows.
+/// Time in ns that a copy of a page with PGRAPH takes.
 const GRAPH_NS: u64 = 400_000;
+/// Time in ns that a copy of a page with a copy engine takes.
 const COPY_NS: u64 = 5_000_000;
 /// Number of copies in one submission to a copy engine.
 const COPIES: usize = 20;

@@ -9,8 +9,9 @@ use vmm_glue::RegionIndex::Bar1;
 
 /// Size of a domain's RAM in KiB.
 const KIB: u64 = 4096;
-/// Number of pages in a buffer. The buffer's address in RAM follows.
+/// Number of pages in a buffer.
 const PAGES: u64 = 8;
+/// Address of the buffer in RAM.
 const RAM: u64 = 0x10_0000;
 
 fn vm(rig: &Rig, number: u32) -> XenVm {

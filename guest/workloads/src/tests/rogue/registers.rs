@@ -40,8 +40,9 @@ const RUNLIST_LENGTH_MASK: u32 = 0xfff;
 /// Number of 16 MiB buffers in guest RAM that are mapped for the card while bus mastering changes.
 const MAPPED: usize = 6;
 const BUFFER: u64 = 16 << 20;
-/// Offset of the command register in PCI configuration space. Its bit for bus mastering follows.
+/// Offset of the command register in PCI configuration space.
 const COMMAND: u64 = 4;
+/// Bit of the command register for bus mastering.
 const BUS_MASTER: u16 = 1 << 2;
 /// Number of bytes of VRAM within which batches copy. The number of copies per batch follows; together they copy 3.9
 /// GiB.

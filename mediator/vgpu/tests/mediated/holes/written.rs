@@ -53,8 +53,9 @@ const WRITTEN: [(&str, &str); 23] = [
     ("pgraph", "INTR_EN"),
     ("pgraph", "CONTROL"),
 ];
-/// Units whose falcon is restarted after a reset of its engine. The registers that restart it follow.
+/// Units whose falcon is restarted after a reset of its engine.
 const FALCONS: [&str; 4] = ["ce0", "ce1", "fecs", "gpccs"];
+/// Registers that restart a falcon.
 const STARTED: [&str; 9] = [
     "ITFEN",
     "CPU_CONTROL",

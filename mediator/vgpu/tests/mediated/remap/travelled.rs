@@ -20,8 +20,9 @@ fn remapped() -> Settings {
 struct Scene {
     driver: Driver,
     channel: Channel,
-    /// Address of the VM's pages. The target of the GPU's copies follows.
+    /// Address of the VM's pages.
     from: u64,
+    /// Target address of the GPU's copies.
     to: u64,
 }
 
