@@ -136,7 +136,8 @@ impl Channels {
     }
 
     /// Returns true if a channel of the shadow `directory` has work that is in flight or waits to be pulled. The card
-    /// is read only if any work is in flight. As with completions, a guest can make this false too early for itself.
+    /// is read only if any work is in flight. As with completions, a guest can make this return false too early, but
+    /// only for its own channels.
     pub fn busy_directory(&self, host: &mut impl Host, directory: VramAddr) -> bool {
         let bounds = self.slots.iter().zip(0..).filter_map(|(slot, number)| match slot {
             Slot::Bound(bound) if bound.directory == directory => Some((bound, ChannelId(number))),

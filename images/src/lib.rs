@@ -195,7 +195,7 @@ pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     bootable(hooked, &guest_programs(&manifest, progress)?, &cache, progress)
 }
 
-/// Creates the programs of a monitoring host if they are missing. Otherwise same as [`ensure_with`].
+/// Like [`ensure_with`], but creates only the programs of a monitoring host.
 pub fn ensure_monitoring(progress: &Progress, refresh: bool) -> Result<Monitoring> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;

@@ -335,7 +335,7 @@ impl MediatedDevice {
         Self { vm: Arc::clone(vm), pci, config_bytes, settings: settings.clone(), migration_state: Box::new(()) }
     }
 
-    /// Serves a write once. The VM is unlocked when this returns, because memory may have to move.
+    /// Serves a write once. Returns with the VM unlocked, because memory may have to move before the next attempt.
     fn write_once(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<WriteOutcome, AccessError> {
         let core = &mut *self.enter();
         let Core { gpu, backend, .. } = core;

@@ -65,7 +65,7 @@ pub(crate) fn global(launch: &Launch, address: u64, write: bool) -> Result<GpuVa
     Ok(GpuVa(u64::from(entry & 0xff) << 32 | address & u64::from(u32::MAX)))
 }
 
-/// Translates an address in local memory to a virtual address. The same word of adjacent lanes is adjacent.
+/// Translates an address in local memory to a virtual address. Adjacent lanes have the same word at adjacent addresses.
 pub(crate) fn local(launch: &Launch, warp: u32, lane: usize, address: u32) -> Result<GpuVa, Failure> {
     let outside = Failure::Warp(warp_error::OUT_OF_RANGE_ADDRESS);
     let address = address & ((1 << LOCAL_ADDRESS_BITS) - 1);

@@ -3,8 +3,7 @@
 //!
 //! Parts: [`Address`], [`Sysfs`] with [`Sysfs::list`] and [`Sysfs::function`] (this file), [`bind`].
 //!
-//! Not in this crate: VFIO itself, and anything about a card that the kernel does not show. Nothing is cached, and all
-//! reads are bounded.
+//! Not in this crate: VFIO itself, and properties of a card that the kernel does not show.
 
 use std::fmt;
 use std::fs::{self, File};
