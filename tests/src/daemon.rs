@@ -271,7 +271,7 @@ impl Daemon {
         ended.with_context(|| self.log_tail())
     }
 
-    /// Keeps the folder with the log for good, and returns its path.
+    /// Keeps the folder with the log permanently, and returns its path.
     pub fn keep_logs(&mut self) -> &Path {
         self.scratch.keep()
     }

@@ -79,7 +79,7 @@ impl Scratch {
         self.folder.is_some()
     }
 
-    /// Keeps the folder for good, and returns its path.
+    /// Keeps the folder permanently, and returns its path.
     pub fn keep(&mut self) -> &Path {
         if let Some(folder) = self.folder.take() {
             let _ = folder.keep();

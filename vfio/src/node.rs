@@ -48,7 +48,7 @@ pub(crate) struct NodeFiles {
     iommufd: File,
     /// The address space, once it exists.
     space: OnceLock<u32>,
-    /// The function's group, which tells whether another function is a neighbour.
+    /// The function's group, which determines the functions that are its neighbours.
     group: u32,
 }
 
