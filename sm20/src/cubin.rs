@@ -1,12 +1,12 @@
 //! Cubins: ELF files with kernels for sm_20, as NVIDIA's compilers up to CUDA 8 write them.
 //!
-//! Sources: the ELF files themselves as `cuobjdump` and `readelf` describe them, and the loader of the published Gdev.
-//! Sections of a kernel: `.text.NAME` with the number of registers in bits 31:24 of `sh_info` and the number of
-//! barriers in bits 26:20 of `sh_flags`, `.nv.info.NAME` with attributes, and `.nv.shared.NAME` and `.nv.local.NAME`,
-//! whose sizes count.
+//! Sources: the ELF files themselves, as `cuobjdump` and `readelf` print them, and the loader of the published Gdev. A
+//! kernel has these sections: `.text.NAME` (the number of registers is in bits 31:24 of `sh_info`, the number of
+//! barriers in bits 26:20 of `sh_flags`), `.nv.info.NAME` with attributes, and `.nv.shared.NAME` and `.nv.local.NAME`,
+//! of which only the sizes are used.
 //!
-//! A cubin is refused if it needs something that a [`Program`] does not describe: constants of its own, global
-//! variables, relocations.
+//! A cubin is refused if it contains anything that a [`Program`] cannot describe: its own constants, global variables,
+//! relocations.
 
 use object::elf::{FileHeader32, FileHeader64, SHT_REL, SHT_RELA};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable};
@@ -18,7 +18,7 @@ use crate::{Kernel, Parameter, Program};
 const EM_CUDA: u16 = 190;
 /// Bits of `e_flags` with the number of the architecture.
 const FLAGS_SM: u32 = 0xff;
-/// The architectures whose code this crate knows.
+/// The supported architectures.
 const ARCHITECTURES: [u32; 2] = [20, 21];
 /// Offset of parameters in constant bank 0.
 const PARAMETERS_OFFSET: u16 = 0x20;
@@ -34,13 +34,13 @@ const FORMAT_SIZED: u8 = 0x04;
 /// Attribute whose value is the size of the parameters.
 const CBANK_PARAM_SIZE: u8 = 0x19;
 
-/// Returns true if data is an ELF file.
+/// Returns true if `data` is an ELF file.
 pub fn is_elf(data: &[u8]) -> bool {
     data.starts_with(b"\x7fELF")
 }
 
-/// Returns the length of a cubin in bytes, from its first 64 bytes: the end of the last of its tables. Compilers write
-/// the tables after all sections.
+/// Returns the length of a cubin in bytes, from its first 64 bytes: the end of the last of its tables, because
+/// compilers write the tables after all sections.
 pub fn length(header: &[u8]) -> Option<usize> {
     match FileKind::parse(header).ok()? {
         FileKind::Elf32 => tables_end::<FileHeader32<Endianness>>(header),
@@ -61,7 +61,7 @@ fn tables_end<E: FileHeader<Endian = Endianness>>(header: &[u8]) -> Option<usize
 /// Reads a cubin.
 ///
 /// # Errors
-/// If the file is damaged, if it is for another architecture, or if it needs something that programs do not have.
+/// If the file is damaged, is for another architecture, or contains anything that a [`Program`] cannot describe.
 pub fn read(data: &[u8]) -> Result<Program, String> {
     match FileKind::parse(data).map_err(|error| format!("not a cubin: {error}"))? {
         FileKind::Elf32 => read_class::<FileHeader32<Endianness>>(data),
@@ -154,7 +154,7 @@ impl<'a, E: FileHeader<Endian = Endianness>> Cubin<'a, E> {
         u32::try_from(bytes).map_err(|_| format!("section {name} has {bytes} bytes"))
     }
 
-    /// Returns the size of a kernel's parameters, and each of them.
+    /// Returns the size of a kernel's parameters in bytes, and the list of the parameters.
     fn parameters(&self, kernel: &str) -> Result<(u32, Vec<Parameter>), String> {
         let name = format!(".nv.info.{kernel}");
         let Some((_, section)) = self.sections.section_by_name(self.endian, name.as_bytes()) else {
