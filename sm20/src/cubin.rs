@@ -28,8 +28,9 @@ const MAX_KERNELS: usize = 4096;
 const PARAM_CBANK: u8 = 0x0a;
 /// Attribute of one parameter: the symbol, the parameter's number and offset, and flags with the size in bits 31:18.
 const KPARAM_INFO: u8 = 0x17;
-/// Format of an attribute with two bytes of value, and of one with the given number of bytes.
+/// Format of an attribute whose value has two bytes.
 const FORMAT_HALF: u8 = 0x03;
+/// Format of an attribute that contains the size of its value in bytes.
 const FORMAT_SIZED: u8 = 0x04;
 /// Attribute whose value is the size of the parameters.
 const CBANK_PARAM_SIZE: u8 = 0x19;
