@@ -53,7 +53,7 @@ pub fn length(header: &[u8]) -> Option<usize> {
 fn tables_end<E: FileHeader<Endian = Endianness>>(header: &[u8]) -> Option<usize> {
     let file = E::parse(header).ok()?;
     let endian = file.endian().ok()?;
-    let end = |start: u64, size: u16, count: u16| start.checked_add(u64::from(size) * u64::from(count));
+    let end = |start: u64, size: u16, count: u16| start.checked_add(u64::from(size).checked_mul(count.into())?);
     let sections = end(file.e_shoff(endian).into(), file.e_shentsize(endian), file.e_shnum(endian))?;
     let segments = end(file.e_phoff(endian).into(), file.e_phentsize(endian), file.e_phnum(endian))?;
     usize::try_from(sections.max(segments)).ok()

@@ -159,7 +159,7 @@ impl Cipher {
     fn min_bytes(&self, card: &mut Card) -> Result<usize> {
         let mut fastest = usize::MAX;
         for bytes in TRIAL_BYTES.into_iter().rev() {
-            let plain: Vec<u8> = (0..bytes).map(|index| (index * 31 >> 3) as u8).collect();
+            let plain: Vec<u8> = (0..bytes).map(|index| ((index * 31) >> 3) as u8).collect();
             let (mut on_card, mut on_cpu) = (plain.clone(), plain);
             let [mut card_time, mut cpu_time] = [Duration::MAX; 2];
             for trial in 0..TRIALS {

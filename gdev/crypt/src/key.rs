@@ -95,7 +95,7 @@ mod tests {
         let digits: String = bytes.iter().map(|byte| format!("{byte:02X}")).collect();
         assert_eq!(store(&bytes, 0o600).as_ref(), Ok(&bytes));
         assert_eq!(store(format!("{digits}\n").as_bytes(), 0o400).as_ref(), Ok(&bytes));
-        for wrong in [&bytes[..63], &[7; 64], digits[..126].as_bytes(), "g".repeat(128).as_bytes()] {
+        for wrong in [&bytes[..63], &[7; 64], &digits.as_bytes()[..126], "g".repeat(128).as_bytes()] {
             let error = store(wrong, 0o600).expect_err("not a key");
             assert!(error.contains("128 hexadecimal digits") && !error.contains(&digits[..8]), "{error}");
         }

@@ -226,7 +226,7 @@ impl Client<'_> {
                 command::READ if length > MAX_REQUEST_BYTES => error::OVERFLOW,
                 command::READ => {
                     data = vec![0; length as usize];
-                    self.check(offset, length).map_or_else(|| code(self.volume.read(offset, &mut data)), |code| code)
+                    self.check(offset, length).unwrap_or_else(|| code(self.volume.read(offset, &mut data)))
                 }
                 command::WRITE if length > MAX_REQUEST_BYTES => {
                     // The data would have to be read to its end.

@@ -31,7 +31,6 @@ pub(crate) struct Function {
 pub(crate) struct Event {
     pub(crate) has_time: bool,
     pub(crate) fence: Option<Fence>,
-    pub(crate) recorded: bool,
     pub(crate) ended: Option<Instant>,
 }
 

@@ -115,7 +115,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
     status(target(device).and_then(|_| {
         let found = match attribute {
             // Threads of a block in all, and in x, y and z.
-            1 | 2 | 3 => 1024,
+            1..=3 => 1024,
             4 => 64,
             // Blocks of a grid in x, y and z.
             5..=7 => 65_535,

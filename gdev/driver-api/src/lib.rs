@@ -17,7 +17,6 @@
 
 #![expect(unsafe_code, reason = "see UNSAFETY")]
 #![expect(clippy::missing_safety_doc, reason = "the crate's description has the conditions of all functions")]
-#![expect(non_snake_case, reason = "the functions have the names of the CUDA driver API")]
 
 mod context;
 mod device;

@@ -244,7 +244,6 @@ pub extern "C" fn cuLaunch(handle: Handle) -> Status {
 
 /// Launches a kernel. Dynamic shared memory is not possible.
 #[unsafe(no_mangle)]
-#[expect(clippy::too_many_arguments, reason = "the function of the driver API")]
 pub unsafe extern "C" fn cuLaunchKernel(
     handle: Handle,
     grid_x: c_uint,

@@ -111,7 +111,7 @@ pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Status {
             state.gpu.finish()?;
         }
         let found = get(state, event)?;
-        *found = Event { has_time, fence, recorded: true, ended: has_time.then(Instant::now) };
+        *found = Event { has_time, fence, ended: has_time.then(Instant::now) };
         Ok(())
     }))
 }

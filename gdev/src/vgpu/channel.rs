@@ -110,12 +110,7 @@ impl Channel {
         let mut space = Space::new(&mut state)?;
         let built = Memory::new(&mut state, &mut space).and_then(|memory| {
             let bound = memory.describe(&mut state, &space).and_then(|id| state.bind(id, memory.instance).map(|()| id));
-            bound
-                .map_err(|error| {
-                    memory.release(&mut state);
-                    error
-                })
-                .map(|id| (id, memory))
+            bound.inspect_err(|_| memory.release(&mut state)).map(|id| (id, memory))
         });
         match built {
             Ok((id, memory)) => {
