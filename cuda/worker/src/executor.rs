@@ -9,7 +9,7 @@ use cuda_ring::{ADDRESSES, Header, Shared, Words as _, control, slots, state};
 
 use crate::driver::{Driver, NOT_SUPPORTED, Needed};
 use crate::objects::{Objects, TooMany};
-use crate::pending::{Origin, Wait, Waits};
+use crate::pending::{Linked, Origin, Wait, Waits};
 use crate::processes;
 use crate::window::Window;
 
@@ -55,7 +55,7 @@ fn effect(name: &str) -> Effect {
         "cuMemAlloc_v2+" | "cuMemAllocAsync+" | "cuMemAllocFromPoolAsync+" => Effect::Allocates(1),
         "cuModuleGetGlobal_v2+" | "cuLibraryGetGlobal+" | "cuLibraryGetManaged+" => Effect::Names,
         "cuMemAllocPitch_v2+" => Effect::AllocatesRows,
-        "cuMemFree_v2+" | "cuMemFreeAsync" | "cuMemAddressFree" => Effect::Frees,
+        "cuMemFree_v2+" | "cuMemFree_v2-" | "cuMemFreeAsync" | "cuMemAddressFree" => Effect::Frees,
         "cuMemAddressReserve" => Effect::Reserves,
         "cuCtxCreate_v2+" | "cuCtxDestroy_v2+" => Effect::ChangesContext,
         "cuDevicePrimaryCtxReset_v2+" | "cuDevicePrimaryCtxRelease_v2+" => Effect::EndsPrimary,
@@ -84,6 +84,7 @@ pub struct Executor {
     pub(crate) waits: Waits,
     pub(crate) parameters: HashMap<u64, Parameters, foldhash::fast::FixedState>,
     pub(crate) staging: Option<u32>,
+    pub(crate) linked: Linked,
     arena: Arena,
     effects: Vec<Effect>,
     /// Number of answers so far, by slot.
@@ -116,6 +117,7 @@ impl Executor {
             waits: Waits::default(),
             parameters: HashMap::default(),
             staging: None,
+            linked: Linked::default(),
             arena: Arena::default(),
             effects: CALLS.iter().map(|call| effect(call.name)).collect(),
             counts: vec![0; control::SLOT_COUNT as usize],
@@ -168,6 +170,10 @@ impl Executor {
             }
             own::PIN | own::UNPIN | own::STAGING => self.pinned(origin, words),
             own::HOST_FUNCTION => self.host_function(origin, words),
+            own::COPY_BOX => self.copy_box(origin, words),
+            own::GRAPH_KERNEL => self.kernel_node(origin, words),
+            own::GRAPH_HOST => self.host_node(origin, words),
+            own::LINK_COMPLETE | own::LINK_READ => self.link(origin, words),
             _ => Err(Broken::Malformed),
         }
     }
@@ -235,7 +241,8 @@ impl Executor {
             match (code, call.treatment) {
                 (0, Treatment::Answered) => {
                     // The driver returns the same object for several calls, so the guest must do the same.
-                    known = Some(self.objects.insert_or_find(kind, made, value, context)?).filter(|of| *of != made);
+                    let found = self.objects.insert_or_find(kind, made, value, context, prepared.owner)?;
+                    known = Some(found).filter(|of| *of != made);
                 }
                 (0, _) => self.objects.insert(made, Ok(value), context)?,
                 // An answered creation that failed leaves no record, because the guest knows of the failure.
@@ -249,10 +256,17 @@ impl Executor {
         let mut results: Vec<u64> = Vec::new();
         if code == 0 {
             if let Some((_, dropped)) = prepared.dropped {
-                self.objects.remove(dropped);
-                self.parameters.remove(&dropped);
+                for ended in self.objects.remove(dropped) {
+                    self.parameters.remove(&ended);
+                }
+            }
+            if let Some((kind, number)) = prepared.dropped_number {
+                self.objects.remove_number(kind, number);
             }
             results.extend(prepared.results(&self.arena));
+            if let (Some(kind), Some(number)) = (prepared.new_number, results.first()) {
+                self.objects.add_number(kind, *number)?;
+            }
             if effect == Effect::ListsProcesses {
                 processes::translate(&mut results);
             }
@@ -285,7 +299,9 @@ impl Executor {
             Effect::Reserves => self.objects.add_range(result(0), value(1), 0)?,
             Effect::Frees => self.objects.remove_range(value(0)),
             // The guest's handle of a primary context is the device's number plus one.
-            Effect::EndsPrimary => self.objects.remove(handle(Kind::Context, (value(0) as u32).wrapping_add(1))),
+            Effect::EndsPrimary => {
+                self.objects.remove(handle(Kind::Context, (value(0) as u32).wrapping_add(1)));
+            }
             Effect::None | Effect::ChangesContext | Effect::ListsProcesses => {}
         }
         Ok(())
