@@ -209,7 +209,9 @@ pub fn receive<P>(
             take(&part, staging.blob.address + piece * staging::PIECE_BYTES);
         }
     }
-    failed
+    // The error of a piece whose answer a later one has replaced.
+    let replaced = connection.check(thread.slot()?);
+    failed.and(replaced)
 }
 
 fn from_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64) -> Result<(), i32> {

@@ -101,6 +101,14 @@ fn registered_memory_is_copied_and_not_mapped() {
 }
 
 #[test]
+fn copy_fails_if_one_of_its_pieces_fails() {
+    let rig = Rig::new(256);
+    let _owner = owner(&rig, 64, &[]);
+    let guest = Loopback::start(&rig, "a");
+    assert_eq!(text(guest.command(&rig, PROGRAM).arg("beyond")).trim(), format!("{:?}", [1; 20]));
+}
+
+#[test]
 fn result_of_a_link_reaches_the_program_whole() {
     let rig = Rig::new(256);
     let file = rig.folder.path().join("second input");

@@ -12,6 +12,13 @@ use crate::pending::{Origin, Wait};
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 const CAPTURE_UNSUPPORTED: i32 = 900;
 
+/// The piece of a copy, if any, and whether the copy is from the card.
+#[derive(Clone, Copy)]
+struct Use {
+    piece: Option<u64>,
+    is_out: bool,
+}
+
 impl Executor {
     /// Executes one of the copies.
     pub(crate) fn copy(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
@@ -42,19 +49,15 @@ impl Executor {
             Err(Fault::Refused(code)) => Err(code),
             Err(Fault::Malformed) => return Err(Broken::Malformed),
         };
-        self.end_copy(origin, result, piece.filter(|_| !is_out))
+        self.end_copy(origin, result, Use { piece, is_out })
     }
 
-    /// Answers a copy when it is done, if an answer was requested, and releases the piece that it reads.
-    pub(crate) fn end_copy(
-        &mut self,
-        origin: Origin,
-        submitted: Result<u64, i32>,
-        piece: Option<u64>,
-    ) -> Result<(), Broken> {
+    /// Answers a copy when it is done, if an answer was requested, and releases a piece that it reads.
+    fn end_copy(&mut self, origin: Origin, submitted: Result<u64, i32>, used: Use) -> Result<(), Broken> {
+        let read_piece = used.piece.filter(|_| !used.is_out);
         match submitted {
             Ok(stream) => {
-                if let Some(piece) = piece {
+                if let Some(piece) = read_piece {
                     self.use_piece(piece, stream, origin.route.context);
                 }
                 if origin.header.flags & own::flags::ANSWER != 0 {
@@ -62,8 +65,12 @@ impl Executor {
                 }
             }
             Err(code) => {
-                if let Some(piece) = piece {
+                if let Some(piece) = read_piece {
                     self.release_piece(piece);
+                }
+                if used.is_out {
+                    // The answer of a later piece may replace this one before the guest reads it.
+                    self.defer(origin, code);
                 }
                 self.finish(origin, code, &[]);
             }
@@ -101,7 +108,7 @@ impl Executor {
             Err(Fault::Refused(code)) => Err(code),
             Err(Fault::Malformed) => return Err(Broken::Malformed),
         };
-        self.end_copy(origin, submitted, piece.filter(|_| !is_out))
+        self.end_copy(origin, submitted, Use { piece, is_out })
     }
 
     fn submit_box(&self, copy: BoxCopy, stream: u64) -> Result<(), i32> {

@@ -315,7 +315,7 @@ impl Executor {
         let (slot, flags) = (origin.route.slot, origin.header.flags);
         if flags & flags::ANSWER == 0 {
             if code != 0 {
-                self.control.store(slots::deferred(slot), u64::from(code.cast_unsigned()));
+                self.defer(origin, code);
                 self.report(origin.header.op, code);
             }
             return;
@@ -329,6 +329,11 @@ impl Executor {
             *count += 1;
             slots::answer(&self.control, slot, *count, code, results.len());
         }
+    }
+
+    /// Makes an error the result of the thread's next call.
+    pub(crate) fn defer(&self, origin: Origin, code: i32) {
+        self.control.store(slots::deferred(origin.route.slot), u64::from(code.cast_unsigned()));
     }
 
     /// Reports an unanswered call that has failed, once for each error. A later call returns the error.

@@ -145,6 +145,8 @@ enum What {
     Work,
     /// Registers memory of the program and copies it; prints the results.
     Register,
+    /// Reads more than pinned memory has, which only a guest's library refuses; prints the results.
+    Beyond,
     /// Links inputs at run time; prints the result's size and digest.
     Link {
         /// Size of the first input in KiB.
@@ -271,6 +273,7 @@ fn main() -> Result<()> {
             let found = cuda.register_memory()?;
             print(format!("{:?} {:?} {}", found.codes, found.kinds, found.is_equal))
         }
+        What::Beyond => print(format!("{:?}", cuda.read_too_much()?)),
         What::Link { kib, file } => link(cuda, kib, &file),
         What::Facts => facts(cuda),
         What::Wrong => print(own::wrong(cuda)?),

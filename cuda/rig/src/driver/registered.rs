@@ -72,6 +72,23 @@ impl Cuda {
         Ok(Registration { codes: [&codes[..], &ends, &hints].concat(), kinds, is_equal })
     }
 
+    /// Reads more than a piece of pinned memory has, again and again. Returns the results.
+    pub fn read_too_much(&self) -> Result<Vec<c_int>, Failed> {
+        let pin = function!(self, c"cuMemHostAlloc", 12_000, fn(*mut u64, usize, u32));
+        let (bytes, mut pinned) = (8usize << 20, 0u64);
+        let mut back = vec![0u8; bytes + (4 << 20)];
+        // SAFETY: the place is a local.
+        check("cuMemHostAlloc", unsafe { pin(&raw mut pinned, bytes, 0) })?;
+        let read = |back: &mut Vec<u8>| {
+            // SAFETY: the room has that many bytes; a guest's library refuses to read beyond the pinned memory.
+            unsafe { (self.functions.raw_read)(back.as_mut_ptr().cast(), pinned, back.len()) }
+        };
+        let codes = (0..20).map(|_| read(&mut back)).collect();
+        back.truncate(bytes);
+        check("cuMemcpyDtoH", read(&mut back))?;
+        Ok(codes)
+    }
+
     /// Links two inputs, of which one is a file. Returns the bytes of the result, and results of wrong calls.
     pub fn link(&self, data: &[u8], file: &std::path::Path) -> Result<(Vec<u8>, Vec<c_int>), Failed> {
         type Options = *const c_int;
