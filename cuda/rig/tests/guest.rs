@@ -142,7 +142,10 @@ fn facts_of_each_step_need_no_worker() {
     signal(rustix::process::Signal::CONT);
     let captured = ask(&mut program, "capture");
     assert_eq!(captured, format!("{} 0", first.replacen("[0, 0,", "[1, 1,", 1)), "asked while a capture is open");
+    let refused = ask(&mut program, "copy");
+    assert_eq!(refused, captured.replacen("] 0", "] 900", 1), "a graph would read the message again");
     assert_eq!(ask(&mut program, "end"), format!("{first} 0"));
+    assert_eq!(ask(&mut program, "copy"), format!("{first} 0"));
     signal(rustix::process::Signal::STOP);
     assert_eq!(ask(&mut program, "again"), format!("{first} 0"), "the capture has ended");
     signal(rustix::process::Signal::CONT);

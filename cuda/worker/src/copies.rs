@@ -124,6 +124,10 @@ impl Executor {
 
     /// Returns true if work in a stream becomes part of a graph.
     pub(crate) fn is_capturing(&self, stream: u64) -> bool {
+        // Other streams join a capture through events, so the driver is asked while any is open.
+        if self.captures == 0 {
+            return false;
+        }
         let mut status = 0i32;
         self.driver.invoke(Needed::IsCapturing, &[stream, (&raw mut status).addr() as u64]);
         status != 0

@@ -48,6 +48,10 @@ enum Effect {
     EndsPrimary,
     /// The results are a list of processes.
     ListsProcesses,
+    /// A stream begins to capture.
+    BeginsCapture,
+    /// The capture of the stream in the first argument ends.
+    EndsCapture,
 }
 
 fn effect(name: &str) -> Effect {
@@ -60,6 +64,8 @@ fn effect(name: &str) -> Effect {
         "cuCtxCreate_v2+" | "cuCtxDestroy_v2+" => Effect::ChangesContext,
         "cuDevicePrimaryCtxReset_v2+" | "cuDevicePrimaryCtxRelease_v2+" => Effect::EndsPrimary,
         "nvmlDeviceGetComputeRunningProcesses_v3+" => Effect::ListsProcesses,
+        "cuStreamBeginCapture" | "cuStreamBeginCapture_v2" => Effect::BeginsCapture,
+        "cuStreamEndCapture" => Effect::EndsCapture,
         _ => Effect::None,
     }
 }
@@ -85,6 +91,8 @@ pub struct Executor {
     pub(crate) parameters: HashMap<u64, Parameters, foldhash::fast::FixedState>,
     pub(crate) staging: Option<u32>,
     pub(crate) linked: Linked,
+    /// Number of captures that may be open. Without any, no stream captures.
+    pub(crate) captures: u64,
     arena: Arena,
     effects: Vec<Effect>,
     /// Number of answers so far, by slot.
@@ -118,6 +126,7 @@ impl Executor {
             parameters: HashMap::default(),
             staging: None,
             linked: Linked::default(),
+            captures: 0,
             arena: Arena::default(),
             effects: CALLS.iter().map(|call| effect(call.name)).collect(),
             counts: vec![0; control::SLOT_COUNT as usize],
@@ -253,6 +262,11 @@ impl Executor {
         if matches!(effect, Effect::ChangesContext | Effect::EndsPrimary) {
             self.current = None;
         }
+        let [first, ..] = prepared.values;
+        // A capture whose end has failed may still be open.
+        if effect == Effect::EndsCapture && (code == 0 || !self.is_capturing(first)) {
+            self.captures = self.captures.saturating_sub(1);
+        }
         let mut results: Vec<u64> = Vec::new();
         if code == 0 {
             if let Some((_, dropped)) = prepared.dropped {
@@ -302,7 +316,8 @@ impl Executor {
             Effect::EndsPrimary => {
                 self.objects.remove(handle(Kind::Context, (value(0) as u32).wrapping_add(1)));
             }
-            Effect::None | Effect::ChangesContext | Effect::ListsProcesses => {}
+            Effect::BeginsCapture => self.captures += 1,
+            Effect::None | Effect::ChangesContext | Effect::ListsProcesses | Effect::EndsCapture => {}
         }
         Ok(())
     }

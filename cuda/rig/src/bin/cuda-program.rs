@@ -156,7 +156,7 @@ enum What {
         file: std::path::PathBuf,
     },
     /// For each line of standard input, prints facts that programs ask for often: `capture` begins a capture before,
-    /// and `end` ends it.
+    /// `end` ends it, and `copy` copies pageable memory in its stream.
     Facts,
     /// Prints the results of invalid calls, and of queries about memory that it maps itself.
     Wrong,
@@ -347,6 +347,14 @@ fn facts(cuda: Cuda) -> Result<()> {
         let result = match line?.as_str() {
             "capture" => cuda.begin(stream).map(|()| 0)?,
             "end" => cuda.end(stream),
+            // A later call of the thread reports the error of the copy: the second one at the latest, because the first
+            // one waits for an answer while a capture is open.
+            "copy" => {
+                let word = [7u64];
+                let copied = cuda.copy(at, word.as_ptr().addr() as u64, 8, stream);
+                let later = || cuda.facts(stream, function, at).map(drop);
+                copied.and_then(|()| later()).and_then(|()| later()).err().map_or(0, |failed| failed.code)
+            }
             _ => 0,
         };
         println!("{:?} {result}", cuda.facts(stream, function, at)?);
