@@ -58,6 +58,17 @@ fn padding_is_made_of_instructions() {
 }
 
 #[test]
+fn parameters_given_one_by_one_are_aligned_to_their_size() {
+    let program = program(".kernel k\n.params 4, 8, 1, 12, 16\nEXIT");
+    let kernel = program.kernel("k").unwrap();
+    let list: Vec<(u32, u32)> = kernel.parameters.iter().map(|one| (one.offset, one.bytes)).collect();
+    assert_eq!(list, [(0, 4), (8, 8), (16, 1), (20, 12), (32, 16)]);
+    assert_eq!(kernel.params, 48);
+    let errors = crate::assemble(".kernel k\n.params 4000, 97\nEXIT").unwrap_err();
+    assert!(errors[0].message.contains("at most 4096"), "{errors:?}");
+}
+
+#[test]
 fn kernels() {
     let source = "
         .equ threads 256
@@ -88,6 +99,7 @@ fn kernels() {
         local_bytes: 16,
         barriers: 2,
         params: 24,
+        parameters: Vec::new(),
     };
     assert_eq!(program.kernel("first"), Some(&first));
     let second = program.kernel("second").unwrap();
