@@ -3,8 +3,10 @@
 //! The words are a private copy. Each length and count is checked against the available words, and against the
 //! space of the [`Arena`]; handles are looked up; addresses of the card are left to the driver.
 
-use crate::describe::{Arg, Call, Kind, MAX_ARGUMENTS};
+use crate::boxes::{ARRAY, BoxCopy, End, WORDS_2D, WORDS_3D};
+use crate::describe::{Arg, Call, Kind, MAX_ARGUMENTS, Numbered, RESOURCE_WORDS};
 use crate::encode::MAX_RESULT_WORDS;
+use crate::own::PLAIN_ATTRIBUTES;
 
 /// Words for the data of one call: the longest message, and the longest results.
 const ARENA_WORDS: usize = cuda_ring::MAX_WORDS + MAX_RESULT_WORDS + 64;
@@ -51,6 +53,8 @@ impl Arena {
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID_VALUE: i32 = 1;
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+const NOT_SUPPORTED: i32 = 801;
 
 /// A message that cannot be executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +81,12 @@ pub trait Handles {
 
     /// Returns the address of the last image, which a message consumes.
     fn image(&self) -> u64;
+
+    /// Returns the number of bytes of that image.
+    fn image_bytes(&self) -> u64;
+
+    /// Returns true if an object of this kind has the number.
+    fn has_number(&self, kind: Numbered, number: u64) -> bool;
 }
 
 /// A call that can be executed.
@@ -88,6 +98,12 @@ pub struct Prepared {
     pub new: Option<(Kind, u64, usize)>,
     /// Handle of an object that the call destroys.
     pub dropped: Option<(Kind, u64)>,
+    /// Handle of the object with which the new object ends.
+    pub owner: Option<u64>,
+    /// Kind of a new object that the driver numbers.
+    pub new_number: Option<Numbered>,
+    /// Number of an object that the call destroys.
+    pub dropped_number: Option<(Numbered, u64)>,
     /// First words and bytes of results.
     results: [Option<(usize, u16)>; 4],
     result_count: usize,
@@ -131,6 +147,87 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Returns true if an object ends with another one: functions with their code, levels with their array, nodes with
+/// their graph.
+fn ends_with(kind: Kind, owner: Kind) -> bool {
+    matches!(
+        (kind, owner),
+        (Kind::Function, Kind::Module | Kind::Library | Kind::Function)
+            | (Kind::Module, Kind::Library)
+            | (Kind::Array, Kind::Array | Kind::Mipmap)
+            | (Kind::Node, Kind::Graph)
+    )
+}
+
+/// Checks one end of a copy whose distances are explicit, and replaces the handle of its array.
+///
+/// # Errors
+/// If the end is not an array or memory of the card or of the guest.
+pub fn checked_end(copy: &BoxCopy, mut end: End, handles: &dyn Handles) -> Result<End, Fault> {
+    if end.kind == ARRAY {
+        end.array = handles.find(Kind::Array, end.array)?;
+        return Ok(end);
+    }
+    match copy.touched(end) {
+        Some(bytes) if handles.has_range(bytes.start, bytes.count) => Ok(end),
+        _ => Err(Fault::Refused(INVALID_VALUE)),
+    }
+}
+
+/// Checks a copy, and replaces the handles of its arrays.
+fn checked(copy: BoxCopy, handles: &dyn Handles, refused: &mut Option<i32>) -> Result<BoxCopy, Fault> {
+    let mut copy = copy.spread().unwrap_or_default();
+    let ends =
+        checked_end(&copy, copy.from, handles).and_then(|from| Ok((from, checked_end(&copy, copy.to, handles)?)));
+    match ends {
+        Ok(ends) => (copy.from, copy.to) = ends,
+        Err(Fault::Refused(code)) => {
+            refused.get_or_insert(code);
+        }
+        Err(fault) => return Err(fault),
+    }
+    Ok(copy)
+}
+
+/// Checks the description of a texture's or a surface's memory, and replaces the handle of an array.
+fn checked_resource(
+    words: &[u64],
+    handles: &dyn Handles,
+    refused: &mut Option<i32>,
+) -> Result<[u64; RESOURCE_WORDS], Fault> {
+    let mut resource: [u64; RESOURCE_WORDS] = words.try_into().map_err(|_| Fault::Malformed)?;
+    let [kind, object, _, bytes, rows, pitch, ..] = &mut resource;
+    let bytes = match *kind & 0xffff_ffff {
+        // `CU_RESOURCE_TYPE_ARRAY`, `.._MIPMAPPED_ARRAY`, `.._LINEAR`, `.._PITCH2D`.
+        0 => {
+            *object = found(handles, Kind::Array, *object, refused)?;
+            return Ok(resource);
+        }
+        1 => {
+            *object = found(handles, Kind::Mipmap, *object, refused)?;
+            return Ok(resource);
+        }
+        2 => Some(*bytes),
+        3 => pitch.checked_mul(*rows),
+        _ => None,
+    };
+    if !bytes.is_some_and(|bytes| handles.has_range(*object, bytes)) {
+        refused.get_or_insert(INVALID_VALUE);
+    }
+    Ok(resource)
+}
+
+/// Looks a handle up. A missing object refuses the call.
+fn found(handles: &dyn Handles, kind: Kind, handle: u64, refused: &mut Option<i32>) -> Result<u64, Fault> {
+    match handles.find(kind, handle) {
+        Err(Fault::Refused(code)) => {
+            refused.get_or_insert(code);
+            Ok(0)
+        }
+        other => other,
+    }
+}
+
 /// Reads the number of elements of an array, and remembers which argument must repeat it.
 fn count_of(reader: &mut Reader<'_>, index: u8, counts: &mut [Option<(u8, u64)>]) -> Result<usize, Fault> {
     let count = reader.word()?;
@@ -149,13 +246,7 @@ pub fn decode(call: &Call, words: &[u64], handles: &dyn Handles, arena: &mut Are
     let mut refused = None;
     let mut counts = [None; 4];
     for (index, arg) in call.args.iter().enumerate() {
-        let mut find = |kind, handle| match handles.find(kind, handle) {
-            Err(Fault::Refused(code)) => {
-                refused.get_or_insert(code);
-                Ok(0)
-            }
-            other => other,
-        };
+        let mut find = |kind, handle| found(handles, kind, handle, &mut refused);
         let value = match *arg {
             Arg::Word | Arg::Range(_) => reader.word()?,
             Arg::Address => {
@@ -172,7 +263,13 @@ pub fn decode(call: &Call, words: &[u64], handles: &dyn Handles, arena: &mut Are
                     handles.image()
                 }
             }
-            Arg::Handle(kind) => find(kind, reader.word()?)?,
+            Arg::Handle(kind) => {
+                let handle = reader.word()?;
+                if prepared.owner.is_none() && prepared.new.is_some_and(|(made, ..)| ends_with(made, kind)) {
+                    prepared.owner = Some(handle);
+                }
+                find(kind, handle)?
+            }
             Arg::Optional(kind) => match reader.word()? {
                 0 => 0,
                 handle => find(kind, handle)?,
@@ -192,6 +289,43 @@ pub fn decode(call: &Call, words: &[u64], handles: &dyn Handles, arena: &mut Are
                 arena.address(first)
             }
             Arg::Null => 0,
+            Arg::ImageBytes => handles.image_bytes(),
+            Arg::Copy2d => {
+                let words = reader.take(WORDS_2D)?.try_into().map_err(|_| Fault::Malformed)?;
+                let copy = checked(BoxCopy::from_2d(words), handles, &mut refused)?.to_2d();
+                let first = arena.fill(&copy, 8 * copy.len())?;
+                arena.address(first)
+            }
+            Arg::Copy3d => {
+                let words = reader.take(WORDS_3D)?.try_into().map_err(|_| Fault::Malformed)?;
+                let copy = checked(BoxCopy::from_3d(words), handles, &mut refused)?.to_3d();
+                let first = arena.fill(&copy, 8 * copy.len())?;
+                arena.address(first)
+            }
+            Arg::Resource => {
+                let resource = checked_resource(reader.take(RESOURCE_WORDS)?, handles, &mut refused)?;
+                let first = arena.fill(&resource, 8 * resource.len())?;
+                arena.address(first)
+            }
+            Arg::PlainAttribute => {
+                let attribute = reader.word()? & 0xffff_ffff;
+                if !PLAIN_ATTRIBUTES.contains(&attribute) {
+                    refused.get_or_insert(NOT_SUPPORTED);
+                }
+                attribute
+            }
+            Arg::NewNumber(kind) => {
+                prepared.new_number = Some(kind);
+                room(&mut prepared, arena, 8, 8)?
+            }
+            Arg::DropNumber(kind) => {
+                let number = reader.word()?;
+                if !handles.has_number(kind, number) {
+                    refused.get_or_insert(INVALID_VALUE);
+                }
+                prepared.dropped_number = Some((kind, number));
+                number
+            }
             Arg::Out(bytes) => room(&mut prepared, arena, usize::from(bytes), usize::from(bytes))?,
             Arg::OutPart(all, bytes) => room(&mut prepared, arena, usize::from(all), usize::from(bytes))?,
             Arg::OutOptional(bytes) => match reader.word()? {

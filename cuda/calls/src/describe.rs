@@ -3,6 +3,9 @@
 /// Maximum number of arguments of a described function.
 pub const MAX_ARGUMENTS: usize = 12;
 
+/// Number of words of `CUDA_RESOURCE_DESC`.
+pub(crate) const RESOURCE_WORDS: usize = 18;
+
 /// Kind of an object that a handle names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
@@ -32,10 +35,19 @@ pub enum Kind {
     Link,
     /// `CUarray`.
     Array,
-    /// `CUtexObject` or `CUsurfObject`.
-    Texture,
+    /// `CUmipmappedArray`.
+    Mipmap,
     /// `nvmlDevice_t`. The last kind for which handles have space.
     Gpu,
+}
+
+/// Kind of an object that the driver numbers itself, because kernels get the number as a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Numbered {
+    /// `CUtexObject`.
+    Texture,
+    /// `CUsurfObject`.
+    Surface,
 }
 
 /// All kinds, in the order of their numbers.
@@ -53,7 +65,7 @@ const KINDS: [Kind; 15] = [
     Kind::Memory,
     Kind::Link,
     Kind::Array,
-    Kind::Texture,
+    Kind::Mipmap,
     Kind::Gpu,
 ];
 
@@ -138,6 +150,20 @@ pub enum Arg {
     OutBytes(u8),
     /// The image that was sent before in parts, or null.
     Image,
+    /// The number of bytes of that image.
+    ImageBytes,
+    /// A pointer to a `CUDA_MEMCPY2D`: its arrays are handles, and its addresses are like [`Self::Range`].
+    Copy2d,
+    /// The same with a `CUDA_MEMCPY3D`.
+    Copy3d,
+    /// A pointer to a `CUDA_RESOURCE_DESC`: an array's handle, or a range like [`Self::Range`].
+    Resource,
+    /// The number of a launch attribute whose value has neither handles nor addresses.
+    PlainAttribute,
+    /// A pointer to the number of a new object.
+    NewNumber(Numbered),
+    /// The number of an object that the function destroys.
+    DropNumber(Numbered),
     /// A pointer that must be null.
     Null,
 }

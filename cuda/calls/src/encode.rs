@@ -7,7 +7,8 @@ use std::ffi::{CStr, c_char};
 
 use cuda_ring::MAX_WORDS;
 
-use crate::describe::{Arg, Call, Kind, index_of};
+use crate::boxes::{ARRAY, BoxCopy, WORDS_2D, WORDS_3D};
+use crate::describe::{Arg, Call, Kind, RESOURCE_WORDS, index_of};
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID_VALUE: i32 = 1;
@@ -61,6 +62,41 @@ unsafe fn append(into: &mut Vec<u64>, from: u64, bytes: usize) {
     }
 }
 
+/// Reads words of the program.
+///
+/// # Safety
+/// `from` points to that many words.
+unsafe fn read(from: u64, into: &mut [u64]) {
+    // SAFETY: guaranteed by the caller. The source may not be aligned to words.
+    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr().cast::<u8>(), 8 * into.len()) };
+}
+
+/// Appends the words of a copy whose arrays are handles.
+fn append_copy(into: &mut Vec<u64>, copy: BoxCopy, words: &[u64]) -> Result<(), i32> {
+    if [copy.from, copy.to].iter().any(|end| end.kind == ARRAY && !accepts(Kind::Array, end.array)) {
+        return Err(INVALID_HANDLE);
+    }
+    into.extend_from_slice(words);
+    Ok(())
+}
+
+/// Returns true if an argument is a pointer that must not be null.
+fn is_required(arg: Arg) -> bool {
+    matches!(
+        arg,
+        Arg::Out(_)
+            | Arg::OutPart(..)
+            | Arg::In(_)
+            | Arg::InAddressed(_)
+            | Arg::InOut(_)
+            | Arg::Text
+            | Arg::Copy2d
+            | Arg::Copy3d
+            | Arg::Resource
+            | Arg::NewNumber(_)
+    )
+}
+
 /// Appends the arguments of a call to `into`. `fresh` creates a handle for a new object.
 ///
 /// # Errors
@@ -91,11 +127,36 @@ pub unsafe fn encode(
                 into.push(handle);
             }
             Arg::Null if value != 0 => return Err(NOT_SUPPORTED),
-            Arg::Null => {}
-            Arg::Out(_) | Arg::OutPart(..) | Arg::In(_) | Arg::InAddressed(_) | Arg::InOut(_) | Arg::Text
-                if value == 0 =>
-            {
-                return Err(INVALID_VALUE);
+            Arg::Null | Arg::ImageBytes => {}
+            _ if value == 0 && is_required(*arg) => return Err(INVALID_VALUE),
+            Arg::NewNumber(_) => encoded.result_words += 1,
+            Arg::DropNumber(_) | Arg::PlainAttribute => into.push(value),
+            Arg::Copy2d => {
+                let mut words = [0; WORDS_2D];
+                // SAFETY: guaranteed by the caller; the pointer is not null.
+                unsafe { read(value, &mut words) };
+                append_copy(into, BoxCopy::from_2d(&words), &BoxCopy::from_2d(&words).to_2d())?;
+            }
+            Arg::Copy3d => {
+                let mut words = [0; WORDS_3D];
+                // SAFETY: as above.
+                unsafe { read(value, &mut words) };
+                append_copy(into, BoxCopy::from_3d(&words), &BoxCopy::from_3d(&words).to_3d())?;
+            }
+            Arg::Resource => {
+                let mut words = [0; RESOURCE_WORDS];
+                // SAFETY: as above.
+                unsafe { read(value, &mut words) };
+                let [kind, object, ..] = words;
+                let is_known = match kind & 0xffff_ffff {
+                    0 => accepts(Kind::Array, object),
+                    1 => accepts(Kind::Mipmap, object),
+                    _ => true,
+                };
+                if !is_known {
+                    return Err(INVALID_HANDLE);
+                }
+                into.extend(words);
             }
             Arg::Out(bytes) => encoded.result_words += words(usize::from(bytes)),
             Arg::OutPart(_, bytes) => encoded.result_words += words(usize::from(bytes)),
@@ -178,6 +239,7 @@ pub unsafe fn unpack(call: &Call, args: &[u64], results: &[u64]) {
         let (bytes, zeros) = match *arg {
             Arg::Out(bytes) | Arg::InOut(bytes) => (usize::from(bytes), 0),
             Arg::OutPart(all, bytes) => (usize::from(bytes), usize::from(all.saturating_sub(bytes))),
+            Arg::NewNumber(_) => (8, 0),
             Arg::OutOptional(bytes) if value != 0 => (usize::from(bytes), 0),
             Arg::OutBytes(of) => (count(args, of).unwrap_or_default(), 0),
             _ => continue,

@@ -7,6 +7,7 @@
 //!
 //! The crate does not call the driver, and does not know rings: it works on slices of words.
 
+pub mod boxes;
 mod decode;
 mod describe;
 mod encode;
@@ -14,8 +15,8 @@ pub mod own;
 mod refused;
 mod table;
 
-pub use decode::{Arena, Fault, Handles, Prepared, decode};
-pub use describe::{Arg, Call, FIRST_HANDLE, Kind, MAX_ARGUMENTS, Treatment, handle, index_of, kind_of};
+pub use decode::{Arena, Fault, Handles, Prepared, checked_end, decode};
+pub use describe::{Arg, Call, FIRST_HANDLE, Kind, MAX_ARGUMENTS, Numbered, Treatment, handle, index_of, kind_of};
 pub use encode::{Encoded, encode, unpack};
 pub use refused::REFUSED;
 pub use table::CALLS;

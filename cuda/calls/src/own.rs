@@ -75,10 +75,40 @@ pub const STAGING: u16 = FIRST + 13;
 /// Number of clusters of a launch that fit on the card: like [`LAUNCH`], without parameters. Answered with the number.
 pub const MAX_CLUSTERS: u16 = FIRST + 14;
 
+/// Copy of a box between the program's pageable memory and the card: piece or [`INLINE`], stream, 1 for a copy from the
+/// card, the words of a `CUDA_MEMCPY3D`; the bytes, if inline. The pageable end is the piece or the bytes, with
+/// adjacent rows and layers. Otherwise like [`COPY_INLINE`], [`COPY_IN`] and [`COPY_OUT`].
+pub const COPY_BOX: u16 = FIRST + 15;
+/// Number of the piece in a [`COPY_BOX`] whose bytes are in the message.
+pub const INLINE: u64 = u64::MAX;
+/// Kernel node: [`edit`], graph or executable graph, node, 1 if the function is a kernel of a library, context or 0,
+/// number of nodes before it; these nodes; a launch like [`LAUNCH`] without attributes. Answered.
+pub const GRAPH_KERNEL: u16 = FIRST + 16;
+/// Node with a function of the guest: [`edit`], graph or executable graph, node, number for the callback ring, number
+/// of nodes before it; these nodes. Answered.
+pub const GRAPH_HOST: u16 = FIRST + 17;
+/// Completes a link: handle. Answered with the number of bytes of the result.
+pub const LINK_COMPLETE: u16 = FIRST + 18;
+/// Part of the result of a completed link: handle, first byte. Answered with the bytes from there on that fit.
+pub const LINK_READ: u16 = FIRST + 19;
+
+/// Effects of messages about nodes.
+pub mod edit {
+    /// Adds a node to a graph.
+    pub const ADD: u64 = 0;
+    /// Changes a node; the graph is 0.
+    pub const SET: u64 = 1;
+    /// Changes the node's copy in an executable graph.
+    pub const SET_EXEC: u64 = 2;
+}
+
 /// Number of words of a launch before its parameters.
 pub const LAUNCH_WORDS: usize = 8;
 /// Number of words of a launch attribute: its number, and 64 bytes.
 pub const ATTRIBUTE_WORDS: usize = 9;
+/// Attributes whose values contain neither handles nor addresses of the worker: cooperative, cluster dimension and
+/// policy, programmatic serialization, priority, memory synchronization domains, preferred cluster, shared memory.
+pub const PLAIN_ATTRIBUTES: [u64; 9] = [2, 4, 5, 6, 8, 9, 10, 11, 14];
 /// Maximum number of attributes of a launch.
 pub const MAX_ATTRIBUTES: usize = 16;
 /// Maximum number of parameters of a function.
@@ -87,6 +117,8 @@ pub const MAX_PARAMETERS: usize = 1024;
 pub const MAX_PARAMETER_BYTES: usize = 16 << 10;
 /// Maximum size of a copy in the ring, in bytes.
 pub const MAX_INLINE_BYTES: usize = 16 << 10;
+/// Maximum number of nodes before a node.
+pub const MAX_NODES: usize = 1024;
 /// Maximum size of an image in bytes.
 pub const MAX_IMAGE_BYTES: usize = 1 << 30;
 /// Number of bytes of an image in one message.

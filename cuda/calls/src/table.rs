@@ -1,10 +1,15 @@
 //! The functions that guests can call. Their order is part of the messages: add new functions at the end of a part.
 
 use crate::describe::Arg::{
-    Address, Array, ArrayButOne, Drop, Handle, Handles, Image, In, InAddressed, InOut, New, Null, Optional, Out,
-    OutBytes, OutOptional, OutPart, Range, Text, Word,
+    Address, Array, ArrayButOne, Copy2d, Copy3d, Drop, DropNumber, Handle, Handles, Image, ImageBytes, In, InAddressed,
+    InOptional, InOut, New, NewNumber, Null, Optional, Out, OutBytes, OutOptional, OutPart, PlainAttribute, Range,
+    Resource, Text, Word,
 };
-use crate::describe::Kind::{Context, Event, Exec, Function, Gpu, Graph, Library, Memory, Module, Node, Pool, Stream};
+use crate::describe::Kind::{
+    Array as CudaArray, Context, Event, Exec, Function, Gpu, Graph, Library, Link, Memory, Mipmap, Module, Node, Pool,
+    Stream,
+};
+use crate::describe::Numbered::{Surface, Texture};
 use crate::describe::{Call, answered, guest, posted};
 
 /// Descriptions by the number of the function in messages.
@@ -339,4 +344,84 @@ pub static CALLS: &[Call] = &[
     answered("nvmlDeviceGetMaxPcieLinkWidth+", &[Handle(Gpu), Out(4)]),
     // At most 64 processes: their number, and 24 bytes each.
     answered("nvmlDeviceGetComputeRunningProcesses_v3+", &[Handle(Gpu), InOut(4), Out(1536)]),
+    // Copies of boxes, and batches of copies.
+    guest("cuMemcpy2D_v2"),
+    guest("cuMemcpy2DUnaligned_v2"),
+    guest("cuMemcpy2DAsync_v2"),
+    guest("cuMemcpy3D_v2"),
+    guest("cuMemcpy3DAsync_v2"),
+    guest("cuMemcpyAtoA_v2"),
+    guest("cuMemcpyAtoD_v2"),
+    guest("cuMemcpyAtoH_v2"),
+    guest("cuMemcpyAtoHAsync_v2"),
+    guest("cuMemcpyDtoA_v2"),
+    guest("cuMemcpyHtoA_v2"),
+    guest("cuMemcpyHtoAAsync_v2"),
+    guest("cuMemcpyBatchAsync"),
+    guest("cuMemcpyBatchAsync_v2"),
+    guest("cuMemcpyWithAttributesAsync"),
+    answered("cuMemcpy2DUnaligned_v2+", &[Copy2d]),
+    answered("cuMemcpy2DAsync_v2+", &[Copy2d, Handle(Stream)]),
+    posted("cuMemcpy2DAsync_v2-", &[Copy2d, Handle(Stream)]),
+    answered("cuMemcpy3DAsync_v2+", &[Copy3d, Handle(Stream)]),
+    posted("cuMemcpy3DAsync_v2-", &[Copy3d, Handle(Stream)]),
+    answered("cuMemcpyPeer", &[Range(4), Handle(Context), Range(4), Handle(Context), Word]),
+    posted("cuMemcpyPeerAsync", &[Range(4), Handle(Context), Range(4), Handle(Context), Word, Handle(Stream)]),
+    // Arrays, textures and surfaces.
+    answered("cuArrayCreate_v2", &[New(CudaArray), In(24)]),
+    answered("cuArray3DCreate_v2", &[New(CudaArray), In(40)]),
+    answered("cuArrayDestroy", &[Drop(CudaArray)]),
+    answered("cuArrayGetDescriptor_v2", &[Out(24), Handle(CudaArray)]),
+    answered("cuArray3DGetDescriptor_v2", &[Out(40), Handle(CudaArray)]),
+    answered("cuArrayGetPlane", &[New(CudaArray), Handle(CudaArray), Word]),
+    answered("cuArrayGetMemoryRequirements", &[Out(32), Handle(CudaArray), Word]),
+    answered("cuMipmappedArrayCreate", &[New(Mipmap), In(40), Word]),
+    answered("cuMipmappedArrayDestroy", &[Drop(Mipmap)]),
+    answered("cuMipmappedArrayGetLevel", &[New(CudaArray), Handle(Mipmap), Word]),
+    answered("cuMipmappedArrayGetMemoryRequirements", &[Out(32), Handle(Mipmap), Word]),
+    answered("cuTexObjectCreate", &[NewNumber(Texture), Resource, In(104), InOptional(112)]),
+    answered("cuTexObjectDestroy", &[DropNumber(Texture)]),
+    answered("cuSurfObjectCreate", &[NewNumber(Surface), Resource]),
+    answered("cuSurfObjectDestroy", &[DropNumber(Surface)]),
+    posted("cuMemFree_v2-", &[Word]),
+    // Memory that the program registers.
+    guest("cuMemHostRegister_v2"),
+    guest("cuMemHostUnregister"),
+    // Nodes with copies, kernels and functions of the program.
+    guest("cuGraphAddMemcpyNode"),
+    guest("cuGraphMemcpyNodeSetParams"),
+    guest("cuGraphExecMemcpyNodeSetParams"),
+    answered("cuGraphAddMemcpyNode+", &[New(Node), Handle(Graph), Handles(Node, 3), Word, Copy3d, Optional(Context)]),
+    answered("cuGraphMemcpyNodeSetParams+", &[Handle(Node), Copy3d]),
+    answered("cuGraphExecMemcpyNodeSetParams+", &[Handle(Exec), Handle(Node), Copy3d, Optional(Context)]),
+    guest("cuGraphAddKernelNode"),
+    guest("cuGraphAddKernelNode_v2"),
+    guest("cuGraphKernelNodeSetParams"),
+    guest("cuGraphKernelNodeSetParams_v2"),
+    guest("cuGraphExecKernelNodeSetParams"),
+    guest("cuGraphExecKernelNodeSetParams_v2"),
+    guest("cuGraphAddHostNode"),
+    guest("cuGraphHostNodeSetParams"),
+    guest("cuGraphExecHostNodeSetParams"),
+    answered("cuGraphKernelNodeSetAttribute", &[Handle(Node), PlainAttribute, In(64)]),
+    answered("cuGraphKernelNodeGetAttribute", &[Handle(Node), PlainAttribute, Out(64)]),
+    guest("cuStreamAddCallback"),
+    // Hints about managed memory, and another form of a context's creation.
+    guest("cuMemAdvise"),
+    guest("cuMemAdvise_v2"),
+    guest("cuMemPrefetchAsync"),
+    guest("cuMemPrefetchAsync_v2"),
+    guest("cuCtxCreate_v3"),
+    // Linking at run time.
+    guest("cuLinkCreate"),
+    guest("cuLinkCreate_v2"),
+    guest("cuLinkAddData"),
+    guest("cuLinkAddData_v2"),
+    guest("cuLinkAddFile"),
+    guest("cuLinkAddFile_v2"),
+    guest("cuLinkComplete"),
+    guest("cuLinkDestroy"),
+    answered("cuLinkCreate_v2+", &[Word, Array(4, 0), Array(8, 0), New(Link)]),
+    answered("cuLinkAddData_v2+", &[Handle(Link), Word, Image, ImageBytes, Text, Word, Array(4, 5), Array(8, 5)]),
+    answered("cuLinkDestroy+", &[Drop(Link)]),
 ];

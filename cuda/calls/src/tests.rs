@@ -4,7 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::describe::{Arg, Call, Kind, Treatment, handle, index_of, kind_of};
+use crate::boxes::{ARRAY, BoxCopy, DEVICE, End, HOST};
+use crate::describe::{Arg, Call, Kind, Numbered, Treatment, handle, index_of, kind_of};
 use crate::{Arena, CALLS, Fault, Handles, REFUSED, decode, encode, find, unpack};
 
 /// Objects by handle.
@@ -30,6 +31,14 @@ impl Handles for Table {
 
     fn image(&self) -> u64 {
         0x77
+    }
+
+    fn image_bytes(&self) -> u64 {
+        0x78
+    }
+
+    fn has_number(&self, _: Numbered, number: u64) -> bool {
+        number == 3
     }
 }
 
@@ -67,11 +76,37 @@ fn handle_names_its_kind_and_number() {
     assert_eq!(index_of(Kind::Event, handle(Kind::Stream, 1)), None);
 }
 
+/// A copy of three bytes within memory of the card.
+fn copy() -> BoxCopy {
+    let end = End { kind: DEVICE, address: 3, ..End::default() };
+    BoxCopy { from: end, to: end, width: 3, height: 1, depth: 1 }
+}
+
+/// A texture's memory of three bytes.
+fn linear() -> [u64; 18] {
+    let mut words = [0; 18];
+    words[..4].copy_from_slice(&[2, 3, 1 | 1 << 32, 3]);
+    words
+}
+
 /// Returns arguments for any call: pointers to a buffer, and handles of the described kinds.
 fn arguments(call: &Call, buffer: &mut [u64], table: &mut Table) -> Vec<u64> {
     let at = buffer.as_mut_ptr().addr() as u64;
     let mut value = |arg: &Arg| match *arg {
-        Arg::Word | Arg::Address | Arg::Range(_) => 3,
+        Arg::Word | Arg::Address | Arg::Range(_) | Arg::DropNumber(_) => 3,
+        Arg::PlainAttribute => 8,
+        Arg::Copy2d => {
+            buffer[70..86].copy_from_slice(&copy().to_2d());
+            at + 8 * 70
+        }
+        Arg::Copy3d => {
+            buffer[90..115].copy_from_slice(&copy().to_3d());
+            at + 8 * 90
+        }
+        Arg::Resource => {
+            buffer[120..138].copy_from_slice(&linear());
+            at + 8 * 120
+        }
         Arg::Handle(kind) | Arg::Optional(kind) | Arg::Drop(kind) => {
             let made = handle(kind, 5);
             table.0.insert(made, 0x9000 + kind as u64);
@@ -109,10 +144,13 @@ fn each_described_call_crosses_with_its_results() {
         assert_eq!(prepared.results(&arena).count(), encoded.result_words, "{}", call.name);
         for ((arg, given), passed) in call.args.iter().zip(&args).zip(prepared.values) {
             match arg {
-                Arg::Word | Arg::Address | Arg::Range(_) => assert_eq!(passed, *given),
+                Arg::Word | Arg::Address | Arg::Range(_) | Arg::DropNumber(_) | Arg::PlainAttribute => {
+                    assert_eq!(passed, *given);
+                }
                 Arg::Handle(kind) | Arg::Optional(kind) | Arg::Drop(kind) => assert_eq!(passed, 0x9000 + *kind as u64),
                 Arg::Null => assert_eq!(passed, 0),
                 Arg::Image => assert_eq!(passed, 0x77),
+                Arg::ImageBytes => assert_eq!(passed, 0x78),
                 _ => assert_ne!(passed, 0, "{}", call.name),
             }
         }
@@ -209,4 +247,73 @@ fn tensor_map_crosses_with_its_arrays() {
         assert_eq!((prepared.values[6] as *const [u32; 3]).read(), [1, 2, 3]);
     }
     assert_eq!((prepared.values[2], prepared.values[3], prepared.values[9]), (3, 3, 1));
+}
+
+/// Returns the decoded first argument of a call with these words.
+fn decoded(name: &str, words: &[u64], table: &Table, arena: &mut Arena) -> Result<u64, Fault> {
+    let call = &CALLS[find(name).expect("described")];
+    decode(call, words, table, arena).map(|prepared| prepared.values[0])
+}
+
+#[test]
+fn copy_of_the_workers_memory_is_refused() {
+    let (table, mut arena) = (Table::default(), Arena::default());
+    let mut ask = |copy: BoxCopy| {
+        let words = [&copy.to_3d()[..], &[0]].concat();
+        decoded("cuMemcpy3DAsync_v2+", &words, &table, &mut arena).map(drop)
+    };
+    let refused = Err(Fault::Refused(1));
+    assert_eq!(ask(copy()), Ok(()));
+    assert_eq!(ask(BoxCopy { width: 4, ..copy() }), refused, "beyond the card's memory");
+    assert_eq!(ask(BoxCopy { width: 1, height: 4, ..copy() }), refused, "its last row is");
+    let worker = End { kind: HOST, address: 0x7fff_0000, ..End::default() };
+    assert_eq!(ask(BoxCopy { from: worker, ..copy() }), refused);
+    assert_eq!(ask(BoxCopy { to: worker, ..copy() }), refused);
+    assert_eq!(ask(BoxCopy { to: End { kind: 7, ..copy().to }, ..copy() }), refused, "another kind of memory");
+    let missing = End { kind: ARRAY, array: handle(Kind::Array, 9), ..End::default() };
+    assert_eq!(ask(BoxCopy { to: missing, ..copy() }), Err(Fault::Refused(400)));
+    let wrong = End { kind: ARRAY, array: 0x1234, ..End::default() };
+    assert_eq!(ask(BoxCopy { to: wrong, ..copy() }), Err(Fault::Malformed));
+}
+
+#[test]
+fn attribute_with_a_handle_is_refused() {
+    let (mut table, mut arena) = (Table::default(), Arena::default());
+    let node = handle(Kind::Node, 1);
+    table.0.insert(node, 0xabc);
+    let mut ask = |id| {
+        let words = [&[node, id], &[0; 8][..]].concat();
+        decoded("cuGraphKernelNodeSetAttribute", &words, &table, &mut arena)
+    };
+    assert_eq!(ask(8), Ok(0xabc));
+    // `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT` and `.._ACCESS_POLICY_WINDOW`.
+    for id in [7, 1] {
+        assert_eq!(ask(id), Err(Fault::Refused(801)));
+    }
+}
+
+#[test]
+fn arrays_in_copies_and_resources_are_the_drivers() {
+    let (mut table, mut arena) = (Table::default(), Arena::default());
+    let array = handle(Kind::Array, 2);
+    table.0.insert(array, 0xabc);
+    let to = End { kind: ARRAY, array, x: 7, ..End::default() };
+    let words = [&BoxCopy { to, ..copy() }.to_3d()[..], &[0]].concat();
+    let at = decoded("cuMemcpy3DAsync_v2+", &words, &table, &mut arena).expect("decoded");
+    // SAFETY: the decoder has written the structure there.
+    let found = BoxCopy::from_3d(unsafe { &*(at as *const [u64; 25]) });
+    assert_eq!(found.to, End { array: 0xabc, ..to });
+    let resource = |first: [u64; 2]| {
+        let mut words = linear();
+        words[..2].copy_from_slice(&first);
+        words
+    };
+    let call = &CALLS[find("cuSurfObjectCreate").expect("described")];
+    let prepared = decode(call, &resource([0, array]), &table, &mut arena).expect("decoded");
+    // SAFETY: as above.
+    assert_eq!(unsafe { (prepared.values[1] as *const [u64; 2]).read() }, [0, 0xabc]);
+    let mut ask = |words: [u64; 18]| decode(call, &words, &table, &mut arena).err();
+    assert_eq!(ask(resource([2, 0x7fff_0000])), Some(Fault::Refused(1)), "the worker's memory");
+    assert_eq!(ask(resource([9, 3])), Some(Fault::Refused(1)), "an unknown kind");
+    assert_eq!(ask(resource([1, array])), Some(Fault::Malformed), "an array as a mipmapped array");
 }

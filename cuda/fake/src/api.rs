@@ -314,6 +314,14 @@ api! {
     context cuStreamSynchronize(stream: u64) { work::finish(stream) }
     context cuStreamWaitEvent(stream: u64, event: u64, _flags: u32) { work::wait(stream, event) }
     context cuStreamIsCapturing(stream: u64, status: *mut c_int) { put(status, work::capturing(stream)) }
+    context cuStreamGetCaptureInfo_v2(
+        stream: u64, status: *mut c_int, id: *mut u64, _graph: *mut u64, _nodes: *mut *const u64, _count: *mut usize
+    ) {
+        if !id.is_null() {
+            *id = stream;
+        }
+        put(status, work::capturing(stream))
+    }
     context cuStreamBeginCapture_v2(stream: u64, mode: c_int) { work::begin(stream, mode) }
     context cuStreamEndCapture(stream: u64, graph: *mut u64) { put(graph, work::end(stream)) }
     context cuGraphInstantiateWithFlags(made: *mut u64, graph: u64, _flags: u64) {

@@ -8,6 +8,7 @@
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::{Mutex, PoisonError};
 
 use crate::api::{any, api, context, current_card, initialised, put};
 use crate::further;
@@ -54,14 +55,34 @@ unsafe fn named(name: *const c_char, first: u64) -> Result<u64, i32> {
     found.map(|at| at as u64 + first).ok_or(NOT_FOUND)
 }
 
-/// Launches a kernel with parameters that are 64-bit numbers.
-unsafe fn launch(function: u64, stream: u64, parameters: *const *const u64) -> i32 {
-    let Some(kernel) = either(function) else { return INVALID_HANDLE };
+/// Returns a kernel as an operation. Its parameters are 64-bit numbers.
+pub unsafe fn operation(function: u64, parameters: *const *const u64) -> Result<Op, i32> {
+    let kernel = either(function).ok_or(INVALID_HANDLE)?;
     if parameters.is_null() {
-        return INVALID_VALUE;
+        return Err(INVALID_VALUE);
     }
     let arguments = (0..kernel.arguments).map(|n| unsafe { **parameters.add(n) }).collect();
-    work::submit(stream, Op::Kernel(*kernel, arguments))
+    Ok(Op::Kernel(*kernel, arguments))
+}
+
+/// Launches a kernel.
+unsafe fn launch(function: u64, stream: u64, parameters: *const *const u64) -> i32 {
+    unsafe { operation(function, parameters) }.map_or_else(|error| error, |kernel| work::submit(stream, kernel))
+}
+
+/// Inputs of links, and their results. The driver keeps a result until its link ends.
+static LINKS: Mutex<Vec<(u64, Vec<u8>)>> = Mutex::new(Vec::new());
+
+/// Calls `work` with the bytes of a link.
+fn linked(link: u64, work: impl FnOnce(&mut Vec<u8>)) -> i32 {
+    let mut links = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
+    match links.iter_mut().find(|(known, _)| *known == link) {
+        Some((_, bytes)) => {
+            work(bytes);
+            SUCCESS
+        }
+        None => INVALID_HANDLE,
+    }
 }
 
 /// `CUfunction_attribute` of a kernel.
@@ -205,6 +226,32 @@ api! {
         map[0] = at;
         SUCCESS
     }
+
+    // A link appends its inputs.
+    context cuLinkCreate_v2(_count: u32, _options: *const c_int, _values: *mut *mut c_void, link: *mut u64) {
+        let mut links = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = 0x700_0000 + 16 * (links.len() as u64 + 1);
+        links.push((made, Vec::new()));
+        put(link, Ok(made))
+    }
+    context cuLinkAddData_v2(
+        link: u64, _kind: c_int, data: *const u8, bytes: usize, _name: *const c_char, _count: u32,
+        _options: *const c_int, _values: *mut *mut c_void
+    ) {
+        if data.is_null() || bytes == 0 {
+            return INVALID_VALUE;
+        }
+        linked(link, |all| all.extend_from_slice(std::slice::from_raw_parts(data, bytes)))
+    }
+    context cuLinkComplete(link: u64, result: *mut *const u8, bytes: *mut usize) {
+        linked(link, |all| {
+            *result = all.as_ptr();
+            if !bytes.is_null() {
+                *bytes = all.len();
+            }
+        })
+    }
+    context cuLinkDestroy(link: u64) { linked(link, |bytes| *bytes = Vec::new()) }
 
     context cuLaunchKernel(
         function: u64, _gx: u32, _gy: u32, _gz: u32, _bx: u32, _by: u32, _bz: u32, _shared: u32, stream: u64,

@@ -6,9 +6,13 @@
 #![allow(non_snake_case, reason = "names of the driver API")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::sync::{Mutex, PoisonError};
 
 use crate::api::{api, context, initialised, put};
+use crate::arrays::Copy3d;
+use crate::code;
 use crate::result::{INVALID_VALUE, NOT_SUPPORTED, SUCCESS};
 use crate::work::{self, Op};
 
@@ -43,6 +47,51 @@ unsafe fn fill(parameters: *const Fill) -> Result<Op, i32> {
     }
 }
 
+/// `CUDA_KERNEL_NODE_PARAMS`, second version.
+#[repr(C)]
+struct KernelNode {
+    function: u64,
+    dimensions: [u32; 6],
+    shared: u32,
+    parameters: *const *const u64,
+    extra: u64,
+    kernel: u64,
+    context: u64,
+}
+
+/// `CUDA_HOST_NODE_PARAMS`.
+#[repr(C)]
+struct HostNode {
+    function: Option<work::HostFunction>,
+    data: u64,
+}
+
+unsafe fn kernel(parameters: *const KernelNode) -> Result<Op, i32> {
+    let node = unsafe { parameters.as_ref() }.ok_or(INVALID_VALUE)?;
+    let handle = if node.function == 0 { node.kernel } else { node.function };
+    if node.dimensions.contains(&0) || node.extra != 0 {
+        return Err(INVALID_VALUE);
+    }
+    unsafe { code::operation(handle, node.parameters) }
+}
+
+unsafe fn host(parameters: *const HostNode) -> Result<Op, i32> {
+    let node = unsafe { parameters.as_ref() }.ok_or(INVALID_VALUE)?;
+    node.function.map(|function| Op::Host(function, node.data)).ok_or(INVALID_VALUE)
+}
+
+unsafe fn copy(parameters: *const Copy3d) -> Result<Op, i32> {
+    unsafe { parameters.as_ref() }.ok_or(INVALID_VALUE)?.operation()
+}
+
+/// Attributes of kernel nodes.
+static ATTRIBUTES: Mutex<BTreeMap<(u64, c_int), [u64; 8]>> = Mutex::new(BTreeMap::new());
+
+/// Replaces the operation of a node in a graph.
+fn replace(graph: u64, node: u64, operation: Result<Op, i32>) -> c_int {
+    operation.and_then(|operation| work::replace_node(graph, node, operation)).err().unwrap_or(SUCCESS)
+}
+
 /// Adds a node after others, which must be nodes of the same graph.
 unsafe fn add(node: *mut u64, graph: u64, dependencies: *const u64, count: usize, operation: Result<Op, i32>) -> c_int {
     if count > 0 && dependencies.is_null() {
@@ -67,6 +116,37 @@ api! {
     initialised cuGraphAddEventRecordNode(
         node: *mut u64, graph: u64, dependencies: *const u64, count: usize, event: u64
     ) { add(node, graph, dependencies, count, work::record_operation(event)) }
+    initialised cuGraphAddKernelNode_v2(
+        node: *mut u64, graph: u64, dependencies: *const u64, count: usize, parameters: *const KernelNode
+    ) { add(node, graph, dependencies, count, kernel(parameters)) }
+    initialised cuGraphAddMemcpyNode(
+        node: *mut u64, graph: u64, dependencies: *const u64, count: usize, parameters: *const Copy3d, _context: u64
+    ) { add(node, graph, dependencies, count, copy(parameters)) }
+    initialised cuGraphAddHostNode(
+        node: *mut u64, graph: u64, dependencies: *const u64, count: usize, parameters: *const HostNode
+    ) { add(node, graph, dependencies, count, host(parameters)) }
+    initialised cuGraphKernelNodeSetAttribute(node: u64, which: c_int, value: *const [u64; 8]) {
+        let (Some(value), Ok(_)) = (value.as_ref(), work::node(node)) else { return INVALID_VALUE };
+        ATTRIBUTES.lock().unwrap_or_else(PoisonError::into_inner).insert((node, which), *value);
+        SUCCESS
+    }
+    initialised cuGraphKernelNodeGetAttribute(node: u64, which: c_int, value: *mut [u64; 8]) {
+        let known = ATTRIBUTES.lock().unwrap_or_else(PoisonError::into_inner).get(&(node, which)).copied();
+        put(value, Ok(known.unwrap_or_default()))
+    }
+    // A node's number has its graph's in the upper bits.
+    initialised cuGraphKernelNodeSetParams_v2(node: u64, parameters: *const KernelNode) {
+        replace(node >> 16, node, kernel(parameters))
+    }
+    context cuGraphExecKernelNodeSetParams_v2(made: u64, node: u64, parameters: *const KernelNode) {
+        replace(made, node, kernel(parameters))
+    }
+    context cuGraphExecMemcpyNodeSetParams(made: u64, node: u64, parameters: *const Copy3d, _context: u64) {
+        replace(made, node, copy(parameters))
+    }
+    context cuGraphExecHostNodeSetParams(made: u64, node: u64, parameters: *const HostNode) {
+        replace(made, node, host(parameters))
+    }
     context cuGraphInstantiateWithParams(made: *mut u64, graph: u64, parameters: *mut Instantiation) {
         let Some(parameters) = parameters.as_mut() else { return INVALID_VALUE };
         (parameters.node, parameters.result) = (0, 0);

@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use crate::views;
+
 /// A kernel: its name, the number of its arguments, and its function.
 #[derive(Clone, Copy)]
 pub struct Kernel {
@@ -20,7 +22,7 @@ pub struct Kernel {
 }
 
 /// All kernels.
-pub const KERNELS: [Kernel; 6] = [
+pub const KERNELS: [Kernel; 8] = [
     // Writes `value + i` to word `i` of `count` words.
     Kernel {
         name: "fill",
@@ -51,6 +53,10 @@ pub const KERNELS: [Kernel; 6] = [
         time: |_| Duration::ZERO,
         run: |a| store(a[2], (0..a[1]).fold(a[0], |at, _| load(at))),
     },
+    // Writes element (x, y) of a texture to an address.
+    Kernel { name: "sample", arguments: 4, time: |_| Duration::ZERO, run: |a| store(a[3], sample(a[0], a[1], a[2])) },
+    // Writes a value to element (x, y) of a surface.
+    Kernel { name: "paint", arguments: 4, time: |_| Duration::ZERO, run: |a| paint(a[0], a[1], a[2], a[3]) },
     // Makes system call `number` with six arguments, and writes its result to an address. On a real card no kernel can;
     // this one stands for code that a guest runs in the process of the driver.
     Kernel { name: "syscall", arguments: 8, time: |_| Duration::ZERO, run: |a| store(a[0], system_call(&a[1..])) },
@@ -69,6 +75,21 @@ fn system_call(words: &[u64]) -> u64 {
         (result, *libc::__errno_location())
     };
     if result == -1 { i64::from(-error) as u64 } else { result as u64 }
+}
+
+/// Returns an element of at most eight bytes; `u64::MAX` if the texture does not exist.
+fn sample(texture: u64, x: u64, y: u64) -> u64 {
+    let Some((at, bytes)) = views::element(texture, x, y) else { return u64::MAX };
+    let mut word = [0u8; 8];
+    // SAFETY: see UNSAFETY.
+    unsafe { std::ptr::copy_nonoverlapping(at as *const u8, word.as_mut_ptr(), bytes.min(8) as usize) };
+    u64::from_le_bytes(word)
+}
+
+fn paint(surface: u64, x: u64, y: u64, value: u64) {
+    let Some((at, bytes)) = views::element(surface, x, y) else { return };
+    // SAFETY: see UNSAFETY.
+    unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), at as *mut u8, bytes.min(8) as usize) };
 }
 
 fn load(at: u64) -> u64 {

@@ -9,6 +9,7 @@
 //!   are as easily invalidated as real ones. Memory for a graph's allocations is reserved when the graph is uploaded or
 //!   launched.
 //! - Graphs are captured, or built from nodes ([`graphs`]).
+//! - Arrays, copies of boxes, textures and surfaces ([`arrays`]).
 //! - Kernels ([`kernels`]) are identified by name; modules and libraries ([`code`]) have all of them.
 //! - Functions are found by name and version, and in export tables ([`lookup`]); [`facts`] has the attributes of
 //!   devices, contexts and streams.
@@ -19,9 +20,10 @@
 //! - NVML ([`nvml`]): the processes that have a context, with their bytes, the card's memory, and its other facts
 //!   ([`nvml_facts`]).
 //!
-//! The clock is the host's clock. Modules contain no code, and textures are not supported.
+//! The clock is the host's clock. Modules contain no code. Textures return single elements: nothing is filtered.
 
 mod api;
+mod arrays;
 mod card;
 mod checkpoint;
 mod code;
@@ -38,6 +40,7 @@ mod nvml_facts;
 mod pinned;
 mod registered;
 mod space;
+mod views;
 mod work;
 
 /// Starts a thread that blocks all signals. NVIDIA's threads accept signals, but a test could not distinguish those

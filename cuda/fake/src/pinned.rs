@@ -55,3 +55,17 @@ unsafe extern "C" fn cuLaunchHostFunc(stream: u64, function: Option<work::HostFu
         (error, _) => error,
     }
 }
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamAddCallback(
+    stream: u64,
+    function: Option<work::Callback>,
+    data: *mut c_void,
+    flags: u32,
+) -> c_int {
+    match (context(), function) {
+        (SUCCESS, Some(function)) if flags == 0 => work::submit(stream, Op::Callback(function, stream, data as u64)),
+        (SUCCESS, _) => INVALID_VALUE,
+        (error, _) => error,
+    }
+}

@@ -20,6 +20,9 @@ use crate::{card, current, memory, registered};
 /// `CUhostFn`.
 pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
 
+/// `CUstreamCallback`.
+pub type Callback = unsafe extern "C" fn(u64, i32, *mut std::ffi::c_void);
+
 /// A piece of work.
 #[derive(Clone)]
 pub enum Op {
@@ -27,6 +30,8 @@ pub enum Op {
     Kernel(Kernel, Vec<u64>),
     /// A copy: to, from, bytes.
     Copy(u64, u64, u64),
+    /// Copies of rows: to, from, bytes.
+    Rows(Vec<[u64; 3]>),
     /// A copy of bytes: to, bytes.
     Write(u64, Arc<[u8]>),
     /// A fill: address, bytes, value.
@@ -43,6 +48,8 @@ pub enum Op {
     Graph(Vec<Op>),
     /// A function of the program, with its argument.
     Host(HostFunction, u64),
+    /// A callback of the program, with its stream and its argument.
+    Callback(Callback, u64, u64),
 }
 
 /// Number of operations that a stream queues before further submissions block, as in a card's queues.
@@ -53,9 +60,9 @@ impl Op {
     fn kind(&self) -> i32 {
         match self {
             Self::Kernel(..) => 0,
-            Self::Copy(..) | Self::Write(..) => 1,
+            Self::Copy(..) | Self::Rows(..) | Self::Write(..) => 1,
             Self::Set(..) => 2,
-            Self::Host(..) => 3,
+            Self::Host(..) | Self::Callback(..) => 3,
             Self::Wait(..) => 6,
             Self::Record(..) => 7,
             Self::Alloc(..) => 10,
@@ -160,6 +167,10 @@ fn run(op: Op, device: i32) {
             std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize);
         },
         // SAFETY: see UNSAFETY.
+        Op::Rows(rows) => rows.into_iter().for_each(|[to, from, bytes]| unsafe {
+            std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize);
+        }),
+        // SAFETY: see UNSAFETY.
         Op::Write(to, bytes) => unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) },
         // SAFETY: see UNSAFETY.
         Op::Set(at, bytes, value) => unsafe { std::ptr::write_bytes(at as *mut u8, value, bytes as usize) },
@@ -168,6 +179,8 @@ fn run(op: Op, device: i32) {
         Op::Alloc(..) | Op::Free => {}
         // SAFETY: see UNSAFETY; the program passed both.
         Op::Host(function, data) => unsafe { function(data as *mut std::ffi::c_void) },
+        // SAFETY: as above.
+        Op::Callback(function, stream, data) => unsafe { function(stream, 0, data as *mut std::ffi::c_void) },
         Op::Graph(ops) => ops.into_iter().for_each(|op| run(op, device)),
     }
 }
@@ -281,14 +294,22 @@ pub fn destroy(handle: u64) -> i32 {
     with(|work| if work.streams.remove(&handle).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
 
+/// Returns true if an address is in memory of the host that the card does not reach.
+fn is_pageable(at: u64) -> bool {
+    memory::find(at).is_none() && !registered::is_registered(at)
+}
+
 /// Submits work. Bytes of pageable memory are read now, as NVIDIA's driver does.
 pub fn submit(handle: u64, op: Op) -> i32 {
+    let write = |to, from, bytes: u64| {
+        // SAFETY: see UNSAFETY.
+        Op::Write(to, unsafe { std::slice::from_raw_parts(from as *const u8, bytes as usize) }.into())
+    };
+    let is_captured = capturing(handle) != Ok(0);
     let op = match op {
-        Op::Copy(to, from, bytes)
-            if capturing(handle) == Ok(0) && memory::find(from).is_none() && !registered::is_registered(from) =>
-        {
-            // SAFETY: see UNSAFETY.
-            Op::Write(to, unsafe { std::slice::from_raw_parts(from as *const u8, bytes as usize) }.into())
+        Op::Copy(to, from, bytes) if !is_captured && is_pageable(from) => write(to, from, bytes),
+        Op::Rows(rows) if !is_captured && rows.first().is_some_and(|row| is_pageable(row[1])) => {
+            Op::Graph(rows.into_iter().map(|[to, from, bytes]| write(to, from, bytes)).collect())
         }
         op => op,
     };

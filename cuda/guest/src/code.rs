@@ -13,7 +13,7 @@ use crate::addresses;
 use crate::call::{code, index, invoke, to};
 use crate::connection::{self, Connection};
 use crate::frame::{Frame, Handler};
-use crate::result::{INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY};
+use crate::result::{FILE_NOT_FOUND, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY};
 use crate::thread;
 
 pub const HANDLERS: &[(&str, Handler)] = &[
@@ -37,6 +37,9 @@ const FAT_BINARY: u32 = 0xba55_ed50;
 const ELF: u32 = 0x464c_457f;
 /// Options of the just-in-time compiler with a buffer of the program: logs and their sizes. They are left out.
 const LOG_OPTIONS: [u32; 4] = [3, 4, 5, 6];
+/// Option of the just-in-time compiler through which it returns the time that it took. A link would store the time
+/// later, where the option no longer is.
+const TIME_OPTION: u32 = 2;
 /// Maximum number of options.
 const MAX_OPTIONS: usize = 64;
 
@@ -121,6 +124,15 @@ fn with_image(image: u64, call: impl FnOnce() -> Result<(), i32>) -> Result<(), 
     call()
 }
 
+/// Sends bytes as an image, and then the call that uses them.
+pub fn with_bytes(data: &[u8], call: impl FnOnce() -> Result<(), i32>) -> Result<(), i32> {
+    let connection = connection::get()?;
+    let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: the slice has these bytes.
+    unsafe { send(connection, data.as_ptr().addr() as u64, data.len())? };
+    call()
+}
+
 /// Loads a module from memory of the program.
 pub fn load(place: u64, image: u64) -> Result<(), i32> {
     with_image(image, || invoke(index!("cuModuleLoadData+"), &[place, u64::from(image != 0)]))
@@ -131,7 +143,7 @@ fn load_data(frame: &Frame) -> i32 {
 }
 
 /// Options, without options that name buffers of the program.
-struct Options {
+pub struct Options {
     kinds: Vec<u32>,
     values: Vec<u64>,
 }
@@ -140,7 +152,7 @@ struct Options {
 ///
 /// # Safety
 /// The program passes that many of both.
-unsafe fn options(count: u32, kinds: u64, values: u64) -> Result<Options, i32> {
+pub unsafe fn options(count: u32, kinds: u64, values: u64) -> Result<Options, i32> {
     let count = count as usize;
     if count > MAX_OPTIONS || (count > 0 && (kinds == 0 || values == 0)) {
         return Err(INVALID_VALUE);
@@ -149,7 +161,7 @@ unsafe fn options(count: u32, kinds: u64, values: u64) -> Result<Options, i32> {
     for index in 0..count as u64 {
         // SAFETY: guaranteed by the caller.
         let (kind, value) = unsafe { (at::<u32>(kinds, 4 * index), at::<u64>(values, 8 * index)) };
-        if !LOG_OPTIONS.contains(&kind) {
+        if !LOG_OPTIONS.contains(&kind) && kind != TIME_OPTION {
             read.kinds.push(kind);
             read.values.push(value);
         }
@@ -158,7 +170,8 @@ unsafe fn options(count: u32, kinds: u64, values: u64) -> Result<Options, i32> {
 }
 
 impl Options {
-    fn arguments(&self) -> [u64; 3] {
+    /// Returns their number, and the addresses of the options and of their values.
+    pub fn arguments(&self) -> [u64; 3] {
         let (kinds, values) = (self.kinds.as_ptr().addr() as u64, self.values.as_ptr().addr() as u64);
         [self.kinds.len() as u64, kinds, values]
     }
@@ -201,8 +214,7 @@ fn load_file(frame: &Frame) -> i32 {
             image.resize(image.len().max(64), 0);
             code(load(frame.arg(0), image.as_ptr().addr() as u64))
         }
-        // `CUDA_ERROR_FILE_NOT_FOUND`.
-        Err(_) => 301,
+        Err(_) => FILE_NOT_FOUND,
     }
 }
 

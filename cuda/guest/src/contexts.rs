@@ -9,7 +9,7 @@ use crate::call::{code, index, invoke};
 use crate::devices::{MAX_DEVICES, checked, ready};
 use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, SUCCESS};
-use crate::{connection, thread};
+use crate::{allocations, cached, connection, thread};
 
 pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuCtxGetCurrent", get_current),
@@ -24,6 +24,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuCtxSynchronize", synchronize),
     ("cuCtxSynchronize_v2", synchronize_of),
     ("cuCtxCreate_v2", create),
+    ("cuCtxCreate_v3", create_with_affinity),
     ("cuCtxCreate_v4", create_with_parameters),
     ("cuCtxDestroy_v2", destroy),
     ("cuDevicePrimaryCtxRetain", retain),
@@ -62,6 +63,8 @@ fn note(number: u32, device: u32, flags: u32) {
 }
 
 fn forget(number: u32) {
+    cached::clear();
+    allocations::end_context(number);
     if let Some(place) = CONTEXTS.get(number as usize) {
         place.store(0, Ordering::Release);
     }
@@ -232,6 +235,14 @@ fn create(frame: &Frame) -> i32 {
     code(create_in(frame.arg(0), frame.int(1), frame.int(2)))
 }
 
+/// A list of parts of the card for the context: none is the whole card.
+fn create_with_affinity(frame: &Frame) -> i32 {
+    if frame.arg(1) != 0 && frame.int(2) != 0 {
+        return NOT_SUPPORTED;
+    }
+    code(create_in(frame.arg(0), frame.int(3), frame.int(4)))
+}
+
 fn create_with_parameters(frame: &Frame) -> i32 {
     if frame.arg(1) != 0 {
         return NOT_SUPPORTED;
@@ -322,6 +333,8 @@ fn end_primary(device: u32, call: usize, all: bool) -> Result<(), i32> {
     if *references > 0 {
         return Ok(());
     }
+    cached::clear();
+    allocations::end_context(device + 1);
     if let Some(state) = STATES.get(at) {
         state.fetch_and(!EXISTS, Ordering::AcqRel);
     }

@@ -15,9 +15,9 @@ use crate::addresses::{Place, place};
 use crate::call::{code, index, invoke, resolve_stream};
 use crate::connection::{self, Connection};
 use crate::frame::{Frame, Handler};
-use crate::result::OUT_OF_MEMORY;
-use crate::streams;
+use crate::result::{INVALID_VALUE, OUT_OF_MEMORY};
 use crate::thread::{self, Thread};
+use crate::{streaming, streams};
 
 pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemcpy", copy),
@@ -26,6 +26,9 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemcpyHtoDAsync_v2", copy_async),
     ("cuMemcpyDtoH_v2", copy),
     ("cuMemcpyDtoHAsync_v2", copy_async),
+    ("cuMemcpyBatchAsync", batch_with_failure),
+    ("cuMemcpyBatchAsync_v2", batch),
+    ("cuMemcpyWithAttributesAsync", copy_with_attributes),
 ];
 
 /// Maximum number of copies to the program in flight, for one call.
@@ -88,6 +91,22 @@ unsafe fn append(message: &mut Vec<u64>, from: u64, bytes: usize) {
     }
 }
 
+/// Copies a part of a copy of `all` bytes.
+///
+/// # Safety
+/// Both addresses name that many bytes, and the ranges do not overlap.
+unsafe fn copy_part(all: u64, from: u64, to: u64, bytes: u64) {
+    let (from, to, bytes) = (from as *const u8, to as *mut u8, bytes as usize);
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        if all >= streaming::MIN_BYTES {
+            streaming::copy(from, to, bytes);
+        } else {
+            std::ptr::copy_nonoverlapping(from, to, bytes);
+        }
+    }
+}
+
 fn to_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64, wait: bool) -> Result<(), i32> {
     thread::with(|thread| {
         if bytes <= own::MAX_INLINE_BYTES as u64 {
@@ -99,19 +118,13 @@ fn to_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64,
             };
             return finish(connection, thread, own::COPY_INLINE, wait, write);
         }
-        let staging = staging_blob(connection, thread)?;
         let mut done = 0;
         while done < bytes {
             let part = (bytes - done).min(staging::PIECE_BYTES);
-            let piece = staging.next.fetch_add(1, Ordering::Relaxed) % IN_PIECES;
-            let uses = staging.begun.get(piece as usize).map_or(0, |begun| begun.fetch_add(1, Ordering::AcqRel));
-            connection.wait(control::PIECES + 8 * piece, uses)?;
-            let memory = staging.blob.address + piece * staging::PIECE_BYTES;
+            let piece = take_piece(connection, thread)?;
             // SAFETY: the piece is this call's alone until the worker counts its use; the source is the program's.
-            unsafe {
-                std::ptr::copy_nonoverlapping((from + done) as *const u8, memory as *mut u8, part as usize);
-            }
-            let words = [piece, to + done, part, stream];
+            unsafe { copy_part(bytes, from + done, piece.address, part) };
+            let words = [piece.number, to + done, part, stream];
             done += part;
             finish(connection, thread, own::COPY_IN, wait && done == bytes, |message| {
                 message.extend(words);
@@ -122,7 +135,25 @@ fn to_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64,
     })
 }
 
-fn finish(
+/// A piece of the staging blob.
+pub struct Piece {
+    /// Number of the piece in messages.
+    pub number: u64,
+    /// Address of the piece.
+    pub address: u64,
+}
+
+/// Takes the next piece for a copy to the card; waits until its last use is over. A message must use it.
+pub fn take_piece(connection: &Connection, thread: &Thread) -> Result<Piece, i32> {
+    let staging = staging_blob(connection, thread)?;
+    let number = staging.next.fetch_add(1, Ordering::Relaxed) % IN_PIECES;
+    let uses = staging.begun.get(number as usize).map_or(0, |begun| begun.fetch_add(1, Ordering::AcqRel));
+    connection.wait(control::PIECES + 8 * number, uses)?;
+    Ok(Piece { number, address: staging.blob.address + number * staging::PIECE_BYTES })
+}
+
+/// Sends a message of a copy; with `wait`, returns when the copy is done.
+pub fn finish(
     connection: &Connection,
     thread: &Thread,
     op: u16,
@@ -139,42 +170,61 @@ fn finish(
     }
 }
 
-fn from_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64) -> Result<(), i32> {
-    thread::with(|thread| {
-        let staging = staging_blob(connection, thread)?;
-        let _reading = staging.reading.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut begun, mut done, mut failed) = (0, 0, Ok(()));
-        let mut pending = VecDeque::new();
-        loop {
-            // The next pieces are filled while one is copied out.
-            while failed.is_ok() && begun < bytes && pending.len() < DEPTH {
-                let part = (bytes - begun).min(staging::PIECE_BYTES);
-                let piece = IN_PIECES + (begun / staging::PIECE_BYTES) % DEPTH as u64;
-                let words = [piece, from + begun, part, stream];
-                let expected = connection.begin(thread, own::COPY_OUT, None, |message| {
-                    message.extend(words);
-                    Ok(())
-                });
-                match expected {
-                    Ok(expected) => pending.push_back((expected, piece, part)),
-                    Err(code) => failed = Err(code),
-                }
-                begun += part;
+/// Copies parts from the card through the staging blob. `write` completes the message of a part and its piece; `take`
+/// gets each part with the address of its bytes.
+pub fn receive<P>(
+    connection: &Connection,
+    thread: &Thread,
+    op: u16,
+    mut parts: impl Iterator<Item = P>,
+    write: impl Fn(&P, u64, &mut Vec<u64>),
+    mut take: impl FnMut(&P, u64),
+) -> Result<(), i32> {
+    let staging = staging_blob(connection, thread)?;
+    let _reading = staging.reading.lock().unwrap_or_else(PoisonError::into_inner);
+    let (mut begun, mut failed) = (0, Ok(()));
+    let mut pending = VecDeque::new();
+    loop {
+        // The next pieces are filled while one is copied out.
+        while failed.is_ok() && pending.len() < DEPTH {
+            let Some(part) = parts.next() else { break };
+            let piece = IN_PIECES + begun % DEPTH as u64;
+            begun += 1;
+            let expected = connection.begin(thread, op, None, |message| {
+                write(&part, piece, message);
+                Ok(())
+            });
+            match expected {
+                Ok(expected) => pending.push_back((expected, piece, part)),
+                Err(code) => failed = Err(code),
             }
-            let Some((expected, piece, part)) = pending.pop_front() else { break };
-            // After a failure, only waits for the other pieces, because the next copy uses them.
-            let code = connection.end(expected, None)?.code;
-            if code != 0 {
-                failed = Err(code);
-            }
-            if failed.is_ok() {
-                let memory = staging.blob.address + piece * staging::PIECE_BYTES;
-                // SAFETY: the worker has filled the piece, which is this call's alone; the room is the program's.
-                unsafe { std::ptr::copy_nonoverlapping(memory as *const u8, (to + done) as *mut u8, part as usize) };
-            }
-            done += part;
         }
-        failed
+        let Some((expected, piece, part)) = pending.pop_front() else { break };
+        // After a failure, only waits for the other pieces, because the next copy uses them.
+        let code = connection.end(expected, None)?.code;
+        if code != 0 {
+            failed = Err(code);
+        }
+        if failed.is_ok() {
+            take(&part, staging.blob.address + piece * staging::PIECE_BYTES);
+        }
+    }
+    // The error of a piece whose answer a later one has replaced.
+    let replaced = connection.check(thread.slot()?);
+    failed.and(replaced)
+}
+
+fn from_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64) -> Result<(), i32> {
+    let part_bytes = |done: u64| (bytes - done).min(staging::PIECE_BYTES);
+    thread::with(|thread| {
+        let parts = (0..bytes).step_by(staging::PIECE_BYTES as usize);
+        let write = |done: &u64, piece: u64, message: &mut Vec<u64>| {
+            message.extend([piece, from + done, part_bytes(*done), stream]);
+        };
+        receive(connection, thread, own::COPY_OUT, parts, write, |done, memory| {
+            // SAFETY: the worker has filled the piece, which is this call's alone; the room is the program's.
+            unsafe { copy_part(bytes, memory, to + done, part_bytes(*done)) };
+        })
     })
 }
 
@@ -208,4 +258,79 @@ fn copy(frame: &Frame) -> i32 {
 fn copy_async(frame: &Frame) -> i32 {
     let stream = resolve_stream(frame.arg(3), frame.per_thread);
     code(stream.and_then(|stream| perform(frame.arg(0), frame.arg(1), frame.arg(2), stream, false)))
+}
+
+/// `CUmemcpyAttributes`, of which only the first word matters here: the others are hints.
+#[repr(C)]
+struct Attributes {
+    /// `CUmemcpySrcAccessOrder`.
+    order: u32,
+    hints: [u32; 5],
+}
+
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`, `.._DURING_API_CALL` and `.._ANY`.
+const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;
+/// The program may reuse the source when the call returns.
+const DURING_CALL: u32 = 2;
+
+/// Copies in a stream, with an order of accesses to the source.
+fn ordered(to: u64, from: u64, bytes: u64, stream: u64, order: u32) -> Result<(), i32> {
+    if !ORDERS.contains(&order) {
+        return Err(INVALID_VALUE);
+    }
+    // Pageable memory is read before the call returns in any case.
+    let wait = order == DURING_CALL && place(from) != Place::Pageable;
+    perform(to, from, bytes, stream, wait)
+}
+
+fn copy_with_attributes(frame: &Frame) -> i32 {
+    let attributes = frame.arg(3) as *const Attributes;
+    if attributes.is_null() {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the program passes attributes.
+    let order = unsafe { (*attributes).order };
+    let stream = resolve_stream(frame.arg(4), frame.per_thread);
+    code(stream.and_then(|stream| ordered(frame.arg(0), frame.arg(1), frame.arg(2), stream, order)))
+}
+
+/// A batch: the driver may execute the copies in any order, so here each follows the one before.
+fn copy_batch(frame: &Frame, stream: usize) -> Result<(), i32> {
+    let [to, from, bytes] = [0, 1, 2].map(|index| frame.arg(index) as *const u64);
+    let (count, attributes) = (frame.arg(3), frame.arg(4) as *const Attributes);
+    let (indices, groups) = (frame.arg(5) as *const u64, frame.arg(6));
+    let stream = resolve_stream(frame.arg(stream), frame.per_thread)?;
+    let pointers = [to, from, bytes, attributes.cast(), indices];
+    // A batch cannot be in the default stream of all threads.
+    if pointers.iter().any(|pointer| pointer.is_null()) || count == 0 || groups == 0 || groups > count || stream < 2 {
+        return Err(INVALID_VALUE);
+    }
+    let mut group = 0;
+    for at in 0..count as usize {
+        // SAFETY: the program passes arrays of these lengths.
+        let (to, from, bytes) =
+            unsafe { (to.add(at).read_unaligned(), from.add(at).read_unaligned(), bytes.add(at).read_unaligned()) };
+        // SAFETY: as above. Each group begins with the copy of its index.
+        while group + 1 < groups as usize && unsafe { indices.add(group + 1).read_unaligned() } <= at as u64 {
+            group += 1;
+        }
+        // SAFETY: as above.
+        let order = unsafe { (*attributes.add(group)).order };
+        ordered(to, from, bytes, stream, order)?;
+    }
+    Ok(())
+}
+
+fn batch(frame: &Frame) -> i32 {
+    code(copy_batch(frame, 7))
+}
+
+/// The first form also has a place for the index of a copy that failed: the largest number stands for none in
+/// particular.
+fn batch_with_failure(frame: &Frame) -> i32 {
+    let result = code(copy_batch(frame, 8));
+    if result != 0 {
+        frame.put_optional(7, u64::MAX);
+    }
+    result
 }

@@ -33,11 +33,13 @@ static KNOWN: [[AtomicU64; ATTRIBUTES]; MAX_DEVICES] =
 /// Static: `cuInit` has succeeded.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
-/// Attributes that a guest does not support: host register (99, read-only 113), pageable and concurrent managed access
-/// (88, 89, 100, 101), cooperative multi-device launches (96), sharing by descriptors (103), sparse arrays (112),
-/// direct RDMA (116), DMA-BUF (124), events of other processes (125), fabric handles (128), unified function pointers
-/// (129), multicast (132).
-const ABSENT: [usize; 15] = [88, 89, 96, 99, 100, 101, 103, 112, 113, 116, 124, 125, 128, 129, 132];
+/// Attributes that a guest does not support: pageable and concurrent managed access (88, 89, 100, 101), kernels with
+/// host pointers to registered memory (91), cooperative multi-device launches (96), sharing by descriptors (103),
+/// sparse arrays (112), direct RDMA (116), DMA-BUF (124), events of other processes (125), fabric handles (128),
+/// unified function pointers (129), multicast (132).
+const ABSENT: [usize; 14] = [88, 89, 91, 96, 100, 101, 103, 112, 116, 124, 125, 128, 129, 132];
+/// Attributes that each guest supports: registration of memory (99), also if it is read only (113).
+const PRESENT: [usize; 2] = [99, 113];
 
 fn init(frame: &Frame) -> i32 {
     if let Err(code) = connection::connect() {
@@ -104,6 +106,9 @@ fn device(frame: &Frame) -> i32 {
 pub fn attribute_of(attribute: usize, device: usize) -> Result<i32, i32> {
     if ABSENT.contains(&attribute) {
         return Ok(0);
+    }
+    if PRESENT.contains(&attribute) {
+        return Ok(1);
     }
     let place = KNOWN.get(device).and_then(|all| all.get(attribute)).ok_or(INVALID_VALUE)?;
     let known = place.load(Ordering::Acquire);

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use cuda_calls::{Kind, index_of, own};
 
 use crate::call::{code, index, invoke, to};
-use crate::connection;
 use crate::contexts::current_device;
 use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::thread::Thread;
+use crate::{cached, connection};
 
 pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuKernelGetFunction", kernel_function),
@@ -160,6 +160,7 @@ fn set(function: u64, attribute: u32, value: i32, call: impl FnOnce() -> Result<
         }
         record.keep(attribute, None);
         call()?;
+        cached::clear();
         record.keep(attribute, Some(value));
         Ok(())
     }))

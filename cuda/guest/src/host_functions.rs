@@ -16,15 +16,26 @@ use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_VALUE, OUT_OF_MEMORY};
 use crate::thread;
 
-pub const HANDLERS: &[(&str, Handler)] = &[("cuLaunchHostFunc", launch)];
+pub const HANDLERS: &[(&str, Handler)] = &[("cuLaunchHostFunc", launch), ("cuStreamAddCallback", add_callback)];
 
 /// `CUhostFn`.
 type HostFunction = unsafe extern "C" fn(*mut c_void);
 
+/// `CUstreamCallback`.
+type StreamCallback = unsafe extern "C" fn(u64, i32, *mut c_void);
+
+/// A function of the program.
+#[derive(Clone, Copy)]
+enum Function {
+    Host(HostFunction),
+    /// A callback, and the stream as the program named it.
+    Callback(StreamCallback, u64),
+}
+
 /// A function and its argument.
 #[derive(Clone, Copy)]
 struct Pending {
-    function: HostFunction,
+    function: Function,
     data: u64,
 }
 
@@ -34,40 +45,63 @@ static PENDING: Mutex<Option<(HashMap<u64, Pending>, u64)>> = Mutex::new(None);
 /// Maximum number of these functions.
 const MAX_PENDING: usize = 1 << 16;
 
-fn launch(frame: &Frame) -> i32 {
-    let function = frame.arg(1);
+/// Registers a function of the program, and calls `send` with its number. A function that cannot be sent is forgotten.
+pub fn register<T>(function: u64, data: u64, send: impl FnOnce(u64) -> Result<T, i32>) -> Result<T, i32> {
     if function == 0 {
-        return INVALID_VALUE;
+        return Err(INVALID_VALUE);
     }
     // SAFETY: the program passes a function of this type.
     let function = unsafe { std::mem::transmute::<*const (), HostFunction>(function as *const ()) };
+    add(Pending { function: Function::Host(function), data }, send)
+}
+
+fn add<T>(new: Pending, send: impl FnOnce(u64) -> Result<T, i32>) -> Result<T, i32> {
     let number = {
         let mut pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
         let (all, next) = pending.get_or_insert_default();
         if all.len() >= MAX_PENDING {
-            return OUT_OF_MEMORY;
+            return Err(OUT_OF_MEMORY);
         }
         *next += 1;
-        all.insert(*next, Pending { function, data: frame.arg(2) });
+        all.insert(*next, new);
         *next
     };
     if !start() {
         forget(number);
-        return OUT_OF_MEMORY;
+        return Err(OUT_OF_MEMORY);
     }
-    let send = || {
-        let connection = connection::get()?;
-        let stream = resolve_stream(frame.arg(0), frame.per_thread)?;
-        thread::with(|thread| {
-            connection.post(thread, own::HOST_FUNCTION, |message| {
-                message.extend([stream, number]);
-                Ok(())
-            })
-        })
-    };
-    code(send().inspect_err(|_| {
+    send(number).inspect_err(|_| {
         forget(number);
-    }))
+    })
+}
+
+/// Enqueues a registered function.
+fn enqueue(frame: &Frame, number: u64) -> Result<(), i32> {
+    let connection = connection::get()?;
+    let stream = resolve_stream(frame.arg(0), frame.per_thread)?;
+    thread::with(|thread| {
+        connection.post(thread, own::HOST_FUNCTION, |message| {
+            message.extend([stream, number]);
+            Ok(())
+        })
+    })
+}
+
+fn launch(frame: &Frame) -> i32 {
+    code(register(frame.arg(1), frame.arg(2), |number| enqueue(frame, number)))
+}
+
+/// A callback also gets the stream, and the state of its work. Here it always succeeds: the driver runs no function
+/// after work that has failed.
+fn add_callback(frame: &Frame) -> i32 {
+    let function = frame.arg(1);
+    if function == 0 || frame.int(3) != 0 {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the program passes a function of this type.
+    let function = unsafe { std::mem::transmute::<*const (), StreamCallback>(function as *const ()) };
+    let pending = Pending { function: Function::Callback(function, frame.arg(0)), data: frame.arg(2) };
+    code(add(pending, |number| enqueue(frame, number)))
 }
 
 /// Removes a function.
@@ -100,9 +134,13 @@ fn run() -> Result<(), i32> {
             let pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
             pending.as_ref().and_then(|(all, _)| all.get(&(number & !own::CAPTURED)).copied())
         };
-        if let Some(Pending { function, data }) = pending {
+        let data = pending.map_or(0, |pending| pending.data) as *mut c_void;
+        match pending.map(|pending| pending.function) {
             // SAFETY: the program passed both for this purpose.
-            unsafe { function(data as *mut c_void) };
+            Some(Function::Host(function)) => unsafe { function(data) },
+            // SAFETY: as above.
+            Some(Function::Callback(function, stream)) => unsafe { function(stream, 0, data) },
+            None => {}
         }
         control.store(control::CALLBACKS_DONE, done + 1);
     }

@@ -30,16 +30,55 @@ struct Config {
 }
 
 /// A launch in the program's words.
-struct Launch {
-    function: u64,
+pub struct Launch {
+    /// The function.
+    pub function: u64,
     dimensions: [u32; 6],
     shared: u32,
     stream: u64,
     cooperative: bool,
+    /// A pointer to each parameter, or null.
     parameters: *const *const u8,
+    /// The list of the `extra` form, or null.
     extra: *const u64,
     attributes: *const [u64; ATTRIBUTE_WORDS],
     attribute_count: usize,
+}
+
+impl Launch {
+    /// Returns the launch of a graph's node, which has no stream: its parameters are in either form, as for a launch.
+    pub fn from_node(function: u64, dimensions: [u32; 6], shared: u32, parameters: u64, extra: u64) -> Self {
+        Self {
+            function,
+            dimensions,
+            shared,
+            stream: 0,
+            cooperative: false,
+            parameters: parameters as *const *const u8,
+            extra: extra as *const u64,
+            attributes: std::ptr::null(),
+            attribute_count: 0,
+        }
+    }
+}
+
+/// Appends a launch in a stream, with its parameters and attributes.
+///
+/// # Safety
+/// The launch is the program's.
+pub unsafe fn append_all(
+    message: &mut Vec<u64>,
+    launch: &Launch,
+    stream: u64,
+    parameters: &Parameters,
+) -> Result<(), i32> {
+    append_head(message, launch, stream, parameters.bytes.div_ceil(8) as u64);
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        append(message, launch, parameters)?;
+        append_attributes(message, launch);
+    }
+    Ok(())
 }
 
 /// The buffer of the `extra` form: its address and its bytes.
@@ -111,12 +150,8 @@ fn send(launch: &Launch, per_thread: bool) -> Result<(), i32> {
         }
         let parameters = record.parameters(thread, launch.function)?;
         connection.post(thread, own::LAUNCH, |message| {
-            append_head(message, launch, stream, parameters.bytes.div_ceil(8) as u64);
             // SAFETY: the launch is the program's.
-            unsafe { append(message, launch, parameters)? };
-            // SAFETY: as above.
-            unsafe { append_attributes(message, launch) };
-            Ok(())
+            unsafe { append_all(message, launch, stream, parameters) }
         })
     })
 }

@@ -9,7 +9,11 @@
 //! library reserves their range. The description of the calls is `cuda-calls`.
 
 mod addresses;
+mod allocations;
+mod boxes;
+mod cached;
 mod call;
+mod captures;
 mod code;
 mod connection;
 mod contexts;
@@ -23,10 +27,14 @@ mod functions;
 mod graphs;
 mod host_functions;
 mod launches;
+mod links;
 mod lookup;
 mod memory;
+mod nodes;
 mod nvml;
 mod pinned;
+mod registered;
+mod streaming;
 mod streams;
 mod tables;
 mod thread;
@@ -42,8 +50,11 @@ mod result {
     pub const NO_DEVICE: i32 = 100;
     pub const INVALID_DEVICE: i32 = 101;
     pub const INVALID_CONTEXT: i32 = 201;
+    pub const FILE_NOT_FOUND: i32 = 301;
     pub const INVALID_HANDLE: i32 = 400;
     pub const NOT_FOUND: i32 = 500;
+    pub const ALREADY_REGISTERED: i32 = 712;
+    pub const NOT_REGISTERED: i32 = 713;
     pub const LAUNCH_FAILED: i32 = 719;
     pub const NOT_SUPPORTED: i32 = 801;
 }

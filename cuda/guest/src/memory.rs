@@ -6,11 +6,13 @@
 use std::ffi::c_void;
 
 use crate::addresses::{self, Place};
+use crate::allocations::{self, Allocation};
 use crate::call::{code, index, invoke, resolve_stream, to};
 use crate::contexts::{current_device, current_handle};
 use crate::frame::{Frame, Handler};
-use crate::pinned;
+use crate::registered::{self, Registered};
 use crate::result::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
+use crate::{pinned, thread};
 
 pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemAlloc_v2", allocate),
@@ -57,6 +59,14 @@ fn store(frame: &Frame, result: Result<u64, i32>) -> i32 {
     result.map_or_else(|error| error, |address| frame.put(0, address))
 }
 
+/// Remembers and returns an allocation of the current context.
+fn remember(result: Result<u64, i32>, bytes: u64) -> Result<u64, i32> {
+    if let (Ok(address), Ok(device)) = (&result, current_device()) {
+        allocations::add(*address, Allocation { bytes, context: thread::current(), device });
+    }
+    result
+}
+
 fn allocate(frame: &Frame) -> i32 {
     let bytes = frame.arg(1);
     if frame.arg(0) == 0 {
@@ -66,7 +76,7 @@ fn allocate(frame: &Frame) -> i32 {
         let mut address = 0u64;
         invoke(index!("cuMemAlloc_v2+"), &[to(&mut address), bytes]).map(|()| (address, bytes))
     };
-    store(frame, allocated(call, give_back))
+    store(frame, remember(allocated(call, give_back), bytes))
 }
 
 fn allocate_pitch(frame: &Frame) -> i32 {
@@ -78,6 +88,7 @@ fn allocate_pitch(frame: &Frame) -> i32 {
             .map(|()| (address, pitch.saturating_mul(rows)))
     };
     let result = allocated(call, give_back);
+    let result = remember(result, pitch.saturating_mul(rows));
     frame.put_optional(1, pitch);
     store(frame, result)
 }
@@ -112,7 +123,10 @@ fn free(frame: &Frame) -> i32 {
         // Managed memory.
         return code(pinned::free(address));
     }
-    code(invoke(index!("cuMemFree_v2+"), &[address]).map(|()| addresses::remove(address)))
+    // An address of which the guest knows nothing may be wrong, which the program learns from the call.
+    let is_known = allocations::remove(address);
+    let call = if is_known { index!("cuMemFree_v2-") } else { index!("cuMemFree_v2+") };
+    code(invoke(call, &[address]).map(|()| addresses::remove(address)))
 }
 
 fn pool_attribute(frame: &Frame) -> i32 {
@@ -134,13 +148,48 @@ fn attribute_bytes(kind: u32) -> Option<usize> {
     })
 }
 
+/// Returns an attribute of memory that the program has registered, and the card does not reach.
+fn attribute_of_registered(kind: u32, address: u64, found: Registered) -> Result<u64, i32> {
+    Ok(match kind {
+        1 => current_handle(),
+        // `CU_MEMORYTYPE_HOST`.
+        2 => 1,
+        4 => address,
+        7 | 11 | 19 => found.address,
+        // Managed, and mapped for the card.
+        8 | 13 => 0,
+        9 => u64::from(current_device()?),
+        12 | 18 => found.bytes,
+        _ => return Err(INVALID_VALUE),
+    })
+}
+
 /// Returns an attribute of an address.
 fn attribute_of(kind: u32, address: u64) -> Result<u64, i32> {
+    if addresses::place(address) == Place::Pageable
+        && let Some(found) = registered::find(address)
+    {
+        return attribute_of_registered(kind, address, found);
+    }
     if kind == 1 {
         return match addresses::place(address) {
             Place::Pageable => Err(INVALID_VALUE),
             Place::Card | Place::Pinned => Ok(current_handle()),
         };
+    }
+    if addresses::place(address) == Place::Card
+        && let Some(found) = allocations::find(address)
+    {
+        // Triton asks for each pointer before each launch.
+        match kind {
+            // `CU_MEMORYTYPE_DEVICE`.
+            2 => return Ok(2),
+            3 => return Ok(address),
+            4 => return Err(INVALID_VALUE),
+            8 => return Ok(0),
+            9 => return Ok(u64::from(found.device)),
+            _ => {}
+        }
     }
     let found = match addresses::place(address) {
         Place::Pageable => return Err(INVALID_VALUE),

@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cuda_calls::own;
 use cuda_ring::{ADDRESSES, BLOB_GRANULE, Blob, BlobKind, PINNED_ADDRESSES};
 
-use crate::call::code;
+use crate::call::{code, report_refused};
 use crate::frame::{Frame, Handler};
-use crate::result::{INVALID_CONTEXT, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
-use crate::{connection, thread};
+use crate::result::{INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
+use crate::{connection, registered, thread};
 
 pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemHostAlloc", host_alloc),
@@ -18,6 +18,10 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemHostGetDevicePointer_v2", device_pointer),
     ("cuMemHostGetFlags", flags),
     ("cuMemAllocManaged", managed),
+    ("cuMemAdvise", hint),
+    ("cuMemAdvise_v2", hint),
+    ("cuMemPrefetchAsync", hint),
+    ("cuMemPrefetchAsync_v2", hint),
 ];
 
 /// Smaller allocations share a blob of this size.
@@ -207,6 +211,10 @@ fn free_host(frame: &Frame) -> i32 {
 }
 
 fn device_pointer(frame: &Frame) -> i32 {
+    if registered::find(frame.arg(1)).is_some() {
+        report_refused("cuMemHostGetDevicePointer of registered memory");
+        return NOT_SUPPORTED;
+    }
     if find(frame.arg(1)).is_none() || frame.int(2) != 0 {
         return INVALID_VALUE;
     }
@@ -214,6 +222,20 @@ fn device_pointer(frame: &Frame) -> i32 {
 }
 
 fn flags(frame: &Frame) -> i32 {
+    if let Some(found) = registered::find(frame.arg(1)) {
+        return frame.put(0, found.flags);
+    }
     // Mapped for the card always.
     find(frame.arg(1)).map_or(INVALID_VALUE, |found| frame.put(0, found.flags | 2))
+}
+
+/// A hint where managed memory should be. The memory stays where it is.
+fn hint(frame: &Frame) -> i32 {
+    let (address, bytes) = (frame.arg(0), frame.arg(1));
+    let is_within = |found: &Allocation| bytes <= found.address + found.bytes - address;
+    match find(address).filter(|found| found.managed && is_within(found)) {
+        Some(_) if thread::current() != 0 => SUCCESS,
+        Some(_) => INVALID_CONTEXT,
+        None => INVALID_VALUE,
+    }
 }

@@ -6,7 +6,7 @@ use crate::call::{PER_THREAD, code, described, forget_stream, index, invoke, res
 use crate::contexts::current_handle;
 use crate::devices::ready;
 use crate::frame::{Frame, Handler};
-use crate::result::{INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
+use crate::result::{INVALID_HANDLE, NOT_SUPPORTED};
 use crate::{connection, thread};
 
 pub const HANDLERS: &[(&str, Handler)] = &[
@@ -14,8 +14,6 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuStreamGetCtx", get_context),
     ("cuStreamDestroy_v2", destroy),
     ("cuEventSynchronize", synchronize_event),
-    ("cuStreamGetCaptureInfo_v2", capture_info),
-    ("cuStreamGetCaptureInfo_v3", capture_info),
     ("cuGraphGetNodes", graph_nodes),
 ];
 
@@ -53,25 +51,6 @@ fn destroy(frame: &Frame) -> i32 {
         forget_stream(frame.arg(0));
     }
     result
-}
-
-/// The state and the number of a capture; its graph and nodes stay the worker's.
-fn capture_info(frame: &Frame) -> i32 {
-    if frame.arg(1) == 0 {
-        return INVALID_VALUE;
-    }
-    let (mut status, mut id) = (0i32, 0u64);
-    let asked = resolve_stream(frame.arg(0), frame.per_thread)
-        .and_then(|stream| invoke(index!("cuStreamGetCaptureInfo_v2+"), &[stream, to(&mut status), to(&mut id)]));
-    if let Err(error) = asked {
-        return error;
-    }
-    let wants_graph = (3..=5).any(|at| frame.arg(at) != 0);
-    if status == 1 && wants_graph {
-        return NOT_SUPPORTED;
-    }
-    frame.put_optional(2, id);
-    frame.put(1, status)
 }
 
 fn graph_nodes(frame: &Frame) -> i32 {

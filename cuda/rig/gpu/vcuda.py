@@ -159,6 +159,73 @@ def copies(scale):
     return times, digest(*parts)
 
 
+class Copy2d(ctypes.Structure):
+    """`CUDA_MEMCPY2D`."""
+
+    _fields_ = [(side + name, kind) for side in ("from_", "to_") for name, kind in
+                (("x", c_size_t), ("y", c_size_t), ("kind", c_uint), ("host", c_void_p), ("card", c_uint64),
+                 ("array", c_void_p), ("pitch", c_size_t))] + [("width", c_size_t), ("height", c_size_t)]
+
+
+def rectangles(scale):
+    """Copies between rows of pageable memory and rows of the card."""
+    raw, width, height, pitch = Raw(), 4000, 4096, 4096
+    at = raw.cuda.allocate(pitch * height)
+    pattern = bytes(range(256)) * (width * height >> 8)
+    here, back = ctypes.create_string_buffer(pattern, width * height), ctypes.create_string_buffer(width * height)
+    host, card = 1, 2
+    to_card = Copy2d(from_kind=host, from_host=ctypes.addressof(here), from_pitch=width, to_kind=card, to_card=at,
+                     to_pitch=pitch, width=width, height=height)
+    from_card = Copy2d(from_kind=card, from_card=at, from_pitch=pitch, to_kind=host, to_host=ctypes.addressof(back),
+                       to_pitch=width, width=width, height=height)
+    small = Copy2d(from_kind=host, from_host=ctypes.addressof(here), from_pitch=width, to_kind=card, to_card=at,
+                   to_pitch=pitch, width=100, height=8)
+
+    def move(copy):
+        raw.cuda.call("cuMemcpy2DAsync_v2", ctypes.byref(copy), c_void_p(raw.stream))
+        raw.finish()
+
+    times = {}
+    for name, copy in (("rectangle_to_card", to_card), ("rectangle_from_card", from_card), ("small_rectangle", small)):
+        move(copy)
+        times[name] = min(measured(1, lambda copy=copy: move(copy)) for _ in range(max(2, 10 // scale)))
+    assert back.raw == pattern, "copies changed the bytes"
+    return times, digest(back.raw)
+
+
+def questions(scale):
+    """A loop of launches, each after the questions that PyTorch, CuPy and Triton ask before a launch."""
+    raw = Raw()
+    count = 5000 // scale
+    state, blocks, pointer, limit = c_int(), c_int(), c_uint64(), c_size_t()
+    library = raw.cuda._library
+    asked = [
+        (library.cuStreamIsCapturing, (c_void_p(raw.stream), ctypes.byref(state))),
+        (library.cuPointerGetAttribute, (ctypes.byref(pointer), c_int(3), c_uint64(raw.word))),
+        (library.cuOccupancyMaxActiveBlocksPerMultiprocessor,
+         (ctypes.byref(blocks), c_void_p(raw.kernel), c_int(128), c_size_t(0))),
+        (library.cuCtxGetLimit, (ctypes.byref(limit), c_int(0))),
+    ]
+
+    def one():
+        for function, arguments in asked:
+            if code := function(*arguments):
+                raise api.CudaError(function.__name__, code)
+        raw.launch()
+
+    one()
+    raw.finish()
+
+    def loop():
+        for _ in range(count):
+            one()
+        raw.finish()
+
+    time_each = measured(1, loop) / count
+    assert pointer.value == raw.word, "another address"
+    return {"launch_with_questions": time_each}, digest(raw.read(raw.word, 8))
+
+
 def facts(scale):
     """Calls that the guest answers."""
     raw = Raw()
@@ -299,8 +366,9 @@ def torch_allocate(scale):
     return {"allocate_and_free": measured(200 // scale, one)}, "0"
 
 
-PARTS = {part.__name__: part for part in (start, launches, waits, churn, copies, facts, torch_small, torch_train,
-                                          torch_convolution, torch_decode, torch_graph, torch_allocate)}
+PARTS = {part.__name__: part for part in (start, launches, waits, churn, copies, rectangles, questions, facts,
+                                          torch_small, torch_train, torch_convolution, torch_decode, torch_graph,
+                                          torch_allocate)}
 
 
 class Bench:

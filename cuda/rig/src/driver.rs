@@ -3,9 +3,20 @@
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-mod nodes;
+/// A function with this signature, found by its name and the driver's version.
+macro_rules! function {
+    ($cuda:expr, $name:literal, $version:literal, fn($($argument:ty),* $(,)?)) => {{
+        let found = $cuda.find($name, $version)?;
+        // SAFETY: the header declares the function with these arguments.
+        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(found) }
+    }};
+}
 
-use std::ffi::{CString, c_int, c_void};
+mod arrays;
+mod nodes;
+mod registered;
+
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt;
 
 /// The driver's name for a memory location.
@@ -158,7 +169,17 @@ functions! {
         name: *const std::ffi::c_char, to: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int);
 }
 
+fn check(call: &'static str, code: c_int) -> Result<(), Failed> {
+    if code == 0 { Ok(()) } else { Err(Failed { call, code }) }
+}
+
 impl Cuda {
+    fn find(&self, name: &'static CStr, version: c_int) -> Result<*mut c_void, Failed> {
+        let (mut found, mut status) = (std::ptr::null_mut(), 0);
+        self.raw_lookup(name.as_ptr(), &raw mut found, version, 0, &raw mut status)?;
+        if found.is_null() { Err(Failed { call: "cuGetProcAddress_v2", code: 500 }) } else { Ok(found) }
+    }
+
     /// Loads the driver's library `path`, or the library that the loader finds by that name.
     pub fn load(path: &str) -> Result<Self, Failed> {
         let missing = Failed { call: "dlopen", code: 100 };

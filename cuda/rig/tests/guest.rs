@@ -67,6 +67,92 @@ fn results_are_those_of_a_run_on_the_driver() {
 }
 
 #[test]
+fn boxes_arrays_textures_and_nodes_are_those_of_the_driver() {
+    for arguments in [&["boxes"][..], &["work"]] {
+        let rig = Rig::new(256);
+        let plain = text(rig.command(PROGRAM, "plain").args(arguments));
+        let _owner = owner(&rig, 64, &[]);
+        let guest = Loopback::start(&rig, "a");
+        for each_is_answered in ["0", "1"] {
+            let mut command = guest.command(&rig, PROGRAM);
+            let found = text(command.env("GPU_MEDIATOR_CUDA_SYNC", each_is_answered).args(arguments));
+            assert_eq!(found, plain, "{arguments:?} {each_is_answered}");
+        }
+    }
+}
+
+#[test]
+fn registered_memory_is_copied_and_not_mapped() {
+    let rig = Rig::new(256);
+    let _owner = owner(&rig, 64, &[]);
+    let guest = Loopback::start(&rig, "a");
+    let output = guest.command(&rig, PROGRAM).arg("register").output().expect("starts");
+    // No address; an unknown flag; access by kernels; success; registered already; success; its address for the card;
+    // the middle of a registration. Registration is supported, kernels with host pointers are not. Two ends, and one
+    // too many. Hints about managed memory, beyond it, and about other memory. The type of the memory is the host's as
+    // long as it is registered.
+    let codes = "[1, 1, 801, 0, 712, 0, 801, 713, 1, 0, 0, 0, 713, 0, 1, 1]";
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text.trim(), format!("{codes} [(0, 1), (1, 0)] true"));
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    for refused in ["cuMemHostRegister for access by kernels", "cuMemHostGetDevicePointer of registered memory"] {
+        assert!(errors.contains(&format!("{refused} is not supported in a virtual machine")), "{errors}");
+    }
+}
+
+#[test]
+fn copy_fails_if_one_of_its_pieces_fails() {
+    let rig = Rig::new(256);
+    let _owner = owner(&rig, 64, &[]);
+    let guest = Loopback::start(&rig, "a");
+    assert_eq!(text(guest.command(&rig, PROGRAM).arg("beyond")).trim(), format!("{:?}", [1; 20]));
+}
+
+#[test]
+fn result_of_a_link_reaches_the_program_whole() {
+    let rig = Rig::new(256);
+    let file = rig.folder.path().join("second input");
+    std::fs::write(&file, "of a file").expect("written");
+    let _owner = owner(&rig, 64, &[]);
+    let guest = Loopback::start(&rig, "a");
+    // The fake driver's links append their inputs. An empty input is refused.
+    assert_eq!(text(guest.command(&rig, PROGRAM).arg("link").arg(&file)).trim(), "204809 of a file [1, 0]");
+}
+
+#[test]
+fn facts_of_each_step_need_no_worker() {
+    let rig = Rig::new(256);
+    let _owner = owner(&rig, 64, &[]);
+    let guest = Loopback::start(&rig, "a");
+    let mut program = Program::start(guest.command(&rig, PROGRAM).arg("facts"));
+    let first = program.line();
+    assert!(first.starts_with("[0, 0, ") && first.ends_with(", 8, 1]"), "{first}");
+    let ask = |program: &mut Program, line: &str| {
+        program.say(line);
+        program.line()
+    };
+    let signal = |signal| {
+        for pid in guest.workers() {
+            let pid = rustix::process::Pid::from_raw(pid).expect("a process");
+            rustix::process::kill_process(pid, signal).expect("sent");
+        }
+    };
+    signal(rustix::process::Signal::STOP);
+    assert_eq!(ask(&mut program, "again"), format!("{first} 0"), "the worker is stopped");
+    signal(rustix::process::Signal::CONT);
+    let captured = ask(&mut program, "capture");
+    assert_eq!(captured, format!("{} 0", first.replacen("[0, 0,", "[1, 1,", 1)), "asked while a capture is open");
+    let refused = ask(&mut program, "copy");
+    assert_eq!(refused, captured.replacen("] 0", "] 900", 1), "a graph would read the message again");
+    assert_eq!(ask(&mut program, "end"), format!("{first} 0"));
+    assert_eq!(ask(&mut program, "copy"), format!("{first} 0"));
+    signal(rustix::process::Signal::STOP);
+    assert_eq!(ask(&mut program, "again"), format!("{first} 0"), "the capture has ended");
+    signal(rustix::process::Signal::CONT);
+    program.end();
+}
+
+#[test]
 fn program_that_awaits_each_answer_loads_code_and_computes() {
     let arguments = ["train", "--mib", "20", "--rounds", "3"];
     let rig = Rig::new(256);

@@ -24,4 +24,4 @@ pub use transport::{Blob, Transport};
 pub use words::{Shared, Words};
 
 /// Version of the layout and of the messages.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;

@@ -54,6 +54,7 @@ needed! {
     EventQuery = "cuEventQuery",
     EventSynchronize = "cuEventSynchronize",
     Copy = "cuMemcpyAsync",
+    CopyBox = "cuMemcpy3DAsync_v2",
     Launch = "cuLaunchKernel",
     LaunchEx = "cuLaunchKernelEx",
     LaunchCooperative = "cuLaunchCooperativeKernel",
@@ -64,6 +65,13 @@ needed! {
     Unregister = "cuMemHostUnregister",
     HostFunction = "cuLaunchHostFunc",
     CaptureMode = "cuThreadExchangeStreamCaptureMode",
+    AddKernelNode = "cuGraphAddKernelNode_v2",
+    SetKernelNode = "cuGraphKernelNodeSetParams_v2",
+    SetExecKernelNode = "cuGraphExecKernelNodeSetParams_v2",
+    AddHostNode = "cuGraphAddHostNode",
+    SetHostNode = "cuGraphHostNodeSetParams",
+    SetExecHostNode = "cuGraphExecHostNodeSetParams",
+    LinkComplete = "cuLinkComplete",
 }
 
 /// A loaded library.

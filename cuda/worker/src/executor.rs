@@ -9,7 +9,7 @@ use cuda_ring::{ADDRESSES, Header, Shared, Words as _, control, slots, state};
 
 use crate::driver::{Driver, NOT_SUPPORTED, Needed};
 use crate::objects::{Objects, TooMany};
-use crate::pending::{Origin, Wait, Waits};
+use crate::pending::{Linked, Origin, Wait, Waits};
 use crate::processes;
 use crate::window::Window;
 
@@ -48,6 +48,10 @@ enum Effect {
     EndsPrimary,
     /// The results are a list of processes.
     ListsProcesses,
+    /// A stream begins to capture.
+    BeginsCapture,
+    /// The capture of the stream in the first argument ends.
+    EndsCapture,
 }
 
 fn effect(name: &str) -> Effect {
@@ -55,11 +59,13 @@ fn effect(name: &str) -> Effect {
         "cuMemAlloc_v2+" | "cuMemAllocAsync+" | "cuMemAllocFromPoolAsync+" => Effect::Allocates(1),
         "cuModuleGetGlobal_v2+" | "cuLibraryGetGlobal+" | "cuLibraryGetManaged+" => Effect::Names,
         "cuMemAllocPitch_v2+" => Effect::AllocatesRows,
-        "cuMemFree_v2+" | "cuMemFreeAsync" | "cuMemAddressFree" => Effect::Frees,
+        "cuMemFree_v2+" | "cuMemFree_v2-" | "cuMemFreeAsync" | "cuMemAddressFree" => Effect::Frees,
         "cuMemAddressReserve" => Effect::Reserves,
         "cuCtxCreate_v2+" | "cuCtxDestroy_v2+" => Effect::ChangesContext,
         "cuDevicePrimaryCtxReset_v2+" | "cuDevicePrimaryCtxRelease_v2+" => Effect::EndsPrimary,
         "nvmlDeviceGetComputeRunningProcesses_v3+" => Effect::ListsProcesses,
+        "cuStreamBeginCapture" | "cuStreamBeginCapture_v2" => Effect::BeginsCapture,
+        "cuStreamEndCapture" => Effect::EndsCapture,
         _ => Effect::None,
     }
 }
@@ -84,6 +90,9 @@ pub struct Executor {
     pub(crate) waits: Waits,
     pub(crate) parameters: HashMap<u64, Parameters, foldhash::fast::FixedState>,
     pub(crate) staging: Option<u32>,
+    pub(crate) linked: Linked,
+    /// Number of captures that may be open. Without any, no stream captures.
+    pub(crate) captures: u64,
     arena: Arena,
     effects: Vec<Effect>,
     /// Number of answers so far, by slot.
@@ -116,6 +125,8 @@ impl Executor {
             waits: Waits::default(),
             parameters: HashMap::default(),
             staging: None,
+            linked: Linked::default(),
+            captures: 0,
             arena: Arena::default(),
             effects: CALLS.iter().map(|call| effect(call.name)).collect(),
             counts: vec![0; control::SLOT_COUNT as usize],
@@ -168,6 +179,10 @@ impl Executor {
             }
             own::PIN | own::UNPIN | own::STAGING => self.pinned(origin, words),
             own::HOST_FUNCTION => self.host_function(origin, words),
+            own::COPY_BOX => self.copy_box(origin, words),
+            own::GRAPH_KERNEL => self.kernel_node(origin, words),
+            own::GRAPH_HOST => self.host_node(origin, words),
+            own::LINK_COMPLETE | own::LINK_READ => self.link(origin, words),
             _ => Err(Broken::Malformed),
         }
     }
@@ -235,7 +250,8 @@ impl Executor {
             match (code, call.treatment) {
                 (0, Treatment::Answered) => {
                     // The driver returns the same object for several calls, so the guest must do the same.
-                    known = Some(self.objects.insert_or_find(kind, made, value, context)?).filter(|of| *of != made);
+                    let found = self.objects.insert_or_find(kind, made, value, context, prepared.owner)?;
+                    known = Some(found).filter(|of| *of != made);
                 }
                 (0, _) => self.objects.insert(made, Ok(value), context)?,
                 // An answered creation that failed leaves no record, because the guest knows of the failure.
@@ -246,13 +262,25 @@ impl Executor {
         if matches!(effect, Effect::ChangesContext | Effect::EndsPrimary) {
             self.current = None;
         }
+        let [first, ..] = prepared.values;
+        // A capture whose end has failed may still be open.
+        if effect == Effect::EndsCapture && (code == 0 || !self.is_capturing(first)) {
+            self.captures = self.captures.saturating_sub(1);
+        }
         let mut results: Vec<u64> = Vec::new();
         if code == 0 {
             if let Some((_, dropped)) = prepared.dropped {
-                self.objects.remove(dropped);
-                self.parameters.remove(&dropped);
+                for ended in self.objects.remove(dropped) {
+                    self.parameters.remove(&ended);
+                }
+            }
+            if let Some((kind, number)) = prepared.dropped_number {
+                self.objects.remove_number(kind, number);
             }
             results.extend(prepared.results(&self.arena));
+            if let (Some(kind), Some(number)) = (prepared.new_number, results.first()) {
+                self.objects.add_number(kind, *number)?;
+            }
             if effect == Effect::ListsProcesses {
                 processes::translate(&mut results);
             }
@@ -285,8 +313,11 @@ impl Executor {
             Effect::Reserves => self.objects.add_range(result(0), value(1), 0)?,
             Effect::Frees => self.objects.remove_range(value(0)),
             // The guest's handle of a primary context is the device's number plus one.
-            Effect::EndsPrimary => self.objects.remove(handle(Kind::Context, (value(0) as u32).wrapping_add(1))),
-            Effect::None | Effect::ChangesContext | Effect::ListsProcesses => {}
+            Effect::EndsPrimary => {
+                self.objects.remove(handle(Kind::Context, (value(0) as u32).wrapping_add(1)));
+            }
+            Effect::BeginsCapture => self.captures += 1,
+            Effect::None | Effect::ChangesContext | Effect::ListsProcesses | Effect::EndsCapture => {}
         }
         Ok(())
     }
@@ -299,7 +330,7 @@ impl Executor {
         let (slot, flags) = (origin.route.slot, origin.header.flags);
         if flags & flags::ANSWER == 0 {
             if code != 0 {
-                self.control.store(slots::deferred(slot), u64::from(code.cast_unsigned()));
+                self.defer(origin, code);
                 self.report(origin.header.op, code);
             }
             return;
@@ -313,6 +344,11 @@ impl Executor {
             *count += 1;
             slots::answer(&self.control, slot, *count, code, results.len());
         }
+    }
+
+    /// Makes an error the result of the thread's next call.
+    pub(crate) fn defer(&self, origin: Origin, code: i32) {
+        self.control.store(slots::deferred(origin.route.slot), u64::from(code.cast_unsigned()));
     }
 
     /// Reports an unanswered call that has failed, once for each error. A later call returns the error.

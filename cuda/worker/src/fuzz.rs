@@ -5,7 +5,7 @@
 
 use cuda_calls::own::{self, Route};
 use cuda_calls::{CALLS, Kind, handle};
-use cuda_ring::{BlobKind, Consumer, Geometry, Header, PINNED_ADDRESSES, Words as _, control, ring, staging};
+use cuda_ring::{BlobKind, Consumer, Geometry, Header, PINNED_ADDRESSES, Words as _, control, ring, slots, staging};
 use rustix::fs::MemfdFlags;
 
 use crate::driver::Driver;
@@ -33,6 +33,19 @@ fn message(op: u16, words: &[u64]) -> Vec<u64> {
 /// # Panics
 /// If the system has no memory for the window, or the worker has a fault.
 pub fn execute(input: &[u8]) -> usize {
+    run(input).executed
+}
+
+/// Effects of a ring.
+struct Effects {
+    /// Number of executed messages.
+    executed: usize,
+    /// Result of the last answer.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for tests"))]
+    result: i32,
+}
+
+fn run(input: &[u8]) -> Effects {
     let total = BLOBS.iter().map(|(_, bytes)| bytes).sum();
     let descriptor = rustix::fs::memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("memory");
     rustix::fs::ftruncate(&descriptor, total).expect("memory");
@@ -67,14 +80,16 @@ pub fn execute(input: &[u8]) -> usize {
         executor.poll_waits();
         executed += 1;
     }
+    let result = control.load(slots::result(1)) as i32;
     // SAFETY: neither the consumer nor the executor is used any longer.
     unsafe { executor.window().unmap() };
-    executed
+    Effects { executed, result }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cuda_calls::boxes::{BoxCopy, DEVICE, End, HOST};
 
     fn bytes(messages: &[Vec<u64>]) -> Vec<u8> {
         messages.iter().flatten().flat_map(|word| word.to_le_bytes()).collect()
@@ -99,6 +114,70 @@ mod tests {
         }
     }
 
+    fn copy_box(piece: u64, is_out: u64, copy: BoxCopy, data: &[u64]) -> Vec<u64> {
+        message(own::COPY_BOX, &[&[piece, handle(Kind::Stream, 1), is_out], &copy.to_3d()[..], data].concat())
+    }
+
+    #[test]
+    fn box_reaches_the_cards_and_the_guests_memory_alone() {
+        let card = End { kind: DEVICE, address: PINNED_ADDRESSES, pitch: 64, ..End::default() };
+        let copy = BoxCopy { from: End { kind: HOST, ..End::default() }, to: card, width: 8, height: 2, depth: 1 };
+        let out = BoxCopy { from: copy.to, to: copy.from, ..copy };
+        let last = |message: Vec<u64>| {
+            let Effects { executed, result } = run(&bytes(&[message]));
+            (executed, result)
+        };
+        assert_eq!(last(copy_box(own::INLINE, 0, copy, &[1, 2])), (1, 0));
+        assert_eq!(last(copy_box(3, 0, copy, &[])), (1, 0));
+        assert_eq!(last(copy_box(3, 1, out, &[])), (1, 0));
+        // The guest's end is in the message or the piece, whatever the message says about it.
+        let elsewhere = End { kind: DEVICE, address: 0x7fff_0000_0000, ..End::default() };
+        assert_eq!(last(copy_box(own::INLINE, 0, BoxCopy { from: elsewhere, ..copy }, &[1, 2])), (1, 0));
+        for wrong in [
+            End { address: 0x7fff_0000_0000, ..card },
+            End { address: PINNED_ADDRESSES + PINNED_BYTES - 8, ..card },
+            End { y: 1 << 50, ..card },
+            End { pitch: 4, ..card },
+            End { kind: 9, ..card },
+        ] {
+            assert_eq!(last(copy_box(own::INLINE, 0, BoxCopy { to: wrong, ..copy }, &[1, 2])), (1, 1), "{wrong:?}");
+            assert_eq!(last(copy_box(3, 1, BoxCopy { from: wrong, ..out }, &[])), (1, 1), "{wrong:?}");
+        }
+        let large = BoxCopy { height: staging::PIECE_BYTES, ..copy };
+        for broken in [
+            copy_box(own::INLINE, 0, copy, &[1]),
+            copy_box(own::INLINE, 1, out, &[1, 2]),
+            copy_box(staging::PIECE_COUNT, 0, copy, &[]),
+            copy_box(3, 0, large, &[]),
+            copy_box(3, 0, BoxCopy { depth: 0, ..copy }, &[]),
+            copy_box(3, 0, BoxCopy { depth: u64::MAX, ..copy }, &[]),
+        ] {
+            assert_eq!(run(&bytes(&[broken])).executed, 0);
+        }
+    }
+
+    #[test]
+    fn nodes_and_links_of_missing_objects_are_refused() {
+        let [graph, node] = [handle(Kind::Graph, 1), handle(Kind::Node, 1)];
+        let host = |edit, graph, count: u64, before: &[u64]| {
+            message(own::GRAPH_HOST, &[&[edit, graph, node, 7, count], before].concat())
+        };
+        let refused = |message: Vec<u64>| run(&bytes(&[message])).result;
+        assert_eq!(refused(host(own::edit::ADD, graph, 0, &[])), 400);
+        assert_eq!(refused(host(own::edit::SET, 0, 0, &[])), 400);
+        assert_eq!(refused(message(own::LINK_COMPLETE, &[handle(Kind::Link, 1)])), 400);
+        for broken in [
+            host(3, graph, 0, &[]),
+            host(own::edit::ADD, graph, 2, &[node]),
+            host(own::edit::ADD, graph, u64::MAX, &[node]),
+            host(own::edit::SET, graph, 0, &[]),
+            message(own::LINK_READ, &[handle(Kind::Link, 1), 0]),
+            message(own::GRAPH_KERNEL, &[0, graph, node, 0, 0, 0, handle(Kind::Function, 1)]),
+        ] {
+            assert_eq!(run(&bytes(&[broken])).executed, 0);
+        }
+    }
+
     #[test]
     fn random_rings_cause_no_fault_in_the_worker() {
         let mut state = 1u64;
@@ -110,7 +189,7 @@ mod tests {
             let messages: Vec<Vec<u64>> = (0..20)
                 .map(|_| {
                     let op =
-                        if random() % 2 == 0 { own::FIRST + (random() % 16) as u16 } else { (random() % 300) as u16 };
+                        if random() % 2 == 0 { own::FIRST + (random() % 20) as u16 } else { (random() % 320) as u16 };
                     let words: Vec<u64> = (0..random() % 12)
                         .map(|_| match random() % 5 {
                             0 => handle(Kind::Stream, 1),

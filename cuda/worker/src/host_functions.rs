@@ -53,6 +53,12 @@ unsafe extern "C" fn run(data: *mut c_void) {
     }
 }
 
+/// Returns the address of the function that the driver calls with a callback's number.
+pub(crate) fn callback() -> u64 {
+    let function: unsafe extern "C" fn(*mut c_void) = run;
+    function as usize as u64
+}
+
 impl Executor {
     /// Enqueues a callback.
     pub(crate) fn host_function(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
@@ -60,8 +66,7 @@ impl Executor {
         let code = match self.objects.find(Kind::Stream, stream) {
             Ok(stream) => {
                 let number = if self.is_capturing(stream) { number | own::CAPTURED } else { number };
-                let function: unsafe extern "C" fn(*mut c_void) = run;
-                self.driver.invoke(Needed::HostFunction, &[stream, function as usize as u64, number])
+                self.driver.invoke(Needed::HostFunction, &[stream, callback(), number])
             }
             Err(Fault::Refused(code)) => code,
             Err(Fault::Malformed) => return Err(Broken::Malformed),

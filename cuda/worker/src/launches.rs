@@ -1,15 +1,13 @@
 //! Launches, and the parameters of functions.
 
-use cuda_calls::own::{self, ATTRIBUTE_WORDS, LAUNCH_WORDS, MAX_ATTRIBUTES, MAX_PARAMETER_BYTES, MAX_PARAMETERS};
+use cuda_calls::own::{
+    self, ATTRIBUTE_WORDS, LAUNCH_WORDS, MAX_ATTRIBUTES, MAX_PARAMETER_BYTES, MAX_PARAMETERS, PLAIN_ATTRIBUTES,
+};
 use cuda_calls::{Fault, Handles as _, Kind};
 
 use crate::driver::{INVALID_VALUE, NOT_SUPPORTED, Needed};
 use crate::executor::{Broken, Executor, Parameters};
 use crate::pending::Origin;
-
-/// Attributes whose values contain neither handles nor addresses of the worker: cooperative, cluster dimension and
-/// policy, programmatic serialization, priority, memory synchronization domains, preferred cluster, shared memory.
-const PLAIN_ATTRIBUTES: [u64; 9] = [2, 4, 5, 6, 8, 9, 10, 11, 14];
 
 /// `CUlaunchConfig`.
 #[repr(C)]
@@ -21,7 +19,8 @@ struct LaunchConfig {
     attribute_count: u32,
 }
 
-fn halves(word: u64) -> (u64, u64) {
+/// Returns the lower and the upper half of a word.
+pub(crate) fn halves(word: u64) -> (u64, u64) {
     (word & 0xffff_ffff, word >> 32)
 }
 
@@ -73,6 +72,21 @@ impl Executor {
             parameters.push((offset as u32, size as u32));
         }
         Ok(parameters)
+    }
+
+    /// Returns pointers to the parameters of a function in `bytes`.
+    ///
+    /// # Errors
+    /// If the guest has not asked for the parameters, or the bytes are too few.
+    pub(crate) fn parameter_pointers(&self, function: u64, bytes: &[u64]) -> Result<Vec<u64>, Broken> {
+        // A guest asks for the parameters before the first launch.
+        let parameters = self.parameters.get(&function).ok_or(Broken::Malformed)?;
+        let room = bytes.len() as u64 * 8;
+        if parameters.iter().any(|(offset, size)| u64::from(*offset) + u64::from(*size) > room) {
+            return Err(Broken::Malformed);
+        }
+        let base = bytes.as_ptr().addr() as u64;
+        Ok(parameters.iter().map(|(offset, _)| base + u64::from(*offset)).collect())
     }
 
     /// Launches a function.

@@ -6,7 +6,7 @@
 //!
 //! - [`serve`] is the entry point: the loop over ring, waits and sleep, and the thread that reads the link.
 //! - `executor` executes one message: described calls, and by module `launches`, `copies`, `pinned`,
-//!   `host_functions` those with messages of their own.
+//!   `host_functions`, `nodes`, `links` those with messages of their own.
 //! - `waits` has calls that are answered when work of the card is done. They never stop the ring.
 //! - `device_link` connects to the next daemon after the end of the present one.
 //! - `objects` maps the guest's handles to the driver's; `window` has the shared memory; `driver` the library.
@@ -24,6 +24,8 @@ mod executor;
 pub mod fuzz;
 mod host_functions;
 mod launches;
+mod links;
+mod nodes;
 mod objects;
 mod pending;
 mod pinned;

@@ -1,8 +1,8 @@
 //! The guest's handles and the driver's objects behind them, and the addresses that a guest may name.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use cuda_calls::{Fault, Handles, Kind, index_of, kind_of};
+use cuda_calls::{Fault, Handles, Kind, Numbered, index_of, kind_of};
 use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
 
 use crate::driver::{INVALID_HANDLE, INVALID_VALUE};
@@ -19,6 +19,8 @@ struct Object {
     context: u32,
     /// Number of calls that returned the object, minus the calls that destroyed it.
     references: u32,
+    /// Handle of the object with which this one ends; 0 for none.
+    owner: u64,
 }
 
 /// A range of addresses.
@@ -35,6 +37,10 @@ pub struct Objects {
     objects: HashMap<u64, Object, foldhash::fast::FixedState>,
     /// Handles of objects that answered calls returned.
     handles: HashMap<(Kind, u64), u64, foldhash::fast::FixedState>,
+    /// Handles of the objects that end with an object.
+    owned: HashMap<u64, BTreeSet<u64>, foldhash::fast::FixedState>,
+    /// Objects that the driver numbers: how often each number was returned, because contexts may number alike.
+    numbers: HashMap<(Numbered, u64), u32, foldhash::fast::FixedState>,
     /// Device memory that the driver placed outside the shared addresses, by the first address.
     ranges: BTreeMap<u64, Range>,
     /// Pinned memory of the program, by the first address.
@@ -65,16 +71,23 @@ impl Objects {
         if self.objects.len() >= MAX_OBJECTS {
             return Err(TooMany);
         }
-        self.objects.insert(handle, Object { value, context, references: 1 });
+        self.objects.insert(handle, Object { value, context, references: 1, owner: 0 });
         Ok(())
     }
 
     /// Records an object that a call has returned, under a new handle or under its existing handle. Returns the
-    /// handle.
+    /// handle. The object ends with its owner, if any.
     ///
     /// # Errors
     /// If the program has too many.
-    pub fn insert_or_find(&mut self, kind: Kind, handle: u64, value: u64, context: u32) -> Result<u64, TooMany> {
+    pub fn insert_or_find(
+        &mut self,
+        kind: Kind,
+        handle: u64,
+        value: u64,
+        context: u32,
+        owner: Option<u64>,
+    ) -> Result<u64, TooMany> {
         if self.handles.len() >= 2 * MAX_OBJECTS {
             return Err(TooMany);
         }
@@ -82,22 +95,70 @@ impl Objects {
         let known = *self.handles.entry((kind, value)).or_insert(handle);
         match self.objects.get_mut(&known) {
             Some(object) => object.references = object.references.saturating_add(1),
-            None => self.insert(known, Ok(value), context)?,
+            None => {
+                self.insert(known, Ok(value), context)?;
+                if let (Some(owner), Some(object)) = (owner, self.objects.get_mut(&known)) {
+                    object.owner = owner;
+                    self.owned.entry(owner).or_default().insert(known);
+                }
+            }
         }
         Ok(known)
     }
 
-    /// Removes an object, or one reference to it. The memory of a context ends with it: the driver releases the
-    /// addresses, and the worker's own memory may get them.
-    pub fn remove(&mut self, handle: u64) {
-        let Some(object) = self.objects.get_mut(&handle) else { return };
+    /// Removes an object, or one reference to it. Returns the handles of all objects that have ended: the object and
+    /// those that it owns. The memory of a context ends with it: the driver releases the addresses, and the worker's
+    /// own memory may get them.
+    pub fn remove(&mut self, handle: u64) -> Vec<u64> {
+        let Some(object) = self.objects.get_mut(&handle) else { return Vec::new() };
         object.references -= 1;
         if object.references > 0 {
-            return;
+            return Vec::new();
         }
+        let owner = object.owner;
         self.objects.remove(&handle);
+        if let Some(owned) = self.owned.get_mut(&owner) {
+            owned.remove(&handle);
+        }
         if let Some(context) = index_of(Kind::Context, handle) {
             self.ranges.retain(|_, range| range.context != context);
+        }
+        let mut ended = vec![handle];
+        let mut at = 0;
+        while let Some(owner) = ended.get(at).copied() {
+            at += 1;
+            for owned in self.owned.remove(&owner).unwrap_or_default() {
+                // The driver may give the place of the object to another one, which needs a handle of its own.
+                if let (Some(object), Some(kind)) = (self.objects.remove(&owned), kind_of(owned))
+                    && let Ok(value) = object.value
+                {
+                    self.handles.remove(&(kind, value));
+                }
+                ended.push(owned);
+            }
+        }
+        ended
+    }
+
+    /// Records an object that the driver has numbered.
+    ///
+    /// # Errors
+    /// If the program has too many.
+    pub fn add_number(&mut self, kind: Numbered, number: u64) -> Result<(), TooMany> {
+        if self.numbers.len() >= MAX_OBJECTS {
+            return Err(TooMany);
+        }
+        *self.numbers.entry((kind, number)).or_default() += 1;
+        Ok(())
+    }
+
+    /// Removes an object that the driver has numbered.
+    pub fn remove_number(&mut self, kind: Numbered, number: u64) {
+        if let Some(count) = self.numbers.get_mut(&(kind, number)) {
+            *count -= 1;
+            if *count == 0 {
+                self.numbers.remove(&(kind, number));
+            }
         }
     }
 
@@ -170,6 +231,14 @@ impl Handles for Objects {
     fn image(&self) -> u64 {
         self.image.as_ptr().addr() as u64
     }
+
+    fn image_bytes(&self) -> u64 {
+        self.image_bytes as u64
+    }
+
+    fn has_number(&self, kind: Numbered, number: u64) -> bool {
+        self.numbers.contains_key(&(kind, number))
+    }
 }
 
 #[cfg(test)]
@@ -203,10 +272,10 @@ mod tests {
         let mut objects = Objects::default();
         let contexts = [1, 2].map(|number| handle(Kind::Context, number));
         for (number, context) in (1..).zip(contexts) {
-            objects.insert_or_find(Kind::Context, context, u64::from(number), number).expect("room");
+            objects.insert_or_find(Kind::Context, context, u64::from(number), number, None).expect("room");
             objects.add_range(0x7f00_0000_0000 * u64::from(number), 100, number).expect("room");
         }
-        objects.insert_or_find(Kind::Context, contexts[0], 1, 1).expect("room");
+        objects.insert_or_find(Kind::Context, contexts[0], 1, 1, None).expect("room");
         objects.remove(contexts[0]);
         assert!(objects.has_range(0x7f00_0000_0000, 100), "one of two references is left");
         objects.remove(contexts[0]);
@@ -224,5 +293,35 @@ mod tests {
         assert_eq!(objects.find(Kind::Event, stream), Err(Fault::Malformed));
         assert_eq!(objects.find(Kind::Event, handle(Kind::Event, 1)), Err(Fault::Refused(400)));
         assert!(!objects.is_free(Kind::Stream, stream));
+    }
+
+    #[test]
+    fn functions_end_with_their_module_and_leave_no_handle() {
+        let mut objects = Objects::default();
+        let [module, kernel, function] = [Kind::Module, Kind::Function, Kind::Function].map(|kind| handle(kind, 1));
+        let (kernel, function) = (kernel, function + 16);
+        objects.insert_or_find(Kind::Module, module, 0x10, 1, None).expect("room");
+        objects.insert_or_find(Kind::Function, kernel, 0x20, 1, Some(module)).expect("room");
+        objects.insert_or_find(Kind::Function, function, 0x30, 1, Some(kernel)).expect("room");
+        let again = objects.insert_or_find(Kind::Function, function + 16, 0x20, 1, Some(module));
+        assert_eq!(again, Ok(kernel), "the same object");
+        assert_eq!(objects.remove(module), [module, kernel, function]);
+        assert_eq!(objects.find(Kind::Function, kernel), Err(Fault::Refused(400)));
+        let other = objects.insert_or_find(Kind::Function, function + 32, 0x20, 1, None);
+        assert_eq!(other, Ok(function + 32), "another object at the same place");
+    }
+
+    #[test]
+    fn numbers_are_known_until_their_last_object_ends() {
+        let mut objects = Objects::default();
+        for _ in 0..2 {
+            objects.add_number(Numbered::Texture, 1).expect("room");
+        }
+        assert!(!objects.has_number(Numbered::Surface, 1));
+        objects.remove_number(Numbered::Texture, 1);
+        assert!(objects.has_number(Numbered::Texture, 1));
+        objects.remove_number(Numbered::Texture, 1);
+        objects.remove_number(Numbered::Texture, 1);
+        assert!(!objects.has_number(Numbered::Texture, 1));
     }
 }

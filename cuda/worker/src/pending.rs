@@ -34,6 +34,13 @@ pub(crate) struct PieceUse {
     pub context: u32,
 }
 
+/// The result of the last completed link, which the guest reads in parts.
+#[derive(Debug, Default)]
+pub(crate) struct Linked {
+    pub handle: u64,
+    pub words: Vec<u64>,
+}
+
 /// All waits of a program.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {

@@ -139,6 +139,25 @@ enum What {
     Graphs,
     /// Builds a graph from nodes, encodes a tensor map, and asks for the occupancy of clusters; prints the results.
     Nodes,
+    /// Copies boxes and arrays, and uses textures and surfaces; prints digests, elements, and results of invalid calls.
+    Boxes,
+    /// Builds graphs from kernels, copies and functions, and prints their effects.
+    Work,
+    /// Registers memory of the program and copies it; prints the results.
+    Register,
+    /// Reads more than pinned memory has, which only a guest's library refuses; prints the results.
+    Beyond,
+    /// Links inputs at run time; prints the result's size and digest.
+    Link {
+        /// Size of the first input in KiB.
+        #[arg(long, default_value_t = 200)]
+        kib: usize,
+        /// File with the second input.
+        file: std::path::PathBuf,
+    },
+    /// For each line of standard input, prints facts that programs ask for often: `capture` begins a capture before,
+    /// `end` ends it, and `copy` copies pageable memory in its stream.
+    Facts,
     /// Prints the results of invalid calls, and of queries about memory that it maps itself.
     Wrong,
     /// Maps its memory itself until it is refused, frees it, and repeats this; prints the MiB of both times.
@@ -248,6 +267,15 @@ fn main() -> Result<()> {
             let words = cuda.build_graph()?;
             print(format!("{words:x?} {} {}", cuda.encode_map()?, cuda.clusters(cuda.kernel("fill")?)?))
         }
+        What::Boxes => print(format!("{:x?} {:x?}", cuda.copy_boxes()?, cuda.sample()?)),
+        What::Work => print(format!("{:?}", cuda.build_work()?)),
+        What::Register => {
+            let found = cuda.register_memory()?;
+            print(format!("{:?} {:?} {}", found.codes, found.kinds, found.is_equal))
+        }
+        What::Beyond => print(format!("{:?}", cuda.read_too_much()?)),
+        What::Link { kib, file } => link(cuda, kib, &file),
+        What::Facts => facts(cuda),
         What::Wrong => print(own::wrong(cuda)?),
         What::OwnFill { step_mib } => print(own::fill(cuda, step_mib)?),
         What::Fork => fork(cuda),
@@ -301,6 +329,36 @@ fn train(cuda: Cuda, mib: u64, rounds: u64, spin_us: u64) -> Result<()> {
         ensure!(first == [added, added + 1], "buffer {n} has {first:?} instead of {added}");
     }
     println!("{total:016x}");
+    Ok(())
+}
+
+fn link(cuda: Cuda, kib: usize, file: &std::path::Path) -> Result<()> {
+    let data: Vec<u8> = (0..kib << 10).map(|at| (at * 13 + at / 256) as u8).collect();
+    let (linked, codes) = cuda.link(&data, file)?;
+    ensure!(linked.starts_with(&data), "the result begins with the first input");
+    let tail = linked.get(data.len()..).unwrap_or_default();
+    print(format!("{} {} {codes:?}", linked.len(), String::from_utf8_lossy(tail)))
+}
+
+fn facts(cuda: Cuda) -> Result<()> {
+    let (stream, function, at) = (cuda.stream()?, cuda.kernel("fill")?, cuda.alloc(1 << 20)? + 4096);
+    println!("{:?}", cuda.facts(stream, function, at)?);
+    for line in std::io::stdin().lines() {
+        let result = match line?.as_str() {
+            "capture" => cuda.begin(stream).map(|()| 0)?,
+            "end" => cuda.end(stream),
+            // A later call of the thread reports the error of the copy: the second one at the latest, because the first
+            // one waits for an answer while a capture is open.
+            "copy" => {
+                let word = [7u64];
+                let copied = cuda.copy(at, word.as_ptr().addr() as u64, 8, stream);
+                let later = || cuda.facts(stream, function, at).map(drop);
+                copied.and_then(|()| later()).and_then(|()| later()).err().map_or(0, |failed| failed.code)
+            }
+            _ => 0,
+        };
+        println!("{:?} {result}", cuda.facts(stream, function, at)?);
+    }
     Ok(())
 }
 

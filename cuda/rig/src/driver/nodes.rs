@@ -4,9 +4,11 @@
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Cuda, Failed};
+use super::arrays::Copy3d;
+use super::{Cuda, Failed, check};
 
 /// `CUDA_MEMSET_NODE_PARAMS`: bytes in one row.
 #[repr(C)]
@@ -38,6 +40,42 @@ struct Configuration {
     count: u32,
 }
 
+/// `CUDA_KERNEL_NODE_PARAMS`, second version.
+#[repr(C)]
+struct KernelNode {
+    function: u64,
+    dimensions: [u32; 6],
+    shared: u32,
+    parameters: *const *const u64,
+    extra: u64,
+    kernel: u64,
+    context: u64,
+}
+
+/// `CUDA_HOST_NODE_PARAMS`.
+#[repr(C)]
+struct HostNode {
+    function: unsafe extern "C" fn(u64),
+    data: u64,
+}
+
+/// `CUstreamCallback`.
+type StreamCallback = unsafe extern "C" fn(u64, c_int, u64);
+
+/// Sum of the arguments of all functions that were called. Static: a function gets only its argument.
+static COUNTED: AtomicU64 = AtomicU64::new(0);
+/// The stream of the last callback. Static: as above.
+static CALLER: AtomicU64 = AtomicU64::new(0);
+
+unsafe extern "C" fn count(data: u64) {
+    COUNTED.fetch_add(data, Ordering::SeqCst);
+}
+
+unsafe extern "C" fn count_for_stream(stream: u64, result: c_int, data: u64) {
+    CALLER.store(stream, Ordering::SeqCst);
+    COUNTED.fetch_add(if result == 0 { data } else { 0 }, Ordering::SeqCst);
+}
+
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`.
 const UPLOAD: u64 = 2;
 /// Number of bytes that each node fills.
@@ -49,26 +87,7 @@ impl Fill {
     }
 }
 
-/// A function with this signature, found by its name and the driver's version.
-macro_rules! function {
-    ($cuda:expr, $name:literal, $version:literal, fn($($argument:ty),* $(,)?)) => {{
-        let found = $cuda.find($name, $version)?;
-        // SAFETY: the header declares the function with these arguments.
-        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(found) }
-    }};
-}
-
-fn check(call: &'static str, code: c_int) -> Result<(), Failed> {
-    if code == 0 { Ok(()) } else { Err(Failed { call, code }) }
-}
-
 impl Cuda {
-    fn find(&self, name: &'static CStr, version: c_int) -> Result<*mut c_void, Failed> {
-        let (mut found, mut status) = (std::ptr::null_mut(), 0);
-        self.raw_lookup(name.as_ptr(), &raw mut found, version, 0, &raw mut status)?;
-        if found.is_null() { Err(Failed { call: "cuGetProcAddress_v2", code: 500 }) } else { Ok(found) }
-    }
-
     /// Builds a graph of a fill, a child graph with another fill, and the record of an event. Launches it, and launches
     /// it again with a changed fill. Returns the first words of both parts after each launch.
     pub fn build_graph(&self) -> Result<[u64; 4], Failed> {
@@ -118,6 +137,95 @@ impl Cuda {
         self.finish(stream)?;
         let [c, d] = look()?;
         Ok([a, b, c, d])
+    }
+
+    /// Builds a graph from a kernel, a copy and a function of the program, and launches it: as it is, with changed
+    /// parameters of the executable graph, and after a change of the graph itself. Returns the words that the kernel
+    /// filled and the copy took after each launch, the sum of the functions' arguments, the result of a call without
+    /// parameters, an attribute, and the argument of a callback.
+    pub fn build_work(&self) -> Result<Vec<u64>, Failed> {
+        type Dependencies = *const u64;
+        let create = function!(self, c"cuGraphCreate", 12_000, fn(*mut u64, u32));
+        let add_kernel =
+            function!(self, c"cuGraphAddKernelNode", 12_000, fn(*mut u64, u64, Dependencies, usize, *const KernelNode));
+        let add_copy = function!(
+            self,
+            c"cuGraphAddMemcpyNode",
+            12_000,
+            fn(*mut u64, u64, Dependencies, usize, *const Copy3d, u64)
+        );
+        let add_host =
+            function!(self, c"cuGraphAddHostNode", 12_000, fn(*mut u64, u64, Dependencies, usize, *const HostNode));
+        let set_kernel = function!(self, c"cuGraphKernelNodeSetParams", 12_000, fn(u64, *const KernelNode));
+        let change_kernel = function!(self, c"cuGraphExecKernelNodeSetParams", 12_000, fn(u64, u64, *const KernelNode));
+        let set_attribute = function!(self, c"cuGraphKernelNodeSetAttribute", 12_000, fn(u64, c_int, *const [u64; 8]));
+        let get_attribute = function!(self, c"cuGraphKernelNodeGetAttribute", 12_000, fn(u64, c_int, *mut [u64; 8]));
+        let change_copy = function!(self, c"cuGraphExecMemcpyNodeSetParams", 12_000, fn(u64, u64, *const Copy3d, u64));
+        let change_host = function!(self, c"cuGraphExecHostNodeSetParams", 12_000, fn(u64, u64, *const HostNode));
+        let instantiate = function!(self, c"cuGraphInstantiateWithFlags", 12_000, fn(*mut u64, u64, u64));
+        let (function, stream, at) = (self.kernel("fill")?, self.stream()?, self.alloc(4096)?);
+        let (mut graph, mut nodes, mut made) = (0u64, [0u64; 4], [0u64; 2]);
+        let arguments = [1u64, 2, 3].map(|round| [at, 8, 100 * round]);
+        let pointers = arguments.each_ref().map(|words| words.each_ref().map(std::ptr::from_ref));
+        let kernels = pointers.each_ref().map(|pointers| KernelNode {
+            function,
+            dimensions: [1; 6],
+            shared: 0,
+            parameters: pointers.as_ptr(),
+            extra: 0,
+            kernel: 0,
+            context: 0,
+        });
+        let copies = [1024, 2048].map(|offset| Copy3d::line(at + offset, at + 8, 16));
+        let hosts = [3, 500].map(|data| HostNode { function: count, data });
+        let none = std::ptr::null();
+        let mut seen = Vec::new();
+        let mut launch = |made| {
+            self.raw_graph(made, stream)?;
+            self.finish(stream)?;
+            seen.extend([self.read(at, 1)?[0], self.read(at + 1024, 1)?[0], self.read(at + 2048, 1)?[0]]);
+            seen.push(COUNTED.load(Ordering::SeqCst));
+            Ok::<(), Failed>(())
+        };
+        self.set(at, 0, 4096)?;
+        // SAFETY: all pointers point to locals of the structures' sizes.
+        unsafe {
+            let [a, b, c, d] = &mut nodes;
+            check("cuGraphCreate", create(&raw mut graph, 0))?;
+            check("cuGraphAddKernelNode", add_kernel(a, graph, none, 0, &raw const kernels[0]))?;
+            check("cuGraphAddMemcpyNode", add_copy(b, graph, a, 1, &raw const copies[0], self.context))?;
+            check("cuGraphAddHostNode", add_host(c, graph, b, 1, &raw const hosts[0]))?;
+            check("cuGraphInstantiateWithFlags", instantiate(&raw mut made[0], graph, 0))?;
+            launch(made[0])?;
+            check("cuGraphExecKernelNodeSetParams", change_kernel(made[0], *a, &raw const kernels[1]))?;
+            check("cuGraphExecMemcpyNodeSetParams", change_copy(made[0], *b, &raw const copies[1], self.context))?;
+            check("cuGraphExecHostNodeSetParams", change_host(made[0], *c, &raw const hosts[1]))?;
+            launch(made[0])?;
+            check("cuGraphKernelNodeSetParams", set_kernel(*a, &raw const kernels[2]))?;
+            check("cuGraphInstantiateWithFlags", instantiate(&raw mut made[1], graph, 0))?;
+            launch(made[1])?;
+            seen.push(add_kernel(d, graph, none, 0, none.cast()) as u64);
+            // `CU_LAUNCH_ATTRIBUTE_PRIORITY`.
+            let (priority, mut known) = ([3u64, 0, 0, 0, 0, 0, 0, 0], [0u64; 8]);
+            check("cuGraphKernelNodeSetAttribute", set_attribute(*a, 8, &raw const priority))?;
+            check("cuGraphKernelNodeGetAttribute", get_attribute(*a, 8, &raw mut known))?;
+            seen.push(known[0]);
+        }
+        seen.push(self.call_back(stream, 7)?);
+        Ok(seen)
+    }
+
+    /// Adds a callback to a stream. Returns what the callback has counted.
+    fn call_back(&self, stream: u64, data: u64) -> Result<u64, Failed> {
+        let add = function!(self, c"cuStreamAddCallback", 12_000, fn(u64, StreamCallback, u64, u32));
+        COUNTED.store(0, Ordering::SeqCst);
+        CALLER.store(0, Ordering::SeqCst);
+        // SAFETY: the callback is a function of this program.
+        check("cuStreamAddCallback", unsafe { add(stream, count_for_stream, data, 0) })?;
+        self.finish(stream)?;
+        let is_its_own = CALLER.load(Ordering::SeqCst) == stream;
+        check("the stream of the callback", i32::from(!is_its_own))?;
+        Ok(COUNTED.load(Ordering::SeqCst))
     }
 
     /// Encodes a tensor map of three dimensions. Returns true if the same arguments give the same result, and another

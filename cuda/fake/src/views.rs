@@ -1,0 +1,42 @@
+//! Textures and surfaces: numbers that programs pass to kernels, and the memory behind them.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Memory of a texture or surface.
+#[derive(Clone, Copy)]
+pub struct View {
+    /// Address of the first element.
+    pub at: u64,
+    /// Bytes of a row.
+    pub row_bytes: u64,
+    /// Bytes of an element.
+    pub element_bytes: u64,
+}
+
+/// Views by number, and the last number. Static: kernels have only the number.
+static VIEWS: Mutex<Option<(HashMap<u64, View>, u64)>> = Mutex::new(None);
+
+fn lock() -> MutexGuard<'static, Option<(HashMap<u64, View>, u64)>> {
+    VIEWS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds a view. Returns its number.
+pub fn add(view: View) -> u64 {
+    let mut views = lock();
+    let (all, last) = views.get_or_insert_default();
+    *last += 1;
+    all.insert(*last, view);
+    *last
+}
+
+/// Removes a view. Returns false if there is none with this number.
+pub fn remove(number: u64) -> bool {
+    lock().get_or_insert_default().0.remove(&number).is_some()
+}
+
+/// Returns the address and the size of an element.
+pub fn element(number: u64, x: u64, y: u64) -> Option<(u64, u64)> {
+    let View { at, row_bytes, element_bytes } = lock().as_ref()?.0.get(&number).copied()?;
+    Some((at + y * row_bytes + x * element_bytes, element_bytes))
+}

@@ -1,0 +1,64 @@
+//! Memory of `cuMemAlloc` and `cuMemAllocPitch` that the program has not freed: some facts about it, and the call that
+//! frees it, need no answer of the worker.
+
+use std::collections::BTreeMap;
+use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
+
+/// An allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Number of bytes.
+    pub bytes: u64,
+    /// Number of its context, with which it ends.
+    pub context: u32,
+    /// Its device.
+    pub device: u32,
+}
+
+/// Allocations by their first address. Static: the exported functions have no other state.
+static ALLOCATED: RwLock<BTreeMap<u64, Allocation>> = RwLock::new(BTreeMap::new());
+
+fn lock() -> RwLockWriteGuard<'static, BTreeMap<u64, Allocation>> {
+    ALLOCATED.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds an allocation.
+pub fn add(address: u64, allocation: Allocation) {
+    lock().insert(address, allocation);
+}
+
+/// Removes the allocation with this first address. Returns false if there is none.
+pub fn remove(address: u64) -> bool {
+    lock().remove(&address).is_some()
+}
+
+/// Forgets the allocations of a context that has ended.
+pub fn end_context(context: u32) {
+    lock().retain(|_, allocation| allocation.context != context);
+}
+
+/// Returns the allocation that contains an address.
+pub fn find(address: u64) -> Option<Allocation> {
+    let allocations = ALLOCATED.read().unwrap_or_else(PoisonError::into_inner);
+    let (start, found) = allocations.range(..=address).next_back()?;
+    (address - start < found.bytes).then_some(*found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allocation_is_known_until_it_or_its_context_ends() {
+        let [first, second] = [1, 2].map(|context| Allocation { bytes: 100, context, device: 0 });
+        add(0x1000, first);
+        add(0x2000, second);
+        let found = [0xfff, 0x1000, 0x1063, 0x1064, 0x2001].map(find);
+        assert_eq!(found, [None, Some(first), Some(first), None, Some(second)]);
+        end_context(1);
+        assert_eq!([0x1000, 0x2000].map(find), [None, Some(second)]);
+        assert!(!remove(0x2001), "not its first address");
+        assert!(remove(0x2000));
+        assert!(!remove(0x2000));
+    }
+}

@@ -1,0 +1,105 @@
+//! Captures: the guest counts its open captures. Without one, no stream captures, and the worker is not asked.
+//!
+//! PyTorch asks for the state of a stream dozens of times in each step. An answer of the worker would wait for all
+//! earlier messages.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::call::{PER_THREAD, described, index, invoke, resolve_stream, stream_context, to};
+use crate::devices::ready;
+use crate::frame::{Frame, Handler};
+use crate::result::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, SUCCESS};
+use crate::thread;
+
+pub const HANDLERS: &[(&str, Handler)] = &[
+    ("cuStreamBeginCapture", begin),
+    ("cuStreamBeginCapture_v2", begin),
+    ("cuStreamEndCapture", end),
+    ("cuStreamIsCapturing", is_capturing),
+    ("cuStreamGetCaptureInfo_v2", information),
+    ("cuStreamGetCaptureInfo_v3", information),
+];
+
+/// Streams whose captures are open. Other streams join a capture through events, so one open capture makes the guest
+/// ask the worker about every stream. Static: the exported functions have no other state.
+static OPEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+/// Number of streams in [`OPEN`], for readers without a lock.
+static OPEN_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn change(work: impl FnOnce(&mut Vec<u64>)) {
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    work(&mut open);
+    OPEN_COUNT.store(open.len(), Ordering::Release);
+}
+
+fn begin(frame: &Frame) -> i32 {
+    let result = described(frame);
+    if result == SUCCESS
+        && let Ok(stream) = resolve_stream(frame.arg(0), frame.per_thread)
+    {
+        change(|open| open.push(stream));
+    }
+    result
+}
+
+fn end(frame: &Frame) -> i32 {
+    let result = described(frame);
+    let Ok(stream) = resolve_stream(frame.arg(0), frame.per_thread) else { return result };
+    // A failed end closes the capture or leaves it open, which only the driver knows.
+    if result == SUCCESS || state(stream) == Ok((0, 0)) {
+        change(|open| open.retain(|of| *of != stream));
+    }
+    result
+}
+
+/// Asks the worker for the state and the number of a stream's capture.
+fn state(stream: u64) -> Result<(i32, u64), i32> {
+    let (mut status, mut id) = (0i32, 0u64);
+    invoke(index!("cuStreamGetCaptureInfo_v2+"), &[stream, to(&mut status), to(&mut id)])?;
+    Ok((status, if status == 0 { 0 } else { id }))
+}
+
+/// Returns true if no capture is open and the stream exists, so that the stream does not capture.
+fn is_idle(stream: u64) -> Result<bool, i32> {
+    ready()?;
+    if OPEN_COUNT.load(Ordering::Acquire) > 0 {
+        return Ok(false);
+    }
+    if stream <= PER_THREAD {
+        return if thread::current() == 0 { Err(INVALID_CONTEXT) } else { Ok(true) };
+    }
+    if stream_context(stream).is_some() { Ok(true) } else { Err(INVALID_HANDLE) }
+}
+
+fn is_capturing(frame: &Frame) -> i32 {
+    if frame.arg(1) == 0 {
+        return INVALID_VALUE;
+    }
+    match is_idle(frame.arg(0)) {
+        Ok(true) => frame.put(1, 0i32),
+        Ok(false) => described(frame),
+        Err(error) => error,
+    }
+}
+
+/// The state and the number of a capture; its graph and nodes stay the worker's.
+fn information(frame: &Frame) -> i32 {
+    if frame.arg(1) == 0 {
+        return INVALID_VALUE;
+    }
+    let found = is_idle(frame.arg(0)).and_then(|is_idle| match is_idle {
+        true => Ok((0, 0)),
+        false => resolve_stream(frame.arg(0), frame.per_thread).and_then(state),
+    });
+    let (status, id) = match found {
+        Ok(found) => found,
+        Err(error) => return error,
+    };
+    let wants_graph = (3..=5).any(|at| frame.arg(at) != 0);
+    if status == 1 && wants_graph {
+        return NOT_SUPPORTED;
+    }
+    frame.put_optional(2, id);
+    frame.put(1, status)
+}
