@@ -221,20 +221,8 @@ impl Guest {
         let region = link.lend(0, RAM, true, Some(file.try_clone().unwrap())).unwrap();
         device.dma_map(&region).unwrap();
         let (available, used) = (0, 0);
-        let mut guest = Self {
-            device,
-            function,
-            events,
-            link,
-            ram,
-            file,
-            sender,
-            known,
-            rejoin,
-            are_stopped,
-            available,
-            used,
-        };
+        let mut guest =
+            Self { device, function, events, link, ram, file, sender, known, rejoin, are_stopped, available, used };
         guest.drive();
         guest
     }
