@@ -1,4 +1,4 @@
-//! A copy of the division of a card's memory, which can be read without delaying the card.
+//! A snapshot of the division of a card's memory, which can be read without delaying the card.
 
 use super::Memory;
 use super::balance::Division;
@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use tenancy::MemoryView;
 use vram::TenantId;
 
-/// State of a card's memory at one time.
+/// State of a card's memory at a point in time.
 #[derive(Clone, Debug)]
 pub struct Holdings {
-    /// Settings of the division.
+    /// Settings for dividing the memory.
     pub division: Division,
     /// The division, as for any kind of card.
     pub view: MemoryView,
-    /// Moves of each VM's memory.
+    /// Moves of the memory of each VM.
     pub moved: BTreeMap<TenantId, Moved>,
     /// Refused requests of each VM.
     pub refusals: Refusals,
