@@ -5,6 +5,7 @@ mod saved;
 pub(crate) use saved::{SavedAccount, SavedHistory};
 
 use crate::types::{Engine, Nanos};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Number of buckets of a histogram for each power of two: quantiles are exact to 1/8.
@@ -111,7 +112,8 @@ impl Histogram {
 }
 
 /// Submissions of a vGPU to one engine, and its engine time.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "SavedAccount", try_from = "SavedAccount")]
 pub struct Account {
     /// Number of submissions that arrived.
     pub arrived: u64,
@@ -132,7 +134,7 @@ pub struct Account {
 }
 
 /// Use of a vGPU within one interval of its [`History`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// Start of the interval.
     pub from: Nanos,

@@ -68,7 +68,7 @@ impl<'a> View<'a> {
 }
 
 /// Standing of a vGPU with a policy, in ns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
     /// Remaining budget; negative when overdrawn. 0 for policies without budgets.
     pub credit: i64,

@@ -8,15 +8,20 @@
 //! has a quantum of the memory. Its parts are [`vram::Balancer`] and [`vram::Quanta`].
 //!
 //! [`relocation::Relocations`] carries the moves out: it returns the steps of each move, and the executor reports their
-//! results.
+//! results. [`Machine`] combines both.
 //!
-//! [`Residency::wait_reason`] returns the reason for which a tenant waits.
+//! [`Machine::wait_reason`] returns the reason for which a tenant waits. [`MemoryView`] and [`TimeView`] describe a
+//! card of either kind for operators.
 //!
 //! The crate does not divide time: `sched` does. It does not copy memory, and knows neither channels nor processes.
 
+mod machine;
 pub mod relocation;
 mod residency;
+mod view;
 mod wait;
 
+pub use machine::Machine;
 pub use residency::{Demand, Holds, Planned, Residency};
+pub use view::{EngineTime, Entitled, MemoryView, TenantTime, TimeView, Window};
 pub use wait::{Standing, Wait};

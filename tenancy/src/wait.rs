@@ -1,10 +1,12 @@
 //! The reason for which a tenant's work waits.
 
 use crate::Residency;
+use serde::{Deserialize, Serialize};
 use vram::TenantId;
 
 /// Reason for which a tenant's work waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Wait {
     /// The tenant is quarantined.
     Quarantine,
@@ -40,8 +42,6 @@ pub struct Standing {
     pub has_work: bool,
     /// The tenant's work may run: it has the card, or work in flight.
     pub runs: bool,
-    /// The tenant's memory is being moved.
-    pub is_moving: bool,
     /// The tenant has requested memory that it has not received.
     pub lacks_memory: bool,
     /// Number of missing bytes, if it is known.
@@ -53,16 +53,16 @@ pub struct Standing {
 }
 
 impl Residency {
-    /// Returns the reason for which a tenant waits; `None` if its work may run, or if it has none.
-    #[must_use]
-    pub fn wait_reason(&self, tenant: TenantId, now: u64, standing: &Standing) -> Option<Wait> {
+    /// Returns the reason for which a tenant waits; `None` if its work may run, or if it has none. `is_moving`: the
+    /// tenant has work, and its memory is being moved.
+    pub(crate) fn wait_reason(&self, tenant: TenantId, now: u64, is_moving: bool, standing: &Standing) -> Option<Wait> {
         let quantum = self.wait(tenant, now).filter(|_| standing.has_work);
         match (standing, quantum) {
             (Standing { is_quarantined: true, .. }, _) => Some(Wait::Quarantine),
             // The holder of a quantum waits for its own memory.
             (_, Some((holder, _))) if holder == tenant => Some(Wait::Move),
             (_, Some((holder, left_ns))) => Some(Wait::MemoryQuantum { holder, left_ns }),
-            (Standing { is_moving: true, .. }, _) => Some(Wait::Move),
+            _ if is_moving => Some(Wait::Move),
             (Standing { lacks_memory: true, missing_bytes, .. }, _) => Some(Wait::Memory { bytes: *missing_bytes }),
             (Standing { runs: true, .. }, _) => None,
             (Standing { has_work: true, holder, .. }, _) => Some(Wait::Slice { holder: *holder }),
@@ -109,7 +109,7 @@ mod tests {
     fn first_obstacle_is_the_reason_of_a_wait() {
         let residency = Residency::new(Config::default(), QuantaConfig::default());
         let mut standing = Standing::default();
-        let reason = |standing: &Standing| residency.wait_reason(ONE, 0, standing);
+        let reason = |standing: &Standing| residency.wait_reason(ONE, 0, false, standing);
         assert_eq!(reason(&standing), None, "it has no work");
         standing.is_stopped = true;
         assert_eq!(reason(&standing), Some(Wait::Stopped));
@@ -121,8 +121,7 @@ mod tests {
         assert_eq!(reason(&standing), None);
         standing.lacks_memory = true;
         assert_eq!(reason(&standing), Some(Wait::Memory { bytes: None }), "running work may lack memory");
-        standing.is_moving = true;
-        assert_eq!(reason(&standing), Some(Wait::Move));
+        assert_eq!(residency.wait_reason(ONE, 0, true, &standing), Some(Wait::Move));
         standing.is_quarantined = true;
         assert_eq!(reason(&standing), Some(Wait::Quarantine));
     }
@@ -142,12 +141,16 @@ mod tests {
         residency.tick(&table, 0, |_| 100, None);
         let _ = residency.plan(&table, 0, Demand::default());
         let working = Standing { has_work: true, ..Standing::default() };
-        let reasons = |residency: &Residency, now| [ONE, TWO].map(|id| residency.wait_reason(id, now, &working));
+        let reasons = |residency: &Residency, now| [ONE, TWO].map(|id| residency.wait_reason(id, now, false, &working));
         let waits = |left_ns| Some(Wait::MemoryQuantum { holder: ONE, left_ns });
         assert_eq!(reasons(&residency, 0), [Some(Wait::Move), waits(None)]);
         residency.is_still(&table, 0, None);
         assert_eq!(reasons(&residency, 40 * MS), [Some(Wait::Slice { holder: None }), waits(Some(60 * MS))]);
-        assert_eq!(residency.wait_reason(TWO, 0, &Standing::default()), None, "without work it waits for nothing");
+        assert_eq!(
+            residency.wait_reason(TWO, 0, false, &Standing::default()),
+            None,
+            "without work it waits for nothing"
+        );
     }
 
     #[test]

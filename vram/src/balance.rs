@@ -33,6 +33,7 @@ use crate::quanta::Turn;
 use crate::victim::{Choose, Hints, VictimPolicy};
 use crate::{ChunkTable, Error, GuestVramAddr, TenantId, To};
 use plan::Round;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
@@ -57,7 +58,7 @@ pub enum By {
 }
 
 /// Entitlement of a VM, in chunks of the card. The exact share is between the two bounds, which differ by at most one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entitlement {
     /// Rounded down.
     pub floor: u32,

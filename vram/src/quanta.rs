@@ -17,6 +17,7 @@ pub use sets::WorkingSet;
 
 use crate::TenantId;
 use probes::{Probes, Verdict};
+use serde::{Deserialize, Serialize};
 use sets::WorkingSets;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{Display, Formatter};
@@ -102,7 +103,7 @@ impl Default for QuantaConfig {
 
 /// Quantum of a VM. While it lasts, the holder's submissions run and the other members' wait; the holder's chunks are
 /// returned to the card and the others' are evicted ([`Balancer::set_turn`](crate::Balancer::set_turn)).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
     /// All VMs that take turns, in order.
     pub members: Vec<TenantId>,

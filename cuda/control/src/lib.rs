@@ -9,9 +9,12 @@
 
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use sched::TenantId;
 use serde::{Deserialize, Serialize};
+use tenancy::{MemoryView, TimeView};
 
 /// Status with which the owner's process ends when its card was reset or has failed: all data of programs on the card
 /// is lost.
@@ -204,141 +207,55 @@ pub enum Answer {
 /// The current state of a card.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// Time by the clock of its owner, which restarts with each owner.
-    pub now_ns: u64,
-    /// Memory that is neither used nor promised.
-    pub spare_bytes: u64,
-    /// Host memory in use.
-    pub host_used_bytes: u64,
-    /// Total size of the chunks moved from the card to host memory.
-    pub moved_out_bytes: u64,
-    /// Total size of the chunks moved back to the card.
-    pub moved_in_bytes: u64,
-    /// Total duration of all turns.
-    pub busy_ns: u64,
+    /// Division of its memory.
+    pub memory: MemoryView,
+    /// Division of its time, by the clock of its owner, which restarts with each owner.
+    pub time: TimeView,
     /// Number of granted turns.
     pub turns: u64,
     /// Number of moved chunks.
     pub relocations: u64,
     /// Number of orders that programs declined.
     pub declined: u64,
-    /// Quantum: the holder, all members, and its length.
-    pub memory_turn: Option<(String, Vec<String>, u64)>,
-    /// Tenants by name.
-    pub tenants: Vec<TenantView>,
+    /// Facts about the tenants that only this kind of card has.
+    pub tenants: BTreeMap<TenantId, TenantView>,
     /// Processes that use the card without the owner: process ID, program, and bytes on the card if known.
-    #[serde(default)]
     pub strangers: Vec<(u32, String, Option<u64>)>,
     /// Actions on programs and tenants since the last answer, oldest first.
-    #[serde(default)]
     pub incidents: Vec<Incident>,
     /// Used card memory that can be charged to neither a process nor a tenant.
-    #[serde(default)]
     pub unexplained_bytes: u64,
 }
 
-/// The current state of a tenant.
+/// The current state of a tenant, in addition to its memory and its time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantView {
     /// Name of the tenant.
     pub name: String,
     /// The tenant's programs: process and name.
     pub programs: Vec<(u32, String)>,
-    /// Size of the tenant's memory on the card.
-    pub on_card_bytes: u64,
-    /// Size of the tenant's memory in host memory.
-    pub in_host_bytes: u64,
-    /// Size of the memory that is allocated but not used.
-    pub unbacked_bytes: u64,
-    /// Size of the memory that is being moved.
-    pub moving_bytes: u64,
-    /// Size of the memory on the card that the tenant is entitled to now.
-    pub entitled_bytes: u64,
-    /// Peak usage of the card's memory.
-    pub on_card_peak_bytes: u64,
-    /// Peak usage of host memory.
-    pub in_host_peak_bytes: u64,
-    /// Size of the memory that was first placed in host memory.
-    pub born_in_host_bytes: u64,
-    /// Total size of the chunks moved from the card to host memory.
-    pub moved_out_bytes: u64,
-    /// Total size of the chunks moved back to the card.
-    pub moved_in_bytes: u64,
-    /// Card time that was charged to the tenant.
-    pub used_ns: u64,
-    /// Charged time per interval: the interval's start, and the time.
-    pub recent: Vec<(u64, u64)>,
-    /// Part of the card's time that the tenant is entitled to while all tenants compete, in thousandths.
-    pub entitled_permille: u32,
     /// Part of the tenant's turns in which its work was in flight, according to the card's events.
     pub busy_ns: u64,
     /// Part of `busy_ns` in which only copies were in flight.
     pub copy_ns: u64,
     /// Number of submissions, which are not counted while the tenant is alone.
     pub launches: u64,
-    /// Number of turns.
-    pub turns: u64,
-    /// Median wait for a turn.
-    pub wait_p50_ns: u64,
-    /// 99th percentile of the wait.
-    pub wait_p99_ns: u64,
-    /// Maximum wait.
-    pub wait_max_ns: u64,
-    /// True if the tenant has the turn.
-    pub runs: bool,
-    /// Human-readable reason that the tenant's work is waiting.
-    #[serde(default)]
-    pub waits_for: Option<String>,
-    /// The same reason.
-    #[serde(default)]
-    pub wait: Option<Wait>,
-    /// Time that the tenant has waited for its quanta of the card's memory, in ns.
-    #[serde(default)]
-    pub quantum_wait_ns: u64,
     /// Number of its programs that were killed because they did not answer.
     pub killed: u64,
     /// Number of its programs that were given up but could not be killed.
-    #[serde(default)]
     pub kill_failures: u64,
     /// Number of its programs that were suspended because they did not answer.
     pub suspended: u64,
     /// The tenant's last abandoned programs, oldest first, at most 4.
-    #[serde(default)]
     pub given_up: Vec<GivenUp>,
     /// Time for which its turn has overrun; 0 if the turn is within its limit.
-    #[serde(default)]
     pub overrun_ns: u64,
     /// The tenant's processes with card memory in excess of its account: process ID, program and bytes.
-    #[serde(default)]
     pub unaccounted: Vec<(u32, String, u64)>,
     /// Card memory that it returned but that is still referenced.
-    #[serde(default)]
     pub kept_bytes: u64,
     /// Total of unaccounted and kept memory in excess of the tenant's limits.
-    #[serde(default)]
     pub over_quota_bytes: u64,
-    /// Number of turns that exceeded their limit.
-    pub strikes: u32,
-    /// True if the tenant is quarantined: it gets no turn until it is released.
-    pub quarantined: bool,
-}
-
-/// Reason that a tenant's work is waiting.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Wait {
-    /// The tenant is quarantined.
-    Quarantine,
-    /// The tenant's processes are stopped.
-    Stopped,
-    /// The tenant with this name has the quantum of the card's memory.
-    MemoryQuantum(String),
-    /// The tenant's own memory is being moved.
-    Move,
-    /// The tenant lacks memory.
-    Memory,
-    /// Another tenant has the card.
-    Slice,
 }
 
 /// An action of the owner on a tenant.

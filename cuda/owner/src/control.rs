@@ -2,9 +2,7 @@
 //!
 //! A separate process, because a crash in NVIDIA's driver must not affect the cards of virtual machines.
 
-use crate::core::{
-    CardConfig, CardView, Core, OnStranger, OnStuck, TenantError, TenantSpec, TenantView, Unaccounted, Wait,
-};
+use crate::core::{CardConfig, CardView, Core, OnStranger, OnStuck, TenantError, TenantSpec, TenantView, Unaccounted};
 use crate::server::{Rights, Server};
 use cuda_control::{Answer, Card, Quanta, Request, Rules, Settings, Tenant};
 use owner_driver::{Driver, Real, nvml_uuid};
@@ -231,86 +229,34 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
     Ok((spec, Rights { mode: Some(tenant.mode), uid: tenant.uid, gid: tenant.gid }))
 }
 
-/// Returns the reason of a wait for the daemon.
-fn reason(wait: Wait, name: &impl Fn(vram::TenantId) -> String) -> cuda_control::Wait {
-    match wait {
-        Wait::Quarantine => cuda_control::Wait::Quarantine,
-        Wait::Stopped => cuda_control::Wait::Stopped,
-        Wait::MemoryQuantum { holder, .. } => cuda_control::Wait::MemoryQuantum(name(holder)),
-        Wait::Move => cuda_control::Wait::Move,
-        Wait::Memory { .. } => cuda_control::Wait::Memory,
-        Wait::Slice { .. } => cuda_control::Wait::Slice,
-    }
-}
-
 fn show(core: &Core, since_ns: u64) -> Card {
-    let CardView { memory, turns_ns, turns, relocations, declined, tenants, unexplained_bytes, .. } = core.view();
-    let bytes = |chunks: u32| u64::from(chunks) * memory.chunk_bytes;
-    let name = |id: vram::TenantId| core.spec(id).map(|spec| spec.name.clone()).unwrap_or_default();
-    let params: Vec<VgpuParams> = tenants.iter().map(|tenant| tenant.spec.time).collect();
-    let shares = sched::shares(&params);
-    let part = sched::WHOLE_SHARE_PPM / u64::from(sched::PERMILLE);
-    let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(sched::PERMILLE);
-    let entitlements = core.entitlements();
-    let shown = |(tenant, share): (TenantView, &u64)| {
-        let account = core.turns_account(tenant.id).cloned().unwrap_or_default();
-        cuda_control::TenantView {
+    let CardView { memory, time, turns, relocations, declined, tenants, unexplained_bytes, .. } = core.view(since_ns);
+    let shown = |tenant: TenantView| {
+        let unaccounted = tenant.unaccounted.into_iter();
+        let view = cuda_control::TenantView {
             name: tenant.spec.name,
             programs: tenant.programs,
-            on_card_bytes: bytes(tenant.memory.placed),
-            in_host_bytes: bytes(tenant.memory.host),
-            unbacked_bytes: bytes(tenant.memory.unbacked),
-            moving_bytes: bytes(tenant.memory.moving),
-            entitled_bytes: bytes(entitlements.get(&tenant.id).map_or(0, |entitled| entitled.ceil)),
-            on_card_peak_bytes: bytes(tenant.memory.peak),
-            in_host_peak_bytes: bytes(tenant.memory.host_peak),
-            born_in_host_bytes: tenant.memory.born_in_host * memory.chunk_bytes,
-            moved_out_bytes: tenant.memory.moved_out * memory.chunk_bytes,
-            moved_in_bytes: tenant.memory.moved_in * memory.chunk_bytes,
-            used_ns: tenant.charged_ns,
-            recent: core.used_since(tenant.id, since_ns),
-            entitled_permille: permille(*share),
             busy_ns: tenant.busy_ns,
             copy_ns: tenant.copy_ns,
             launches: tenant.launches,
-            turns: account.started,
-            wait_p50_ns: account.waits.quantile(500),
-            wait_p99_ns: account.waits.quantile(990),
-            wait_max_ns: account.waits.max(),
-            runs: tenant.runs,
-            waits_for: tenant.waits_for.map(|wait| wait.in_words(name)),
-            wait: tenant.waits_for.map(|wait| reason(wait, &name)),
-            quantum_wait_ns: tenant.quantum_wait_ns,
             killed: tenant.killed,
             kill_failures: tenant.kill_failures,
             suspended: tenant.suspended,
             given_up: tenant.given_up.into_iter().map(Into::into).collect(),
             overrun_ns: tenant.overrun_ns,
-            unaccounted: tenant
-                .unaccounted
-                .into_iter()
-                .map(|Unaccounted { pid, program, bytes }| (pid, program, bytes))
-                .collect(),
+            unaccounted: unaccounted.map(|Unaccounted { pid, program, bytes }| (pid, program, bytes)).collect(),
             kept_bytes: tenant.kept_bytes,
             over_quota_bytes: tenant.over_quota_bytes,
-            strikes: tenant.strikes.0,
-            quarantined: tenant.strikes.1,
-        }
+        };
+        (tenant.id, view)
     };
-    let turn = core.memory_turn();
     Card {
-        now_ns: core.clock_ns(),
-        spare_bytes: bytes(memory.spare()),
-        host_used_bytes: bytes(memory.host.used),
-        moved_out_bytes: memory.moved_out * memory.chunk_bytes,
-        moved_in_bytes: memory.moved_in * memory.chunk_bytes,
-        busy_ns: turns_ns,
+        memory,
+        time,
         turns,
         relocations,
         declined,
-        memory_turn: turn
-            .map(|turn| (name(turn.holder), turn.members.iter().copied().map(name).collect(), turn.quantum_ns)),
-        tenants: tenants.into_iter().zip(&shares).map(shown).collect(),
+        tenants: tenants.into_iter().map(shown).collect(),
         unexplained_bytes,
         incidents: Vec::new(),
         strangers: core.strangers().map(|known| (known.pid, known.program.clone(), known.bytes)).collect(),

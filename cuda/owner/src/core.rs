@@ -46,13 +46,12 @@ pub use view::{CardView, TenantView};
 use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
 use deadlines::{Deadline, Deadlines};
 use pieces::Pieces;
-use relocate::Relocations;
+use relocate::Machine;
 use sched::turns::{Turns, TurnsConfig};
 use sched::{Config as TimeConfig, Nanos};
 use sessions::Session;
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use tenancy::Residency;
 use vram::balance::Config as BalanceConfig;
 use vram::{ChunkTable, Contents, Place, QuantaConfig, TenantId};
 
@@ -219,14 +218,12 @@ struct Tenant {
 pub struct Core {
     config: CardConfig,
     table: ChunkTable,
-    /// Decides whose memory is on the card.
-    residency: Residency,
+    /// Decides whose memory is on the card, and moves the chunks of processes.
+    machine: Machine,
     turns: Turns,
     pieces: Pieces,
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
-    /// Moves of processes' chunks.
-    relocations: Relocations,
     shares: shares::Shares,
     /// Pieces that requests wait for, each with its process and tenant.
     making: BTreeMap<PieceId, (SessionId, TenantId)>,
@@ -286,12 +283,11 @@ impl Core {
         let turns = Turns::new(config.time, config.turns, Nanos(0))?;
         let mut core = Self {
             table,
-            residency: Residency::new(config.balance, config.quanta),
             turns,
             pieces: Pieces::new(slots.saturating_add(ready), ready),
             tenants: BTreeMap::new(),
             sessions: BTreeMap::new(),
-            relocations: relocate::none(config.chunk_bytes, config.patience_ns),
+            machine: relocate::machine(&config),
             config,
             shares: shares::Shares::default(),
             making: BTreeMap::new(),
@@ -421,9 +417,10 @@ impl Core {
     pub fn next_wakeup(&self) -> Option<u64> {
         let turns = self.turns.next_wakeup().map(|at| at.0.saturating_sub(self.clock));
         let owes = self.sessions.values().any(|session| session.suspends.is_some() || session.adopts);
-        let moves = !self.relocations.is_idle() || owes || self.watches_memory();
-        let memory = moves.then_some(self.residency.balancer().config().return_interval_ns);
-        let stock = (self.relocations.is_idle() && self.pieces.is_short()).then(|| self.restocks_in());
+        let interval_ns = self.machine.residency.balancer().config().return_interval_ns;
+        let memory = (owes || !self.misplaced.is_empty()).then_some(interval_ns);
+        let memory = memory.or_else(|| self.machine.next_round_ns(&self.table));
+        let stock = (self.machine.relocations.is_idle() && self.pieces.is_short()).then(|| self.restocks_in());
         let work = self.has_work().then_some(0);
         let deadline = self.deadlines.next(self.clock);
         let soonest = turns.into_iter().chain(memory).chain(deadline).chain(stock).chain(work).min();
@@ -502,7 +499,7 @@ impl Core {
         self.turns.configure(time, self.config.turns, Nanos(self.clock))?;
         let slots = host_bytes.min(self.config.host_bytes) / self.config.chunk_bytes;
         self.table.set_host_budget(u32::try_from(slots).unwrap_or(u32::MAX));
-        self.residency.configure(balance, quanta);
+        self.machine.residency.configure(balance, quanta);
         (self.config.time, self.config.balance, self.config.quanta) = (time, balance, quanta);
         self.renew_terms();
         self.needs_plan = true;
@@ -599,7 +596,7 @@ impl Core {
             self.balance();
             self.carry_out_orders();
         }
-        if !self.relocations.is_idle() {
+        if !self.machine.relocations.is_idle() {
             self.deadlines.set(Deadline::Restock, self.clock + RESTOCK_NS);
         } else {
             // Pinning host memory holds the driver's locks for milliseconds, so it waits until no memory is moving.
@@ -633,7 +630,7 @@ impl Core {
     fn forget_tenant(&mut self, id: TenantId) {
         self.turns.remove(id, Nanos(self.clock));
         let _ = self.table.destroy_vm(id);
-        self.residency.forget(id);
+        self.machine.residency.forget(id);
         self.tenants.remove(&id);
         self.shares.forget(id);
         self.deadlines.cancel(Deadline::SecondLimit(id));

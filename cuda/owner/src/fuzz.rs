@@ -11,6 +11,7 @@ use owner_driver::{Memory, Model};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
+use vram::TenantId;
 
 const CHUNK: u64 = 2 << 20;
 /// Maximum number of events of one input.
@@ -458,12 +459,15 @@ pub fn control(data: &[u8]) {
 }
 
 /// Returns the tenants that the card shows: name, unused memory, and share of the time.
-fn seen(pipe: &mut Pipe) -> Vec<(String, u64, u32)> {
+fn seen(pipe: &mut Pipe) -> Vec<(String, u32, u32)> {
     let line = serde_json::to_string(&Request::View { since_ns: 0 }).expect("it is JSON");
     let Answer::View(card) = pipe.answer(&line) else { panic!("no view") };
     let text = serde_json::to_string(&card).expect("it is JSON");
     assert_eq!(serde_json::from_str::<cuda_control::Card>(&text).expect("it is a card"), *card);
-    card.tenants.into_iter().map(|tenant| (tenant.name, tenant.unbacked_bytes, tenant.entitled_permille)).collect()
+    let of = |(id, tenant): (TenantId, cuda_control::TenantView)| {
+        (tenant.name, card.memory.summary.vms[&id].unbacked, card.time.tenants[&id].entitled.compute)
+    };
+    card.tenants.into_iter().map(of).collect()
 }
 
 #[cfg(test)]

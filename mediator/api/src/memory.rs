@@ -152,7 +152,8 @@ pub struct VmMemory {
     pub memory_waits: u64,
     /// Submissions that waited in vain.
     pub memory_denied: u64,
-    /// Time for which submissions waited for memory that wait no more, all together, in ns.
+    /// Total time for which its work has waited for memory, in ns: for its quanta, and for chunks, of submissions whose
+    /// wait has ended.
     pub memory_waited_ns: u64,
     /// Bytes that found no place when they were wanted first, by the limit that was in the way: `card` and `quota` keep
     /// from the card, `host_budget` and `swap_cap` from host memory as well.

@@ -260,7 +260,7 @@ impl ManagedCard {
             info,
             layout,
             own: (VramAddr(first.0), available),
-            memory: Memory::new(vram, iova, barrier, Divider::new(&division)),
+            memory: Memory::new(vram, iova, barrier, Divider::new(&division, chunk_bytes)),
             work: Work::new(channels, Schedule::new(scheduler, alarm)?),
             clock: Clock::new(),
             firmware,

@@ -1,77 +1,59 @@
 //! The latest status of a card's owner. It is written by the thread that communicates with the owner, and readers do
 //! not wait.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cuda_control::{Card, TenantView};
 use locks::{Mutex, rank};
-use sched::History;
+use sched::{History, Nanos, TenantId};
+use tenancy::Window;
 
 /// Time without an answer after which an owner counts as not answering.
 // TIMEOUT: the owner answers at once; this limit allows for a very busy host.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A card as its owner describes it, with the recent use of its time.
+/// A card as its owner describes it, with the whole recent use of its time.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// The last description.
     pub card: Card,
-    /// Time charged in each interval and the start of the interval, by tenant.
-    uses: BTreeMap<String, VecDeque<(u64, u64)>>,
 }
 
 impl Seen {
-    /// Replaces the description with a new one.
-    fn renew(&mut self, card: Card) {
-        if card.now_ns < self.card.now_ns {
-            // A new owner has a different clock.
-            self.uses.clear();
-        }
-        self.uses.retain(|name, _| card.tenants.iter().any(|tenant| tenant.name == *name));
-        for tenant in &card.tenants {
-            let uses = self.uses.entry(tenant.name.clone()).or_default();
-            for &(from, used) in &tenant.recent {
-                // Intervals that were incomplete when reported are reported again.
-                while uses.pop_back_if(|(last, _)| *last >= from).is_some() {}
-                uses.push_back((from, used));
-            }
-            uses.drain(..uses.len().saturating_sub(History::MAX_INTERVALS));
+    /// Replaces the description with a new one, which has only the last intervals of use.
+    fn renew(&mut self, mut card: Card) {
+        // A new owner has a different clock.
+        let is_same = card.time.now >= self.card.time.now;
+        for (id, time) in card.time.tenants.iter_mut().filter(|_| is_same) {
+            let Some(before) = self.card.time.tenants.get_mut(id) else { continue };
+            let mut recent = std::mem::take(&mut before.recent);
+            // Intervals that were incomplete when reported are reported again.
+            let first = time.recent.first().map_or(Nanos(u64::MAX), |sample| sample.from);
+            recent.retain(|sample| sample.from < first);
+            recent.append(&mut time.recent);
+            recent.drain(..recent.len().saturating_sub(History::MAX_INTERVALS));
+            time.recent = recent;
         }
         self.card = card;
     }
 
     /// Returns the start of the first interval that must be reported again.
     fn since(&self) -> u64 {
-        self.end().saturating_sub(History::INTERVAL_NS)
+        Window::last(self.card.time.now, History::INTERVAL_NS).from.0
     }
 
-    /// Returns the end of the last complete interval.
-    fn end(&self) -> u64 {
-        self.card.now_ns - self.card.now_ns % History::INTERVAL_NS
-    }
-
-    /// Returns the time that a tenant was charged in each complete interval of the last `window_ns`, and the start of
-    /// the interval.
-    pub fn uses(&self, tenant: &str, window_ns: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let (from, end) = (self.end().saturating_sub(window_ns), self.end());
-        let uses = self.uses.get(tenant).into_iter().flatten().copied();
-        uses.filter(move |(begin, _)| (from..end).contains(begin))
-    }
-
-    /// Returns the fraction of the last `window_ns` for which a tenant was charged, in thousandths.
+    /// Returns the number and the description of a tenant.
     #[must_use]
-    pub fn received_permille(&self, tenant: &str, window_ns: u64) -> u32 {
-        let used: u64 = self.uses(tenant, window_ns).map(|(_, used)| used).fold(0, u64::saturating_add);
-        let permille = u128::from(used) * u128::from(sched::PERMILLE) / u128::from(window_ns.max(1));
-        u32::try_from(permille).unwrap_or(u32::MAX)
+    pub fn tenant(&self, name: &str) -> Option<(TenantId, &TenantView)> {
+        self.card.tenants.iter().find(|(_, tenant)| tenant.name == name).map(|(&id, tenant)| (id, tenant))
     }
 
-    /// Returns the description of a tenant.
+    /// Returns the names of the tenants.
     #[must_use]
-    pub fn tenant(&self, name: &str) -> Option<&TenantView> {
-        self.card.tenants.iter().find(|tenant| tenant.name == name)
+    pub fn names(&self) -> BTreeMap<TenantId, String> {
+        self.card.tenants.iter().map(|(&id, tenant)| (id, tenant.name.clone())).collect()
     }
 }
 
@@ -175,26 +157,43 @@ impl StatusCell {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sched::{Config, Engine, Event, Sample, Scheduler, VgpuParams};
+    use tenancy::TimeView;
 
+    const MS: u64 = 1_000_000;
+    const ONE: TenantId = TenantId(1);
+
+    /// Returns the description of a card with one tenant, which has used it in these intervals.
     fn card(now_ms: u64, recent: &[(u64, u64)]) -> Card {
-        const MS: u64 = 1_000_000;
-        let recent = recent.iter().map(|(from, used)| (from * MS, used * MS)).collect();
-        let tenant = TenantView { name: "a".to_owned(), recent, ..TenantView::default() };
-        Card { now_ns: now_ms * MS, tenants: vec![tenant], ..Card::default() }
+        let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).expect("defaults");
+        let params = VgpuParams::default();
+        scheduler.event(Nanos(0), Event::Added { vgpu: ONE, params }, &mut Vec::new());
+        let mut time = TimeView::new(&scheduler, &[Engine::Compute], Nanos(now_ms * MS), Nanos(0));
+        let sample = |(from, used): &(u64, u64)| Sample { from: Nanos(from * MS), used: [used * MS, 0, 0] };
+        time.tenants.get_mut(&ONE).expect("there").recent = recent.iter().map(sample).collect();
+        let tenant = TenantView { name: "a".to_owned(), ..TenantView::default() };
+        Card { time, tenants: BTreeMap::from([(ONE, tenant)]), ..Card::default() }
+    }
+
+    fn received(seen: &Seen, window_ms: u64) -> u32 {
+        let time = &seen.card.time.tenants[&seen.tenant("a").expect("there").0];
+        time.received_permille(Engine::Compute, &Window::last(seen.card.time.now, window_ms * MS))
     }
 
     #[test]
     fn gpu_uses_accumulate_and_restart_with_new_cuda_owner() {
         let status_cell = StatusCell::new("fake");
+        let seen = || status_cell.seen().expect("there");
+        let starts =
+            || seen().card.time.tenants[&ONE].recent.iter().map(|sample| sample.from.0 / MS).collect::<Vec<_>>();
         status_cell.described(card(250, &[(0, 50), (100, 60), (200, 10)]));
-        assert_eq!(status_cell.seen().expect("there").received_permille("a", 200_000_000), 550);
-        assert_eq!(status_cell.since(), 100_000_000);
+        assert_eq!((received(&seen(), 200), status_cell.since()), (550, 100 * MS));
         status_cell.described(card(410, &[(100, 60), (200, 80), (300, 40), (400, 1)]));
-        let seen = status_cell.seen().expect("there");
-        assert_eq!(seen.received_permille("a", 200_000_000), 600);
-        assert_eq!(seen.uses("a", 1_000_000_000).count(), 4);
+        assert_eq!((received(&seen(), 200), starts()), (600, vec![0, 100, 200, 300, 400]));
+        status_cell.described(card(450, &[]));
+        assert_eq!(starts(), [0, 100, 200, 300, 400], "nothing was used since");
         status_cell.described(card(150, &[(0, 100)]));
-        assert_eq!(status_cell.seen().expect("there").uses("a", 1_000_000_000).collect::<Vec<_>>(), [(0, 100_000_000)]);
+        assert_eq!(starts(), [0]);
     }
 
     #[test]

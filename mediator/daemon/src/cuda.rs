@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use cuda_control::{Answer, MemoryShare, Quanta, Request, Rules, Settings, Tenant, TimeShare};
-use cuda_status::{Seen, StatusCell, show};
+use cuda_status::{Seen, StatusCell};
 use events::Log;
 use locks::{Guard, Mutex, rank};
 use vmm_glue::{IrqCounts, Link};
@@ -241,7 +241,9 @@ pub(super) struct Backend {
 impl CardBackend for Backend {
     fn status(&self) -> CardStatus {
         let seen = self.card.status_cell.seen();
-        let placed = seen.iter().flat_map(|seen| &seen.card.tenants).map(|tenant| tenant.on_card_bytes).sum::<u64>();
+        let memory = seen.as_ref().map(|seen| &seen.card.memory.summary).ok();
+        let mib = |chunks: u32, chunk_bytes: u64| u64::from(chunks) * chunk_bytes / MIB;
+        let placed = |memory: &vram::Summary| mib(memory.vms.values().map(|vm| vm.placed).sum(), memory.chunk_bytes);
         CardStatus {
             // The owner is restarted; the card does not fail.
             failed: None,
@@ -249,10 +251,10 @@ impl CardBackend for Backend {
             model: self.card.identity.model.clone(),
             uuid: Some(self.card.identity.uuid.clone()),
             owner_restarts: Some(self.card.status_cell.restarts()),
-            vram_free_mib: seen.as_ref().ok().map(|seen| seen.card.spare_bytes / MIB),
-            vram_placed_mib: placed / MIB,
+            vram_free_mib: memory.map(|memory| mib(memory.spare(), memory.chunk_bytes)),
+            vram_placed_mib: memory.map_or(0, placed),
             unexplained_bytes: seen.as_ref().map_or(0, |seen| seen.card.unexplained_bytes),
-            strangers: seen.iter().flat_map(|seen| &seen.card.strangers).map(show::stranger).collect(),
+            strangers: seen.iter().flat_map(|seen| &seen.card.strangers).map(card_views::stranger).collect(),
             ..CardStatus::default()
         }
     }

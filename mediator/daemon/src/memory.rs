@@ -19,9 +19,6 @@ use config::patch::patched;
 use config::{CardMemory, CardSpec, RamSpec, VmSpec, check};
 use events::{NewEvent, changed_in};
 
-/// A virtual machine on a card: its name, its specification, and its counters.
-type User = (String, VmSpec, BTreeMap<String, u64>);
-
 impl Daemon {
     /// Returns how a card's memory is used.
     ///
@@ -47,15 +44,21 @@ impl Daemon {
         }
         let settings = settings.unwrap_or(known.spec.memory);
         let holdings = known.backend.mediated().map(|host| host.lock().holdings());
-        let vms: BTreeMap<TenantId, User> = users
-            .into_iter()
-            .filter_map(|(spec, running)| {
-                let backend = Arc::clone(&running?.backend);
-                let counters = backend.status().counters;
-                Some((backend.scheduled_as()?, (spec.name.clone(), spec, counters)))
-            })
-            .collect();
-        Ok(show(card, settings, &known.spec, holdings.as_ref(), &vms))
+        let (mut tenants, mut counters) = (BTreeMap::new(), BTreeMap::new());
+        for (spec, running) in users {
+            let Some(backend) = running.map(|running| Arc::clone(&running.backend)) else { continue };
+            let Some(vm) = backend.scheduled_as() else { continue };
+            counters.insert(spec.name.clone(), (vm, backend.status().counters));
+            tenants.insert(vm, (spec.name, spec.memory));
+        }
+        let view = holdings.as_ref().map(|holdings| &holdings.view);
+        let mut shown = card_views::memory(&known.spec, settings, view, &tenants);
+        for one in &mut shown.vms {
+            if let (Some((vm, counters)), Some(holdings)) = (counters.get(&one.vm), &holdings) {
+                add_moves(one, *vm, counters, holdings);
+            }
+        }
+        Ok(shown)
     }
 
     /// Returns how the memory of all cards is used, except cards that are passed through.
@@ -478,85 +481,20 @@ fn mediated(card: &Card) -> Result<Arc<ManagedCard>, DaemonError> {
     card.backend.mediated().ok_or_else(none)
 }
 
-fn show(
-    card: &str,
-    settings: CardMemory,
-    spec: &CardSpec,
-    holdings: Option<&Holdings>,
-    vms: &BTreeMap<TenantId, User>,
-) -> api::CardMemory {
-    let chunk_bytes = spec.chunk_kib << 10;
-    let bytes = |chunks: u32| u64::from(chunks) * chunk_bytes;
-    let summary = holdings.map(|holdings| holdings.summary.clone()).unwrap_or_default();
-    let name = |vm: &TenantId| vms.get(vm).map(|(name, ..)| name.clone());
-    let turn = holdings.and_then(|holdings| holdings.turn.as_ref()).and_then(|turn| {
-        Some(api::Turn {
-            holder: name(&turn.holder)?,
-            members: turn.members.iter().filter_map(name).collect(),
-            quantum_ms: turn.quantum_ns / 1_000_000,
-        })
-    });
-    let mut shown: Vec<api::VmMemory> = vms
-        .iter()
-        .filter_map(|(id, (name, spec, counters))| {
-            let (holdings, account) = (holdings?, summary.vms.get(id)?);
-            let Moved { sum, suspensions } = holdings.moved.get(id).cloned().unwrap_or_default();
-            let refused = holdings.refusals.counts_for(*id);
-            let counter = |key: &str| counters.get(key).copied().unwrap_or(0);
-            let entitled = holdings.entitled.get(id).map_or(0, |entitled| entitled.ceil);
-            Some(api::VmMemory {
-                vm: name.clone(),
-                settings: spec.memory.clone(),
-                advertised_bytes: bytes(account.advertised),
-                on_card_bytes: bytes(account.placed),
-                in_reserve_bytes: bytes(account.parked),
-                in_host_bytes: bytes(account.host),
-                unbacked_bytes: bytes(account.unbacked),
-                moving_bytes: bytes(account.moving),
-                cpu_visible_bytes: counter("aperture_pages") * nvspec::addr::SMALL_PAGE,
-                guarantee_bytes: bytes(account.guarantee),
-                quota_bytes: bytes(account.limits.quota.min(account.advertised)),
-                entitled_bytes: bytes(entitled),
-                pinned_bytes: bytes(holdings.pinned.get(id).copied().unwrap_or(0)),
-                on_card_peak_bytes: bytes(account.peak),
-                in_host_peak_bytes: bytes(account.host_peak),
-                born_in_host_bytes: account.born_in_host * chunk_bytes,
-                moved_out_bytes: account.moved_out * chunk_bytes,
-                moved_in_bytes: account.moved_in * chunk_bytes,
-                relocations: suspensions.count(),
-                suspended_ns: suspensions.sum(),
-                suspended_longest_ns: suspensions.max(),
-                suspensions: (&suspensions).into(),
-                copied_ns: sum.copied_ns,
-                memory_waits: counter("memory_waits"),
-                memory_denied: counter("memory_denied"),
-                memory_waited_ns: counter("memory_waited_ns"),
-                refused_bytes: refused
-                    .into_iter()
-                    .map(|(limit, chunks)| (limit.to_owned(), chunks * chunk_bytes))
-                    .collect(),
-            })
-        })
-        .collect();
-    shown.sort_by(|one, other| one.vm.cmp(&other.vm));
-    api::CardMemory {
-        card: card.to_owned(),
-        settings,
-        chunk_bytes,
-        card_bytes: spec.vram_mib << 20,
-        mediator_bytes: bytes(summary.mediator),
-        spare_bytes: if holdings.is_some() { bytes(summary.spare()) } else { spec.shared_mib() << 20 },
-        to_scrub_bytes: bytes(summary.to_scrub),
-        quarantined_bytes: bytes(summary.quarantined + summary.host.quarantined),
-        scrubbed_bytes: summary.scrubbed * chunk_bytes,
-        reserve_used_bytes: bytes(summary.parked),
-        host_budget_bytes: settings.host_mib << 20,
-        host_used_bytes: bytes(summary.host.used),
-        moved_out_bytes: summary.moved_out * chunk_bytes,
-        moved_in_bytes: summary.moved_in * chunk_bytes,
-        turns: holdings.map_or(0, |holdings| holdings.turns),
-        copy_bytes_per_second: holdings.map_or(0, |holdings| holdings.bytes_per_second),
-        turn,
-        vms: shown,
-    }
+/// Adds facts about the memory of a virtual machine that only this kind of card has.
+fn add_moves(shown: &mut api::VmMemory, vm: TenantId, counters: &BTreeMap<String, u64>, holdings: &Holdings) {
+    let Moved { sum, suspensions } = holdings.moved.get(&vm).cloned().unwrap_or_default();
+    let refused = holdings.refusals.counts_for(vm).into_iter();
+    let counter = |key: &str| counters.get(key).copied().unwrap_or(0);
+    shown.cpu_visible_bytes = counter("aperture_pages") * nvspec::addr::SMALL_PAGE;
+    shown.relocations = suspensions.count();
+    shown.suspended_ns = suspensions.sum();
+    shown.suspended_longest_ns = suspensions.max();
+    shown.suspensions = (&suspensions).into();
+    shown.copied_ns = sum.copied_ns;
+    shown.memory_waits = counter("memory_waits");
+    shown.memory_denied = counter("memory_denied");
+    shown.memory_waited_ns = shown.memory_waited_ns.saturating_add(counter("memory_waited_ns"));
+    let chunk_bytes = holdings.view.summary.chunk_bytes;
+    shown.refused_bytes = refused.map(|(limit, chunks)| (limit.to_owned(), chunks * chunk_bytes)).collect();
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cuda_control::{Answer, Request};
-use sched::{Account, Engine, History, Nanos, Quarantine, Sample, VgpuParams};
+use sched::{Engine, History, VgpuParams};
 use serde_json::{Map, Value};
 use vram::TenantId;
 
@@ -12,7 +12,7 @@ use super::vm::Running;
 use super::{Card, Daemon, DaemonError, Life, State};
 use api::EventKind;
 use card_manager::overdue::Overdue;
-use card_manager::usage::{Entitled, SchedulerUsage, VmUsage, Wait, Window};
+use card_manager::usage::{SchedulerUsage, TimeView};
 use config::VmSpec;
 use config::patch::patched;
 use events::{NewEvent, changed_in};
@@ -39,39 +39,18 @@ impl Daemon {
     /// # Errors
     /// If no card has the name, it is passed through, or the window is out of bounds.
     pub fn scheduler(&self, card: &str, window_ms: u64) -> Result<api::CardScheduler, DaemonError> {
-        let (window_ms, interval) = (within("window_ms", window_ms)?, History::INTERVAL_NS);
-        if let Some(cuda) = self.known(card)?.cuda.as_deref() {
-            return self.cuda_scheduler(cuda, window_ms);
-        }
+        let window_ms = within("window_ms", window_ms)?;
         // The current interval is incomplete and not included.
-        let (usage, vms) = self.look(card, window_ms * MS + interval)?;
-        let end = Nanos(usage.now.0 - usage.now.0 % interval);
-        let window = Window { from: Nanos(end.0.saturating_sub(window_ms * MS)), end, ns: window_ms * MS };
-        let entitled = usage.entitled();
-        let shown = |(vm, name): (&TenantId, &String)| {
-            let one = usage.vms.get(vm)?;
-            let waits_for = one.waits_for(|id| vms.get(&id).cloned());
-            let waits_for = waits_for.zip(one.wait.map(|wait| wait_reason(wait, &vms)));
-            Some(show(name, one, entitled.get(vm).copied().unwrap_or_default(), &window, (usage.now, waits_for)))
-        };
-        let vms: Vec<_> = vms.iter().filter_map(shown).collect();
-        let engine = |engine: Engine| {
-            let there = vms.iter().filter_map(|vm| vm.engines.get(&engine));
-            let (used, received) = there.fold((0u64, 0u32), |(used, received), one| {
-                (used.saturating_add(one.used_ns), received.saturating_add(one.received_permille))
-            });
-            let busy_ns = usage.busy[engine.index()];
-            api::EngineUse { busy_ns, departed_ns: busy_ns.saturating_sub(used), busy_permille: received }
-        };
-        Ok(api::CardScheduler {
-            card: card.to_owned(),
-            settings: usage.config,
-            window_ms,
-            queued: usage.queued as u64,
-            in_flight: usage.in_flight as u64,
-            engines: Engine::ALL.into_iter().map(|one| (one, engine(one))).collect(),
-            vms: by_name(vms, |vm| &vm.vm),
-        })
+        let CardTime { settings, view, names, overdue, killed } =
+            self.card_time(card, window_ms * MS + History::INTERVAL_NS)?;
+        let mut shown = card_views::scheduler(card, settings, window_ms, &view, &names);
+        for vm in &mut shown.vms {
+            vm.overdue = overdue.get(&vm.vm).into_iter().flatten().map(show_overdue).collect();
+            if let (Some(killed), Some(engine)) = (killed.get(&vm.vm), vm.engines.get_mut(&Engine::Compute)) {
+                engine.killed = *killed;
+            }
+        }
+        Ok(shown)
     }
 
     /// Returns how the time of all cards with a scheduler is shared.
@@ -123,9 +102,9 @@ impl Daemon {
         patch: &Map<String, Value>,
         expected: Option<&str>,
     ) -> Result<(), DaemonError> {
-        let (usage, _) = self.look(card, 0)?;
+        let settings = self.card_time(card, 0)?.settings;
         let wrong = |what| DaemonError::Setting { of: format!("card `{card}`"), what };
-        let config = patched(&usage.config, patch).map_err(wrong)?;
+        let config = patched(&settings, patch).map_err(wrong)?;
         config.check().map_err(|error| wrong(error.to_string()))?;
         {
             let mut state = self.state.lock();
@@ -147,28 +126,8 @@ impl Daemon {
     /// If no card has the name, it is passed through, or `since_ms` is out of bounds.
     pub(crate) fn scheduler_history(&self, card: &str, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
         let since_ms = within("since_ms", since_ms)?;
-        if let Some(cuda) = self.known(card)?.cuda.as_deref() {
-            return self.cuda_history(cuda, since_ms);
-        }
-        let (usage, vms) = self.look(card, since_ms * MS)?;
-        let entitled = usage.entitled();
-        let sample = |sample: &Sample| {
-            let used_ns = Engine::ALL.into_iter().map(|engine| (engine, sample.used[engine.index()])).collect();
-            api::UseSample { from_ns: sample.from.0, used_ns }
-        };
-        let vms = vms.iter().filter_map(|(vm, name)| {
-            let samples = usage.vms.get(vm)?.recent.iter().map(sample).collect();
-            let Entitled { compute, copies } = entitled.get(vm).copied().unwrap_or_default();
-            let vm = name.clone();
-            Some(api::VmHistory { vm, entitled_permille: compute, copies_entitled_permille: copies, samples })
-        });
-        Ok(api::SchedulerHistory {
-            card: card.to_owned(),
-            now_ns: usage.now.0,
-            since_ms,
-            interval_ms: INTERVAL_MS,
-            vms: by_name(vms.collect(), |vm| &vm.vm),
-        })
+        let CardTime { view, names, .. } = self.card_time(card, since_ms * MS)?;
+        Ok(card_views::history(card, since_ms, &view, &names))
     }
 
     /// Starts a record of the inputs and decisions of a card's scheduler. The record stops when it is
@@ -183,7 +142,7 @@ impl Daemon {
                 begun => drop(begun?),
             }
         } else {
-            let (_, names) = self.look(card, 0)?;
+            let names = self.card_time(card, 0)?.names;
             if !self.known(card)?.backend.start_record(&names, RECORD_BYTES) {
                 return Err(DaemonError::NoRecord(card.to_owned()));
             }
@@ -298,9 +257,18 @@ impl Daemon {
         self.cards.get(card).ok_or_else(|| DaemonError::NoCard(card.to_owned()))
     }
 
-    /// Returns the status of a card's scheduler, and the names of its virtual machines by number.
-    fn look(&self, card: &str, recent_ns: u64) -> Result<(SchedulerUsage, BTreeMap<TenantId, String>), DaemonError> {
+    /// Returns the division of a card's time, with uses of the last `recent_ns` nanoseconds at least.
+    fn card_time(&self, card: &str, recent_ns: u64) -> Result<CardTime, DaemonError> {
         let known = self.known(card)?;
+        if let Some(cuda) = known.cuda.as_deref() {
+            let seen = cuda.seen()?;
+            let settings = self.state.lock().tuning(cuda.spec()).scheduler;
+            let killed = seen.card.tenants.values().map(|tenant| (tenant.name.clone(), tenant.killed)).collect();
+            // The owner may still have a tenant that was removed.
+            let specs = self.tenant_specs(Some(card)).into_iter();
+            let names = specs.filter_map(|spec| Some((seen.tenant(&spec.name)?.0, spec.name))).collect();
+            return Ok(CardTime { settings, view: seen.card.time.clone(), names, overdue: BTreeMap::new(), killed });
+        }
         let users: Vec<(String, bool, Option<Arc<Running>>)> = {
             let state = self.state.lock();
             let users = state.vms.iter().filter(|(_, entry)| entry.spec.card == card);
@@ -312,8 +280,23 @@ impl Daemon {
         let usage = known.backend.scheduler(recent_ns).ok_or_else(|| DaemonError::Unscheduled(card.to_owned()))?;
         let number =
             |(name, _, running): (String, bool, Option<Arc<Running>>)| Some((running?.backend.scheduled_as()?, name));
-        Ok((usage, users.into_iter().filter_map(number).collect()))
+        let names: card_views::Names = users.into_iter().filter_map(number).collect();
+        let SchedulerUsage { config, time, overdue } = usage;
+        let named = |(vm, overdue): (TenantId, Vec<Overdue>)| Some((names.get(&vm)?.clone(), overdue));
+        let overdue = overdue.into_iter().filter_map(named).collect();
+        Ok(CardTime { settings: config, view: time, names, overdue, killed: BTreeMap::new() })
     }
+}
+
+/// The division of a card's time, with facts that only one kind of card has, by tenant.
+struct CardTime {
+    settings: sched::Config,
+    view: TimeView,
+    names: card_views::Names,
+    /// Overdue submissions of virtual machines.
+    overdue: BTreeMap<String, Vec<Overdue>>,
+    /// Numbers of programs that were killed.
+    killed: BTreeMap<String, u64>,
 }
 
 /// A running record of a card's scheduler.
@@ -368,87 +351,7 @@ fn within(key: &str, ms: u64) -> Result<u64, DaemonError> {
     Ok(ms.next_multiple_of(INTERVAL_MS))
 }
 
-fn by_name<T>(mut of: Vec<T>, name: impl Fn(&T) -> &String) -> Vec<T> {
-    of.sort_by(|one, other| name(one).cmp(name(other)));
-    of
-}
-
 fn show_overdue(overdue: &Overdue) -> api::Overdue {
     let Overdue { channel, engine, awaited, age_ns } = *overdue;
     api::Overdue { channel: channel.0.into(), engine, waits_for: awaited.to_string(), age_ms: age_ns / MS }
-}
-
-/// Returns the reason of a wait for the API.
-fn wait_reason(wait: Wait, names: &BTreeMap<TenantId, String>) -> api::WaitReason {
-    use api::WaitKind;
-    let with = |kind, holder: Option<TenantId>| api::WaitReason {
-        kind,
-        holder: holder.and_then(|holder| names.get(&holder).cloned()),
-    };
-    match wait {
-        Wait::Quarantine => WaitKind::Quarantine.into(),
-        Wait::Stopped => WaitKind::Stopped.into(),
-        Wait::MemoryQuantum { holder, .. } => with(WaitKind::MemoryQuantum, Some(holder)),
-        Wait::Move => WaitKind::MemoryMove.into(),
-        Wait::Memory { .. } => WaitKind::Memory.into(),
-        Wait::Slice { holder } => with(WaitKind::Slice, holder),
-    }
-}
-
-/// Returns the state of a VM's work.
-fn state(vm: &VmUsage, waits: bool) -> api::WorkState {
-    match vm.quarantine {
-        Quarantine::Held | Quarantine::Until(_) => api::WorkState::Quarantined,
-        Quarantine::Free if waits && vm.has_work() => api::WorkState::Waiting,
-        Quarantine::Free if vm.in_flight > 0 => api::WorkState::Working,
-        Quarantine::Free => api::WorkState::Idle,
-    }
-}
-
-fn show(
-    name: &str,
-    vm: &VmUsage,
-    entitled: Entitled,
-    window: &Window,
-    (now, waits_for): (Nanos, Option<(String, api::WaitReason)>),
-) -> api::VmShare {
-    let engine = |engine: Engine| {
-        let Account { arrived, started, completed, dropped, killed, used, longest, ref waits } =
-            vm.accounts[engine.index()];
-        let standing = vm.standings[engine.index()];
-        api::VmEngine {
-            used_ns: used,
-            received_permille: vm.received_permille(engine, window),
-            arrived,
-            started,
-            completed,
-            dropped,
-            killed,
-            longest_ns: longest,
-            credit_ns: standing.credit,
-            beyond_ns: standing.beyond,
-            wait: waits.into(),
-        }
-    };
-    let (waits_for, wait_reason) = waits_for.unzip();
-    let quarantine = match vm.quarantine {
-        Quarantine::Free => None,
-        Quarantine::Held => Some(api::Quarantine { ends_in_ms: None }),
-        Quarantine::Until(until) => Some(api::Quarantine { ends_in_ms: Some(until.since(now).div_ceil(MS)) }),
-    };
-    api::VmShare {
-        vm: name.to_owned(),
-        time: vm.params.into(),
-        entitled_permille: entitled.compute,
-        copies_entitled_permille: entitled.copies,
-        queued: vm.queued as u64,
-        in_flight: vm.in_flight as u64,
-        strikes: vm.strikes,
-        overdue: vm.overdue.iter().map(show_overdue).collect(),
-        state: state(vm, waits_for.is_some()),
-        waits_for,
-        wait_reason,
-        quarantine,
-        engines: Engine::ALL.into_iter().map(|one| (one, engine(one))).collect(),
-    }
 }

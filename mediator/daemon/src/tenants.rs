@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cuda_control::{Answer, Request};
-use cuda_status::{Seen, show};
+use cuda_status::Seen;
 use serde_json::{Map, Value};
 
 use super::cuda::{self, Change, CudaCard};
@@ -101,7 +101,8 @@ impl Daemon {
         self.state.lock().tenant(name).is_some()
     }
 
-    fn tenant_specs(&self, card: Option<&str>) -> Vec<TenantSpec> {
+    /// Returns the configured tenants, of a card or of all.
+    pub(super) fn tenant_specs(&self, card: Option<&str>) -> Vec<TenantSpec> {
         let state = self.state.lock();
         let all = state.tenants.values().cloned().chain(state.cuda_vms());
         all.filter(|spec| card.is_none_or(|card| spec.card == card)).collect()
@@ -119,7 +120,7 @@ impl Daemon {
         }
         let shown = specs.iter().map(|spec| {
             let seen = seen.get(spec.card.as_str()).and_then(Option::as_deref);
-            show::tenant(spec, spec.socket_path(&self.spec.socket_dir), seen, WINDOW_NS)
+            card_views::tenant(spec, spec.socket_path(&self.spec.socket_dir), seen, WINDOW_NS)
         });
         shown.collect()
     }
@@ -131,7 +132,7 @@ impl Daemon {
     pub fn tenant(&self, name: &str) -> Result<api::Tenant, DaemonError> {
         let spec = self.tenant_spec(name)?;
         let seen = self.cuda(&spec.card).and_then(CudaCard::seen).ok();
-        Ok(show::tenant(&spec, spec.socket_path(&self.spec.socket_dir), seen.as_deref(), WINDOW_NS))
+        Ok(card_views::tenant(&spec, spec.socket_path(&self.spec.socket_dir), seen.as_deref(), WINDOW_NS))
     }
 
     pub(super) fn tenant_spec(&self, name: &str) -> Result<TenantSpec, DaemonError> {
@@ -395,23 +396,12 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the tenants' shares of a CUDA card's time.
-    pub(super) fn cuda_scheduler(&self, card: &CudaCard, window_ms: u64) -> Result<api::CardScheduler, DaemonError> {
-        let (spec, seen) = (card.spec(), card.seen()?);
-        let tuning = self.state.lock().tuning(spec);
-        Ok(show::scheduler(spec, &tuning, &self.tenant_specs(Some(&spec.name)), &seen, window_ms))
-    }
-
-    /// Returns the tenants' uses of a CUDA card's time.
-    pub(super) fn cuda_history(&self, card: &CudaCard, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
-        let (spec, seen) = (card.spec(), card.seen()?);
-        Ok(show::history(spec, &self.tenant_specs(Some(&spec.name)), &seen, since_ms))
-    }
-
     /// Returns the tenants' memory on a CUDA card.
     pub(super) fn cuda_memory(&self, card: &CudaCard) -> Result<api::CardMemory, DaemonError> {
         let (spec, seen) = (card.spec(), card.seen()?);
         let tuning = self.state.lock().tuning(spec);
-        Ok(show::memory(spec, &tuning, &self.tenant_specs(Some(&spec.name)), &seen))
+        let specs = self.tenant_specs(Some(&spec.name)).into_iter();
+        let known = |tenant: TenantSpec| Some((seen.tenant(&tenant.name)?.0, (tenant.name, tenant.memory)));
+        Ok(card_views::memory(spec, tuning.memory, Some(&seen.card.memory), &specs.filter_map(known).collect()))
     }
 }

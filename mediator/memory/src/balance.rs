@@ -3,6 +3,7 @@
 
 use super::chaos::{Chaos, Dice};
 use super::moved::{Moved, Plan, Planned, Relocated};
+use super::relocation::{self, Machine};
 use super::{Memory, accesses};
 use card::AccessCounts;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +11,7 @@ use std::time::Duration;
 use tenancy::{Demand, Holds, Residency};
 use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
-use vram::{Done, GuestVramAddr, Lookup, Mode, Place, QuantaConfig, Step, TenantId};
+use vram::{Done, GuestVramAddr, Lookup, Place, QuantaConfig, Step, TenantId};
 
 /// Settings for dividing a card's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,8 +39,8 @@ pub enum Hint {
 
 /// Divides a card's memory among VMs.
 pub struct Divider {
-    /// Decides whose memory is on the card.
-    pub(super) residency: Residency,
+    /// Decides whose memory is on the card, and moves it.
+    pub(super) machine: Machine,
     /// The operator's settings.
     division: Division,
     /// Bus traffic that the card has counted, and the copies since then.
@@ -57,13 +58,13 @@ struct Bus {
 
 impl Divider {
     /// Creates a divider with these settings, without VMs.
-    pub fn new(division: &Division) -> Self {
-        Self::restored(division, Residency::new(division.balance, division.quanta))
+    pub fn new(division: &Division, chunk_bytes: u64) -> Self {
+        Self::restored(division, Residency::new(division.balance, division.quanta), chunk_bytes)
     }
 
     /// Restores the divider, with new settings.
-    pub fn restored(division: &Division, residency: Residency) -> Self {
-        Self { residency, division: *division, bus: Bus::default() }
+    pub fn restored(division: &Division, residency: Residency, chunk_bytes: u64) -> Self {
+        Self { machine: relocation::machine(residency, chunk_bytes), division: *division, bus: Bus::default() }
     }
 
     /// Returns the settings for dividing the memory.
@@ -72,10 +73,16 @@ impl Divider {
         self.division
     }
 
+    /// Returns the state machine of the card's memory.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
     /// Returns the component that decides whose memory is on the card.
     #[must_use]
     pub fn residency(&self) -> &Residency {
-        &self.residency
+        &self.machine.residency
     }
 }
 
@@ -91,9 +98,9 @@ impl Memory {
     ) -> Planned {
         // A VM is active if it has unfinished work, queued or not, or if it waits for memory.
         let working: BTreeSet<TenantId> = working.chain(self.vram.waiting()).collect();
-        working.into_iter().for_each(|vm| self.divider.residency.worked(vm, now));
+        working.into_iter().for_each(|vm| self.divider.machine.residency.worked(vm, now));
         let counts = self.take_counts(now);
-        let holds = self.divider.residency.tick(&self.vram.chunks, now, weight, Some(&done));
+        let holds = self.divider.machine.residency.tick(&self.vram.chunks, now, weight, Some(&done));
         self.tell_balancer(counts.as_ref());
         let mut served = BTreeSet::new();
         let mut steps = self.own_steps(now);
@@ -106,12 +113,12 @@ impl Memory {
         let bytes = vram.chunks.chunk_bytes();
         for (vm, index) in std::mem::take(&mut vram.unmet) {
             let address = GuestVramAddr(index.saturating_mul(bytes));
-            let _ = divider.residency.balancer_mut().wanted(&vram.chunks, vm, address);
+            let _ = divider.machine.residency.balancer_mut().wanted(&vram.chunks, vm, address);
             *unmet.entry(vm).or_default() += 1;
         }
         let only_requests = !steps.is_empty() || *promising != 0;
         let demand = Demand { unmet, guarantee: None, only_requests, is_undisturbed: false };
-        let planned = divider.residency.plan(&vram.chunks, now, demand);
+        let planned = divider.machine.residency.plan(&vram.chunks, now, demand);
         steps.extend(planned.steps);
         served.extend(planned.served);
         Planned { plan: by_vm(self.possible(steps, now)), served, holds }
@@ -126,7 +133,9 @@ impl Memory {
     /// Removes the steps of VMs that are moving between cards, and of VMs whose last move failed and that are left
     /// alone for now: each attempt delays the moves of all other VMs.
     fn possible(&self, mut steps: Vec<Step>, now: u64) -> Vec<Step> {
-        steps.retain(|step| !self.travelling.contains(&step.vm) && !self.relocations.is_left_alone(step.vm, now));
+        steps.retain(|step| {
+            !self.travelling.contains(&step.vm) && !self.divider.machine.relocations.is_left_alone(step.vm, now)
+        });
         steps
     }
 
@@ -143,7 +152,7 @@ impl Memory {
             return Vec::new();
         }
         let request = Request { by: By::Mediator, chunks: vram.own_chunks() };
-        divider.residency.balancer_mut().plan(&vram.chunks, now, Some(request))
+        divider.machine.residency.balancer_mut().plan(&vram.chunks, now, Some(request))
     }
 
     /// Records a scan by the mover. `waiting` are the VMs that waited during the whole scan, and `served` those for
@@ -161,10 +170,10 @@ impl Memory {
         wait
     }
 
-    /// Starts the quantum for which memory has been moved. No memory moves for now.
-    pub fn begin_turn(&mut self, now: u64) -> Holds {
+    /// Ends a round of plans: starts the quantum for which memory was moved, unless memory moves.
+    pub fn round_ended(&mut self, now: u64) -> Holds {
         let Self { vram, divider, .. } = self;
-        divider.residency.is_still(&vram.chunks, now, None)
+        divider.machine.round_ended(&vram.chunks, now, None)
     }
 
     /// Returns the moves that are necessary to guarantee `chunks` more chunks of the card.
@@ -173,18 +182,13 @@ impl Memory {
         // A guarantee counts the chunks that the mediator claims as available. The plan does not, so that the mediator
         // keeps them.
         let chunks = chunks.saturating_add(vram.chunks.uncommitted());
-        let steps = divider.residency.plan_guarantee(&vram.chunks, now, chunks);
+        let steps = divider.machine.residency.plan_guarantee(&vram.chunks, now, chunks);
         by_vm(self.possible(steps, now))
     }
 
     /// Returns the time until more moves may be due, unless an event occurs first.
     pub fn next_plan(&self) -> Option<Duration> {
-        let summary = self.vram.chunks.summary();
-        let swapped = summary.host.used != 0 || summary.vms.values().any(|vm| vm.parked != 0);
-        // In forced mode, quanta start even if no memory has to move.
-        let forced = self.divider.division.quanta.mode == Mode::Forced && summary.vms.len() > 1;
-        let often = swapped || forced || self.divider.residency.turn().is_some();
-        often.then(|| Duration::from_nanos(self.divider.residency.balancer().config().return_interval_ns))
+        self.divider.machine.next_round_ns(&self.vram.chunks).map(Duration::from_nanos)
     }
 
     /// Changes the settings for dividing the card's memory.
@@ -194,7 +198,7 @@ impl Memory {
     pub fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
         self.vram.chunks.set_reserve(division.reserve)?;
         self.vram.watches = division.balance.policy == VictimPolicy::Clock;
-        self.divider.residency.configure(division.balance, division.quanta);
+        self.divider.machine.residency.configure(division.balance, division.quanta);
         self.divider.division = *division;
         self.dice = Dice::new(division.chaos);
         self.vram.wakeup.ring();
@@ -217,7 +221,7 @@ impl Memory {
     /// If the range does not belong to the VM, or the pinned memory would exceed the guarantee.
     pub fn hint(&mut self, vm: TenantId, address: GuestVramAddr, len: u64, hint: Hint) -> Result<(), PinError> {
         let Self { vram, divider, .. } = self;
-        let (balancer, chunks) = (divider.residency.balancer_mut(), &vram.chunks);
+        let (balancer, chunks) = (divider.machine.residency.balancer_mut(), &vram.chunks);
         match hint {
             Hint::Pinned(pinned) => balancer.pin(chunks, vm, address, len, pinned)?,
             Hint::Priority(priority) => balancer.set_priority(chunks, vm, address, len, priority)?,
@@ -250,7 +254,7 @@ impl Memory {
 
     /// Records that a VM has submitted work.
     pub fn worked(&mut self, now: u64, vm: TenantId) {
-        self.divider.residency.worked(vm, now);
+        self.divider.machine.residency.worked(vm, now);
         if self.dice.submitted() {
             self.vram.wakeup.ring();
         }
@@ -258,7 +262,7 @@ impl Memory {
 
     /// Records moves of memory.
     pub fn has_moved(&mut self, now: u64, vm: TenantId, done: &Relocated) {
-        self.divider.residency.moved(now, done.bytes, done.copied_ns);
+        self.divider.machine.residency.moved(now, done.bytes, done.copied_ns);
         self.divider.bus.copied += done.bytes;
         self.moved.entry(vm).or_default().add(done);
     }
@@ -267,7 +271,7 @@ impl Memory {
     pub(super) fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
         let Self { vram, divider, .. } = self;
         let touched = std::mem::take(&mut vram.touched);
-        let (balancer, chunks) = (divider.residency.balancer_mut(), &vram.chunks);
+        let (balancer, chunks) = (divider.machine.residency.balancer_mut(), &vram.chunks);
         let bytes = chunks.chunk_bytes();
         let mut born: Vec<_> = std::mem::take(&mut vram.born).into_iter().collect();
         born.sort_by_key(|(_, number)| *number);
@@ -299,27 +303,27 @@ impl Memory {
     /// those of the bus traffic.
     pub(super) fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
         let Self { vram, divider, .. } = self;
-        let profiles = divider.residency.balancer().config().policy == VictimPolicy::Profiled;
-        let detects = divider.residency.quanta().detects();
+        let profiles = divider.machine.residency.balancer().config().policy == VictimPolicy::Profiled;
+        let detects = divider.machine.residency.quanta().detects();
         let wanted = profiles || detects || vram.records.any();
         let counts = wanted.then(|| vram.memory.card().access_counts(true)).flatten();
         let Bus { since, copied } = std::mem::take(&mut divider.bus);
         let Some(counts) = counts else {
             // The card does not count, so use the memory that its work refers to. Work may refer to memory long before
             // it executes, so record this as soon as any chunk is in host memory.
-            let watches = divider.residency.quanta().watches() && vram.chunks.summary().host.used != 0;
+            let watches = divider.machine.residency.quanta().watches() && vram.chunks.summary().host.used != 0;
             let named = std::mem::replace(&mut vram.over_bus, watches.then_some(0));
-            divider.residency.accessed(now, named.unwrap_or(0));
+            divider.machine.residency.accessed(now, named.unwrap_or(0));
             return None;
         };
         divider.bus.since = Some(now);
         // Counts over a longer time do not describe the last window.
-        let window = divider.residency.quanta().config().window_ns;
+        let window = divider.machine.residency.quanta().config().window_ns;
         if detects && since.is_some_and(|since| now.saturating_sub(since) < window) {
             let (first, bytes) = (vram.pinned.range().0.0, vram.pinned.range().1);
             let bursts = counts.system.range(first..first + bytes).fold(0, |sum: u64, (_, bursts)| sum + bursts);
             let moved = bursts.saturating_mul(AccessCounts::BURST_BYTES);
-            divider.residency.accessed(now, moved.saturating_sub(copied));
+            divider.machine.residency.accessed(now, moved.saturating_sub(copied));
         }
         Some(counts)
     }

@@ -31,8 +31,14 @@ const PIECE_WORDS: u64 = 11;
 const FIRST_WORDS: u64 = 2;
 /// Size of a lane's push buffer in bytes.
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
-/// Maximum number of pieces per submission.
-const MAX_PIECES_PER_SUBMISSION: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
+/// Maximum number of a lane's submissions in flight: while the end of one is handled, the engine copies for the next.
+/// Each has its own part of the push buffer.
+const MAX_SUBMISSIONS_IN_FLIGHT: usize = 2;
+/// Size of a submission's part of the push buffer in bytes.
+const SUBMISSION_BYTES: u64 = PUSH_BYTES / MAX_SUBMISSIONS_IN_FLIGHT as u64;
+/// Maximum number of pieces per submission: few, so that the first chunks are complete long before the last.
+const MAX_PIECES_PER_SUBMISSION: usize = 8;
+const _: () = assert!(MAX_PIECES_PER_SUBMISSION as u64 <= (SUBMISSION_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS);
 /// Log2 of the number of entries in a lane's ring.
 pub const RING_LOG2: u32 = 4;
 /// Log2 of the maximum number of copies that the CPU makes before failed engines are retried.
@@ -86,8 +92,8 @@ struct Lane {
     push: VramAddr,
     ring: [u64; 1 << RING_LOG2],
     put: u32,
-    /// The submission in progress. There is at most one.
-    busy: Option<(Submission, Vec<Piece>)>,
+    /// Submissions in flight, oldest first.
+    in_flight: VecDeque<(Submission, Vec<Piece>)>,
 }
 
 /// The channels and their queue of copies.
@@ -193,7 +199,8 @@ impl Copier {
             for (index, ..) in own_pages(channels, lane.physical) {
                 self.space.unmap_work(vram, index)?;
             }
-            (lane.busy, lane.put) = (None, 0);
+            lane.in_flight.clear();
+            lane.put = 0;
             lane.physical = bind(&mut self.space, vram, channels, COPIER, lane.channel, lane.engine())?;
         }
         self.start(vram, channels);
@@ -212,7 +219,7 @@ impl Copier {
         let engine = if channel.0 == 0 { engine::CE0 } else { engine::CE1 };
         let physical = bind(&mut self.space, vram, channels, COPIER, channel, engine)?;
         let ring = [0; 1 << RING_LOG2];
-        self.lanes.push(Lane { object, channel, physical, push, ring, put: 0, busy: None });
+        self.lanes.push(Lane { object, channel, physical, push, ring, put: 0, in_flight: VecDeque::new() });
         Ok(())
     }
 
@@ -273,8 +280,11 @@ impl Copier {
 
     /// Handles the end of a submission on one of the mediator's own channels.
     pub fn completed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64, submission: Submission) {
-        let lane = self.lanes.iter_mut().find(|lane| lane.busy.as_ref().is_some_and(|(at, _)| *at == submission));
-        let Some((_, pieces)) = lane.and_then(|lane| lane.busy.take()) else { return };
+        let take = |lane: &mut Lane| {
+            let at = lane.in_flight.iter().position(|(known, _)| *known == submission)?;
+            lane.in_flight.remove(at)
+        };
+        let Some((_, pieces)) = self.lanes.iter_mut().find_map(take) else { return };
         self.pieces += pieces.len() as u64;
         self.breaks = 0;
         for piece in pieces {
@@ -309,19 +319,21 @@ impl Copier {
         self.lanes.iter().map(|lane| lane.channel).collect()
     }
 
-    /// Distributes the queued pieces evenly over idle lanes.
+    /// Distributes the queued pieces evenly over the lanes.
     fn feed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), ManagerError> {
         let Self { space, zeros, lanes, waiting, .. } = self;
         let zeros = va(Place::Card(vram::VramAddr(zeros.0)));
-        if waiting.is_empty() || lanes.iter().all(|lane| lane.busy.is_some()) {
+        if waiting.is_empty() || lanes.iter().all(Lane::is_full) {
             return Ok(());
         }
         space.flush(vram)?;
-        let share = waiting.len().div_ceil(lanes.len()).min(MAX_PIECES_PER_SUBMISSION);
-        for lane in lanes.iter_mut().filter(|lane| lane.busy.is_none()) {
-            let pieces: Vec<Piece> = waiting.drain(..share.min(waiting.len())).collect();
-            if !pieces.is_empty() {
-                lane.submit(vram, channels, now, pieces, zeros)?;
+        for depth in 0..MAX_SUBMISSIONS_IN_FLIGHT {
+            let share = waiting.len().div_ceil(lanes.len()).min(MAX_PIECES_PER_SUBMISSION);
+            for lane in lanes.iter_mut().filter(|lane| lane.in_flight.len() == depth) {
+                let pieces: Vec<Piece> = waiting.drain(..share.min(waiting.len())).collect();
+                if !pieces.is_empty() {
+                    lane.submit(vram, channels, now, pieces, zeros)?;
+                }
             }
         }
         Ok(())
@@ -370,6 +382,10 @@ pub fn bind(
 }
 
 impl Lane {
+    fn is_full(&self) -> bool {
+        self.in_flight.len() >= MAX_SUBMISSIONS_IN_FLIGHT
+    }
+
     fn engine(&self) -> u32 {
         if self.channel.0 == 0 { engine::CE0 } else { engine::CE1 }
     }
@@ -385,8 +401,10 @@ impl Lane {
         let rectangles = pieces.iter().flat_map(|piece| rectangle(piece, zeros));
         let words: Vec<u32> = to(host_method::SET_OBJECT, &[self.object]).into_iter().chain(rectangles).collect();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        vram.memory.write(self.push, &bytes)?;
-        let push = va(Place::Card(vram::VramAddr(self.push.0)));
+        // The submission before uses another part of the push buffer.
+        let at = self.push.0 + u64::from(self.put) % MAX_SUBMISSIONS_IN_FLIGHT as u64 * SUBMISSION_BYTES;
+        vram.memory.write(VramAddr(at), &bytes)?;
+        let push = va(Place::Card(vram::VramAddr(at)));
         let entry = GpEntry::new().with_address_dwords(push.0 >> 2).with_dwords(words.len() as u32);
         self.ring[self.put as usize] = entry.into();
         self.put = (self.put + 1) % (1 << RING_LOG2);
@@ -398,7 +416,7 @@ impl Lane {
             .pull(&mut Parts { card: memory, guest: &mut OwnRing(&self.ring) }, doorbell, now)
             .map_err(|error| ManagerError::OwnRing(error.fault))?;
         let submission = pulled.submission.ok_or(ManagerError::OwnRingStill)?;
-        self.busy = Some((submission, pieces));
+        self.in_flight.push_back((submission, pieces));
         channels.start(memory, self.physical, submission);
         Ok(())
     }

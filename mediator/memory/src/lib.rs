@@ -42,7 +42,7 @@ pub use error::ManagerError;
 pub use moved::{Moved, Plan, Planned, Ranges, Relocated};
 pub use own_space::{OwnSpace, va};
 pub use pages::{Wanted, allocate_parallel, found};
-pub use relocation::{Chunk, LEAVE_LIMIT, RESET_LIMIT, Relocations};
+pub use relocation::{Chunk, LEAVE_LIMIT, Machine, RESET_LIMIT, Relocations};
 pub use saved::{Restored, SavedMemory, check_places};
 pub use wakeup::Wakeup;
 pub use wants::{FIRST_BYTES, Looks, SCAN_INTERVAL};
@@ -87,15 +87,12 @@ pub struct Memory {
     moved: BTreeMap<TenantId, Moved>,
     /// Places that the last committed relocation has vacated.
     left: Vec<Place>,
-    /// Moves in progress.
-    relocations: Relocations,
 }
 
 impl Memory {
     /// Creates memory whose copier is not started yet ([`Self::start_copier`]).
     pub fn new(vram: CardVram, iova: IovaSpace, barrier: Iova, divider: Divider) -> Self {
         Self {
-            relocations: relocation::none(vram.chunks.chunk_bytes()),
             vram,
             iova,
             barrier,
@@ -217,7 +214,7 @@ impl Memory {
     /// If the VM does not exist.
     pub fn destroy_vm(&mut self, vm: TenantId) -> Result<(), ::vram::Error> {
         self.vram.chunks.destroy_vm(vm)?;
-        self.divider.residency.forget(vm);
+        self.divider.machine.residency.forget(vm);
         self.forget_user(vm);
         Ok(())
     }

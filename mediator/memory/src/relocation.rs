@@ -2,6 +2,7 @@
 
 use super::Memory;
 use std::time::Duration;
+use tenancy::Residency;
 use tenancy::relocation::{self, Config};
 use vram::{ChunkTable, Place, TenantId};
 
@@ -18,34 +19,33 @@ const BATCH_BYTES: u64 = 8 << 20;
 pub type Chunk = relocation::Chunk<Place>;
 /// All relocations on a card. The users of the memory are VMs.
 pub type Relocations = relocation::Relocations<TenantId, Place>;
+/// Memory of a card, whose users are VMs.
+pub type Machine = tenancy::Machine<TenantId, Place>;
 
-/// Creates the relocations of a card on which no memory moves. A plan bounds the batches of a VM.
-pub(super) fn none(chunk_bytes: u64) -> Relocations {
+/// Creates the memory of a card on which no memory moves. A plan bounds the batches of a VM.
+pub(super) fn machine(residency: Residency, chunk_bytes: u64) -> Machine {
     let nanoseconds = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-    Relocations::new(Config {
+    let limits = Config {
         batch_chunks: usize::try_from(BATCH_BYTES / chunk_bytes).unwrap_or(usize::MAX).max(1),
         batches_most: usize::MAX,
         batches_few: usize::MAX,
         answer_ns: nanoseconds(LEAVE_LIMIT),
         force_ns: Some(nanoseconds(RESET_LIMIT)),
-    })
+    };
+    Machine { residency, relocations: Relocations::new(limits) }
 }
 
 impl Memory {
     /// Returns the relocations, and the accounts of the chunks that move.
     pub fn relocations(&mut self) -> (&mut Relocations, &ChunkTable) {
-        (&mut self.relocations, &self.vram.chunks)
-    }
-
-    /// Returns true if any memory of a VM is moving.
-    pub fn is_moving(&self, vm: TenantId) -> bool {
-        self.relocations.is_moving(vm)
+        (&mut self.divider.machine.relocations, &self.vram.chunks)
     }
 
     /// Forgets the relocations of a removed VM. An order in progress ends first: its executor calls this function.
     pub fn forget_user(&mut self, vm: TenantId) {
-        if self.vram.chunks.vm_bytes(vm).is_none() && !self.relocations.has_order(vm) {
-            self.relocations.forget(vm);
+        let relocations = &mut self.divider.machine.relocations;
+        if self.vram.chunks.vm_bytes(vm).is_none() && !relocations.has_order(vm) {
+            relocations.forget(vm);
         }
     }
 }

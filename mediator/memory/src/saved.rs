@@ -61,8 +61,6 @@ impl Memory {
             // Statistics restart at 0.
             moved: _,
             left: _,
-            // No memory is moving.
-            relocations: _,
         } = self;
         let CardVram {
             // The next process sets it up again.

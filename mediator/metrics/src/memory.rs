@@ -148,7 +148,7 @@ pub(super) fn samples(text: &mut String, cards: &[CardMemory]) {
             }
         }
     }
-    let help = "Time that submissions of a VM have waited for memory, of those whose wait is over";
+    let help = "Time that a tenant has waited for memory: for its quanta, and for chunks once the wait is over";
     let name = head(text, "vm_memory_waited_seconds_total", "counter", help);
     for (card, vm) in vms() {
         let _ = writeln!(text, "{name}{{{}}} {}", labels(card, vm), Seconds(vm.memory_waited_ns));

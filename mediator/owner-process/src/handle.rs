@@ -17,6 +17,8 @@ use super::{ENDS, POLL_INTERVAL, PROGRAM, beside};
 const MAX_ANSWER_BYTES: usize = 256 << 20;
 /// Bytes that are read at a time.
 const READ_BYTES: usize = 64 << 10;
+/// Bytes that are written at a time. A pipe that can be written to takes as many at once (`PIPE_BUF` of pipe(7)).
+const WRITE_BYTES: usize = 4 << 10;
 
 /// A process, from this daemon or from an earlier one.
 pub(super) struct Handle {
@@ -31,7 +33,7 @@ impl Handle {
     pub(super) fn end(&mut self) -> Option<String> {
         match &mut self.child {
             Some(child) => child.try_wait().ok().flatten().map(|status| status.to_string()),
-            None => is_ready(&self.pidfd, Duration::ZERO).then(|| "its process has ended".to_owned()),
+            None => is_ready(&self.pidfd, PollFlags::IN, Duration::ZERO).then(|| "its process has ended".to_owned()),
         }
     }
 
@@ -46,13 +48,13 @@ impl Handle {
     }
 }
 
-/// Waits until a descriptor is readable or closed, at most this long.
-fn is_ready(fd: &OwnedFd, limit: Duration) -> bool {
+/// Waits until a descriptor can be used, or is closed, at most this long.
+fn is_ready(fd: &OwnedFd, event: PollFlags, limit: Duration) -> bool {
     let limit = Timespec {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(limit.subsec_nanos()),
     };
-    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    let mut fds = [PollFd::new(fd, event)];
     poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0)
 }
 
@@ -96,6 +98,8 @@ impl Process {
         [&self.input, &self.output, &self.handle.pidfd].into_iter().map(OwnedFd::try_clone).collect()
     }
 
+    /// Sends a line, and waits for the answer. After an error, the process must not be used again: it may have received
+    /// a part of the line.
     pub(super) fn exchange(
         &mut self,
         line: &impl serde::Serialize,
@@ -105,19 +109,29 @@ impl Process {
         let ended = |error: Errno| format!("{PROGRAM} has ended: {error}");
         let mut text = serde_json::to_vec(line).map_err(|error| error.to_string())?;
         text.push(b'\n');
-        let mut rest = text.as_slice();
-        while !rest.is_empty() {
-            let written = rustix::io::retry_on_intr(|| rustix::io::write(&self.input, rest)).map_err(ended)?;
-            rest = rest.get(written..).unwrap_or_default();
-        }
         let asked = Instant::now();
-        while !is_ready(&self.output, POLL_INTERVAL.min(limit)) || !self.receive()? {
+        let check = |failure: &str| {
             if stop.load(Ordering::Relaxed) {
                 return Err("the daemon ends".to_owned());
             }
             if asked.elapsed() >= limit {
-                return Err(format!("{PROGRAM} did not answer within {} s and is killed", limit.as_secs()));
+                return Err(format!("{PROGRAM} did not {failure} within {} s and is killed", limit.as_secs()));
             }
+            Ok(())
+        };
+        for part in text.chunks(WRITE_BYTES) {
+            // A stopped process does not read, and its pipe is full at some time.
+            while !is_ready(&self.input, PollFlags::OUT, POLL_INTERVAL.min(limit)) {
+                check("read its request")?;
+            }
+            let mut rest = part;
+            while !rest.is_empty() {
+                let written = rustix::io::retry_on_intr(|| rustix::io::write(&self.input, rest)).map_err(ended)?;
+                rest = rest.get(written..).unwrap_or_default();
+            }
+        }
+        while !is_ready(&self.output, PollFlags::IN, POLL_INTERVAL.min(limit)) || !self.receive()? {
+            check("answer")?;
         }
         let line = std::mem::take(&mut self.received);
         serde_json::from_slice(&line).map_err(|error| format!("{PROGRAM} is of another version: {error}"))
@@ -142,12 +156,60 @@ impl Process {
     /// Returns true if the process has ended because its card was lost.
     pub(super) fn has_lost_card(&mut self) -> bool {
         // The process closes its output a moment before it ends.
-        is_ready(&self.handle.pidfd, ENDS) && self.handle.code() == Some(cuda_control::CARD_LOST)
+        is_ready(&self.handle.pidfd, PollFlags::IN, ENDS) && self.handle.code() == Some(cuda_control::CARD_LOST)
     }
 
     /// Kills the process. The process may take a while to end.
     pub(super) fn kill(self) -> Handle {
         self.handle.kill();
         self.handle
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::kill_process;
+
+    /// Starts a program in place of an owner.
+    fn started(program: &str, arguments: &[&str]) -> Process {
+        let mut command = std::process::Command::new(program);
+        let mut child =
+            command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let (input, output) = (child.stdin.take().expect("a pipe"), child.stdout.take().expect("a pipe"));
+        let pidfd = pidfd_open(pid(&child), PidfdFlags::empty()).expect("it runs");
+        Process::from_parts(Handle { child: Some(child), pidfd }, input.into(), output.into())
+    }
+
+    fn pid(child: &Child) -> Pid {
+        i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a number")
+    }
+
+    fn end(process: Process) {
+        let mut handle = process.kill();
+        handle.child.as_mut().expect("it was started here").wait().expect("it ends");
+    }
+
+    #[test]
+    fn stopped_process_is_given_up_while_its_pipe_is_full() {
+        let mut process = started("sleep", &["1000"]);
+        kill_process(pid(process.handle.child.as_ref().expect("started")), Signal::STOP).expect("it runs");
+        // More than a pipe takes, so the write itself would wait.
+        let request = "x".repeat(1 << 20);
+        let failed = process.exchange(&request, Duration::from_millis(50), &AtomicBool::new(false));
+        assert_eq!(failed, Err(format!("{PROGRAM} did not read its request within 0 s and is killed")));
+        let stopped = process.exchange(&request, Duration::from_secs(600), &AtomicBool::new(true));
+        assert_eq!(stopped, Err("the daemon ends".to_owned()), "the end of the daemon does not wait for it");
+        end(process);
+    }
+
+    #[test]
+    fn request_larger_than_a_pipe_is_sent_whole() {
+        // It reads a whole line before it answers, as an owner does.
+        let mut process = started("sed", &["-u", "p;d"]);
+        let request = Answer::Record("x".repeat(200 << 10));
+        let answer = process.exchange(&request, Duration::from_secs(600), &AtomicBool::new(false));
+        assert_eq!(answer, Ok(request));
+        end(process);
     }
 }

@@ -118,8 +118,8 @@ impl Executor {
 
     /// Runs until the function is suspended or dropped.
     pub(crate) fn run(mut self: Box<Self>) -> Box<Self> {
-        if let Some(path) = self.launcher.rejoin_socket().filter(|_| self.rejoin.is_none()) {
-            self.rejoin = RejoinSocket::listen(path)
+        if let Some(rejoin) = self.launcher.rejoin().filter(|_| self.rejoin.is_none()) {
+            self.rejoin = RejoinSocket::listen(&rejoin.socket)
                 .inspect_err(|error| tracing::error!(%error, "workers of CUDA programs cannot outlive this daemon"))
                 .ok();
         }

@@ -3,11 +3,10 @@
 use std::collections::VecDeque;
 use std::io::{self, BufRead as _, BufReader, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::process::{Child, Stdio};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use worker_link::{FromWorker, LinkError, ToWorker, WorkerOptions};
+use worker_link::{FromWorker, LinkError, Rejoin, ToWorker, WorkerOptions};
 
 use crate::saved::ProcessId;
 
@@ -32,8 +31,9 @@ pub trait Launcher: Send {
     /// Returns a worker's process that an earlier daemon has started; `None` if it has ended.
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>>;
 
-    /// Returns the socket at which workers of an earlier daemon connect to this one, if they can.
-    fn rejoin_socket(&self) -> Option<&Path> {
+    /// Returns the socket at which workers of an earlier daemon connect to this one, and the time for which they try;
+    /// `None` if they cannot.
+    fn rejoin(&self) -> Option<&Rejoin> {
         None
     }
 }
@@ -106,8 +106,8 @@ impl Launcher for ProgramLauncher {
             .then(|| Box::new(WorkerProcess::adopted(id, ended)) as Box<dyn Process>)
     }
 
-    fn rejoin_socket(&self) -> Option<&Path> {
-        self.0.rejoin.as_ref().map(|rejoin| rejoin.socket.as_path())
+    fn rejoin(&self) -> Option<&Rejoin> {
+        self.0.rejoin.as_ref()
     }
 }
 

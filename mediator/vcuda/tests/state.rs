@@ -3,11 +3,12 @@
 mod support;
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use support::{CONTROL_BYTES, Event, Guest, blob, command, context, destroy, doorbell, map, unref, wait};
 use vm_memory::{Bytes, VolatileMemory};
 use vmm_glue::{Device, RegionIndex};
-use worker_link::ToWorker;
+use worker_link::{Rejoin, ToWorker};
 
 fn store(guest: &Guest, offset: usize, value: u64) {
     guest.window().as_volatile_slice().store(value, offset, Ordering::Release).unwrap();
@@ -19,8 +20,13 @@ fn load(guest: &Guest, offset: usize) -> u64 {
 
 /// Returns a guest whose workers find the next device in a folder.
 fn guest(folder: &tempfile::TempDir) -> Guest {
-    let rejoin = folder.path().join("workers.sock");
-    Guest::with(|threads| threads.rejoin = Some(rejoin))
+    guest_with(folder, Duration::from_secs(60))
+}
+
+/// Returns a guest whose workers look for the next device for this time.
+fn guest_with(folder: &tempfile::TempDir, limit: Duration) -> Guest {
+    let socket = folder.path().join("workers.sock");
+    Guest::with(|threads| threads.rejoin = Some(Rejoin { socket, limit }))
 }
 
 /// Two ways in which another device continues.
@@ -121,6 +127,32 @@ fn worker_that_ended_meanwhile_is_reported_as_lost() {
         guest.until(|guest| load(guest, 0x10_0040) == cuda_ring::state::LOST);
         guest.done(&unref(1));
     }
+}
+
+#[test]
+fn worker_that_stays_stopped_is_lost_after_its_own_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    // A worker without a daemon ends after this time, so the next daemon waits no longer.
+    let mut guest = guest_with(&folder, Duration::from_millis(200));
+    guest.program(1, 0x10_0000);
+    guest.post(1, &wait(1, (1, 1), 100));
+    guest.are_stopped.store(true, Ordering::Release);
+    guest.kill(|_| {});
+    assert_eq!(guest.answer().0, 1, "no word will change");
+    guest.until(|guest| load(guest, 0x10_0040) == cuda_ring::state::LOST);
+}
+
+#[test]
+fn worker_that_returns_within_its_limit_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut guest = guest_with(&folder, Duration::from_secs(3600));
+    guest.program(1, 0x10_0000);
+    guest.are_stopped.store(true, Ordering::Release);
+    guest.kill(|_| {});
+    guest.until(|guest| !guest.function.programs().is_empty());
+    guest.are_stopped.store(false, Ordering::Release);
+    guest.until(|guest| guest.events.try_iter().any(|event| matches!(event, Event::Message(ToWorker::Blob { .. }))));
+    assert!(guest.function.programs().iter().all(|program| program.is_served));
 }
 
 #[test]

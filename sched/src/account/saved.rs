@@ -50,6 +50,12 @@ impl Account {
     }
 }
 
+impl From<Account> for SavedAccount {
+    fn from(account: Account) -> Self {
+        account.save()
+    }
+}
+
 impl TryFrom<SavedAccount> for Account {
     type Error = Invalid;
 

@@ -2,11 +2,12 @@
 
 use super::limits::Limits;
 use crate::TenantId;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Accounts of the whole card, in chunks. `free + to_scrub + quarantined + mediator + arriving + parked` and all VMs'
 /// `placed` add up to `total`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
@@ -51,7 +52,7 @@ impl Summary {
 }
 
 /// Accounts of host memory for chunks, in slots.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostSummary {
     /// Maximum number of used slots.
     pub budget: u32,
@@ -70,7 +71,7 @@ pub struct HostSummary {
 }
 
 /// Accounts of a VM, in chunks. `placed + parked + host + unbacked` add up to `advertised`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSummary {
     /// Number of chunks that the guest sees.
     pub advertised: u32,

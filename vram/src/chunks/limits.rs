@@ -1,7 +1,9 @@
 //! Limits of a VM on the card and in host memory.
 
+use serde::{Deserialize, Serialize};
+
 /// Behaviour when a VM needs a chunk and the card has no chunk left for the VM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OnFull {
     /// Places the chunk in host memory.
     #[default]
@@ -42,7 +44,7 @@ impl std::str::FromStr for OnFull {
 }
 
 /// Limits of a VM, in chunks. A moving chunk counts for both memories until it has arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Maximum number of chunks on the card.
     pub quota: u32,

@@ -202,7 +202,8 @@ fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(options.seconds);
     loop {
         let goes_on = asked.recv_timeout(end.saturating_duration_since(Instant::now())).is_ok();
-        let (view, clock_ns) = server.call(|core| (core.view(), core.clock_ns())).context("the owner has ended")?;
+        let (view, clock_ns) =
+            server.call(|core| (core.view(u64::MAX), core.clock_ns())).context("the owner has ended")?;
         println!("{}", describe(&view, clock_ns));
         std::io::stdout().flush()?;
         if !goes_on {
@@ -216,17 +217,20 @@ fn describe(view: &CardView, clock_ns: u64) -> Value {
         .tenants
         .iter()
         .map(|tenant| {
+            let memory = view.memory.summary.vms.get(&tenant.id).copied().unwrap_or_default();
+            let time = view.time.tenants.get(&tenant.id).and_then(|time| time.engines.values().next());
+            let account = time.map(|time| time.account.clone()).unwrap_or_default();
             json!({
                 "name": tenant.spec.name,
                 "weight": tenant.spec.time.weight,
-                "charged_ns": tenant.charged_ns,
+                "charged_ns": account.used,
                 "busy_ns": tenant.busy_ns,
                 "copy_ns": tenant.copy_ns,
-                "wait_p99_ns": tenant.wait_p99_ns,
-                "chunks_on_card": tenant.memory.placed,
-                "chunks_in_host": tenant.memory.host,
-                "moved_out": tenant.memory.moved_out,
-                "moved_in": tenant.memory.moved_in,
+                "wait_p99_ns": account.waits.quantile(990),
+                "chunks_on_card": memory.placed,
+                "chunks_in_host": memory.host,
+                "moved_out": memory.moved_out,
+                "moved_in": memory.moved_in,
                 "programs": tenant.programs.len(),
                 "killed": tenant.killed,
                 "kill_failures": tenant.kill_failures,
@@ -240,12 +244,12 @@ fn describe(view: &CardView, clock_ns: u64) -> Value {
     json!({
         "clock_ns": clock_ns,
         "turns": view.turns,
-        "turns_ns": view.turns_ns,
+        "turns_ns": view.time.busy.values().sum::<u64>(),
         "relocations": view.relocations,
         "declined": view.declined,
         "looks": view.looks,
         "unexplained_bytes": view.unexplained_bytes,
-        "chunk_bytes": view.memory.chunk_bytes,
+        "chunk_bytes": view.memory.summary.chunk_bytes,
         "tenants": tenants,
     })
 }

@@ -83,7 +83,7 @@ impl Core {
     /// # Panics
     /// If any state is left.
     pub(crate) fn audit_empty(&self) {
-        assert!(self.sessions.is_empty() && self.relocations.is_idle() && self.releases.is_empty());
+        assert!(self.sessions.is_empty() && self.machine.relocations.is_idle() && self.releases.is_empty());
         assert!(
             self.making.is_empty() && self.adopters.is_empty() && self.hungry.is_empty(),
             "something is waited for"

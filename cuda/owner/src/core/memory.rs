@@ -131,7 +131,7 @@ impl Core {
     /// eviction. In host memory the chunks would be used over the link and moved at once, which needs a quiesced
     /// program.
     fn waits_for_room(&mut self, tenant: TenantId, chunks: u32, since: u64) -> bool {
-        let Some(turn) = self.residency.turn().filter(|turn| turn.holder == tenant) else { return false };
+        let Some(turn) = self.machine.residency.turn().filter(|turn| turn.holder == tenant) else { return false };
         let of = |id| self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account);
         let Some(own) = of(tenant) else { return false };
         let swaps = own.limits.on_full == OnFull::Swap && own.placed < own.limits.quota;

@@ -10,19 +10,19 @@ use super::deadlines::Deadline;
 use super::given_up::Reason;
 use super::pieces::Receiver;
 use super::types::{self, BatchId, PieceId, SessionId};
-use super::{Body, Core, memory_of};
+use super::{Body, CardConfig, Core, memory_of};
 use cuda_protocol::{ChunkId, FromOwner, MAX_CHUNKS};
 use owner_driver::Memory;
 use sched::Nanos;
 use sched::trace::MemoryMove;
 use std::collections::BTreeSet;
-use tenancy::Demand;
-use tenancy::relocation::{self, Action, Config, User};
+use tenancy::relocation::{self, Action, Config, Relocations, User};
+use tenancy::{Demand, Residency};
 use vram::{Error, Step, TenantId, Tier};
 
 /// Maximum size of a batch in bytes: large enough for the link's full rate, and small enough that memory changes hands
-/// soon.
-const BATCH_BYTES: u64 = 256 << 20;
+/// soon. At a change of quanta, the last batch returns only after the last batch was evicted.
+const BATCH_BYTES: u64 = 128 << 20;
 /// Maximum number of concurrent batches of a process.
 const BATCHES_MOST: usize = 6;
 /// A process with more batches than this gets no new ones.
@@ -33,45 +33,44 @@ const MAX_PLANS_PER_EVENT: u32 = 8;
 /// A chunk of a process that moves.
 type Chunk = relocation::Chunk<PieceId>;
 
-/// All relocations of a card.
-pub(super) type Relocations = relocation::Relocations<SessionId, PieceId>;
+/// Memory of a card, whose users are processes.
+pub(super) type Machine = tenancy::Machine<SessionId, PieceId>;
 
-/// Creates a card on which no memory moves.
-pub(super) fn none(chunk_bytes: u64, patience_ns: u64) -> Relocations {
-    let batch_chunks = (BATCH_BYTES / chunk_bytes).clamp(1, MAX_CHUNKS as u64) as usize;
+/// Creates the memory of an unused card.
+pub(super) fn machine(config: &CardConfig) -> Machine {
+    let residency = Residency::new(config.balance, config.quanta);
+    let batch_chunks = (BATCH_BYTES / config.chunk_bytes).clamp(1, MAX_CHUNKS as u64) as usize;
     let (batches_most, batches_few) = (BATCHES_MOST, BATCHES_FEW);
-    Relocations::new(Config { batch_chunks, batches_most, batches_few, answer_ns: patience_ns, force_ns: None })
+    let answer_ns = config.patience_ns;
+    let limits = Config { batch_chunks, batches_most, batches_few, answer_ns, force_ns: None };
+    Machine { residency, relocations: Relocations::new(limits) }
 }
 
 impl Core {
     /// Plans moves, and starts them.
     pub(super) fn balance(&mut self) {
         self.take_quanta();
-        self.relocations.begin_round();
+        self.machine.relocations.begin_round();
         self.put_in_place();
         // Empty chunks free memory without a copy.
         if !self.unmet.is_empty() && self.reclaim(None, None) {
             return self.relocate();
         }
-        self.relocations.begin_round();
+        self.machine.relocations.begin_round();
         for _ in 0..MAX_PLANS_PER_EVENT {
             let steps = self.plan();
             if steps.is_empty() {
                 break;
             }
             steps.into_iter().for_each(|step| self.begin(step));
-            if !self.relocations.submit(&self.table, self.clock) {
+            if !self.machine.relocations.submit(&self.table, self.clock) {
                 break;
             }
         }
         self.relocate();
-        if self.relocations.is_idle() {
-            let fixed = |tenant| self.tenants.get(&tenant).map_or(0, |known| known.fixed);
-            let holds = self.residency.is_still(&self.table, self.clock, Some(&fixed));
-            self.hold(holds);
-        } else {
-            self.residency.moves();
-        }
+        let fixed = |tenant| self.tenants.get(&tenant).map_or(0, |known| known.fixed);
+        let holds = self.machine.round_ended(&self.table, self.clock, Some(&fixed));
+        self.hold(holds);
         self.renew_terms();
     }
 
@@ -87,7 +86,7 @@ impl Core {
             // The moves of a lone tenant do not delay other tenants.
             is_undisturbed: tenants.len() < 2,
         };
-        self.residency.plan(&self.table, now, demand).steps
+        self.machine.residency.plan(&self.table, now, demand).steps
     }
 
     /// Begins a step, unless it is done, or impossible now: takes the destination's place.
@@ -108,7 +107,7 @@ impl Core {
                 let Some((id, chunk)) = body.only_user() else { return };
                 let Some(session) = self.sessions.get(&id).filter(|session| !session.stuck) else { return };
                 let to = if step.to == vram::To::Card { Tier::Card } else { Tier::Host };
-                if !session.has_settled(chunk) || !self.relocations.admits(id, to, self.clock) {
+                if !session.has_settled(chunk) || !self.machine.relocations.admits(id, to, self.clock) {
                     return;
                 }
                 let Ok(Some(moves)) = self.start(step) else { return };
@@ -132,7 +131,7 @@ impl Core {
         let is_missing = !self.pieces.is_ready(to);
         let tier = if memory == Memory::Device { Tier::Card } else { Tier::Host };
         let chunk = Chunk { id, tenant, index, position: chunk.0, from, to };
-        self.relocations.add(User { id: session, tenant, run_limit_ns }, tier, chunk, is_missing);
+        self.machine.relocations.add(User { id: session, tenant, run_limit_ns }, tier, chunk, is_missing);
     }
 
     /// Updates the accounts for a piece that is already at its destination; returns true on success.
@@ -153,13 +152,16 @@ impl Core {
                 if memory == Memory::Device { (Memory::Host, Tier::Host) } else { (Memory::Device, Tier::Card) };
             // A process that has an order already gets these chunks in its next one.
             let is_stuck = self.sessions.get(&id).is_none_or(|session| session.stuck);
-            if is_stuck || self.relocations.has_order(id) || !self.relocations.admits(id, tier, self.clock) {
+            if is_stuck
+                || self.machine.relocations.has_order(id)
+                || !self.machine.relocations.admits(id, tier, self.clock)
+            {
                 continue;
             }
             self.move_piece(id, None, (tenant, index), chunk, (from, to));
             self.misplaced.insert((tenant, index), true);
         }
-        self.relocations.submit(&self.table, self.clock);
+        self.machine.relocations.submit(&self.table, self.clock);
     }
 
     /// Like [`vram::ChunkTable::start`], after scrubbing pending places.
@@ -173,7 +175,7 @@ impl Core {
     /// Carries out the steps of all relocations.
     fn relocate(&mut self) {
         let mut given_up = Vec::new();
-        while let Some(action) = self.relocations.take_action() {
+        while let Some(action) = self.machine.relocations.take_action() {
             match action {
                 Action::Quiesce { user, tenant, order, decline_ns } => {
                     // Another tenant has the turn in the meantime.
@@ -219,29 +221,29 @@ impl Core {
     }
 
     fn note_copy(&mut self, tenant: TenantId, bytes: u64, to: Tier, ns: u64) {
-        self.residency.moved(self.clock, bytes, ns);
+        self.machine.residency.moved(self.clock, bytes, ns);
         let (from, until) = (Nanos(self.clock.saturating_sub(ns)), Nanos(self.clock));
         self.turns.note_move(MemoryMove { from, until, vgpu: tenant, bytes, to_card: to == Tier::Card });
     }
 
     pub(super) fn quiet(&mut self, id: SessionId, order: u32) {
-        self.relocations.quiet(&self.table, id, order);
+        self.machine.relocations.quiet(&self.table, id, order);
         self.relocate();
     }
 
     pub(super) fn busy(&mut self, id: SessionId, order: u32) {
-        self.relocations.declined(self.clock, id, order);
+        self.machine.relocations.declined(self.clock, id, order);
         self.relocate();
     }
 
     pub(super) fn copied(&mut self, BatchId(batch): BatchId, done: bool, ns: u64) {
-        self.relocations.copied(&self.table, self.clock, batch, done, ns);
+        self.machine.relocations.copied(&self.table, self.clock, batch, done, ns);
         self.relocate();
     }
 
     pub(super) fn redirected(&mut self, id: SessionId, order: u32, moved: u32) {
         let moved = |at| at < moved as usize;
-        if self.relocations.remapped(&self.table, self.clock, id, order, moved).is_err() {
+        if self.machine.relocations.remapped(&self.table, self.clock, id, order, moved).is_err() {
             return self.end(id, cuda_protocol::End::Violation);
         }
         self.needs_plan = true;
@@ -250,13 +252,13 @@ impl Core {
 
     /// Records that a destination exists, or could not be made.
     pub(super) fn destination_made(&mut self, piece: PieceId, done: bool) {
-        self.relocations.made(&self.table, piece, done);
+        self.machine.relocations.made(&self.table, piece, done);
         self.relocate();
     }
 
     /// Cancels the order of a process that loses its memory.
     pub(super) fn abandon_relocation(&mut self, id: SessionId) {
-        self.relocations.cancel(id);
+        self.machine.relocations.cancel(id);
         self.relocate();
     }
 
@@ -305,13 +307,13 @@ impl Core {
         let user = self.body(at.0, at.1).and_then(|body| body.only_user());
         // The chunks of a process that has ended are released later.
         if let Some((session, _)) = user.filter(|(session, _)| self.sessions.contains_key(session)) {
-            self.relocations.postpone(session, self.clock);
+            self.machine.relocations.postpone(session, self.clock);
         }
     }
 
     /// Gives up the processes whose answers are overdue.
     pub(super) fn late_answers(&mut self) {
-        self.relocations.tick(self.clock);
+        self.machine.relocations.tick(self.clock);
         self.relocate();
         self.late_suspensions();
     }

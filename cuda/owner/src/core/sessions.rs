@@ -264,7 +264,7 @@ impl Core {
         let Some(tenant) = self.sessions.get(&id).map(|session| session.tenant) else { return };
         self.give_up_memory(id, tenant);
         let Some(session) = self.sessions.remove(&id) else { return };
-        self.relocations.forget(id);
+        self.machine.relocations.forget(id);
         self.expected.remove(&session.pid);
         let Some(tenant) = tenant else { return };
         if session.run.is_some() || session.waiting {

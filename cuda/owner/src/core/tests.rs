@@ -37,8 +37,8 @@ fn a_program_gets_zeroed_chunks_and_gives_them_back() {
     let chunks = world.programs.get_mut(&one).map(|p| std::mem::take(&mut p.chunks)).expect("there");
     world.say(one, FromTenant::Free { chunks: chunks.keys().copied().collect() });
     world.settle();
-    assert_eq!(world.core.view().pieces.0, 0, "the card's memory is free");
-    assert_eq!(world.core.view().memory.free, 16);
+    assert_eq!(world.core.view(0).pieces.0, 0, "the card's memory is free");
+    assert_eq!(world.core.view(0).memory.summary.free, 16);
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn a_card_that_somebody_else_fills_refuses_and_keeps_its_books() {
     let one = world.connect("one");
     world.ask(one, 1, 5);
     assert_eq!(world.programs[&one].refused, [1]);
-    assert_eq!(world.core.view().pieces.0, 0);
+    assert_eq!(world.core.view(0).pieces.0, 0);
     world.ask(one, 2, 3);
     assert_eq!(world.places(one), (3, 0));
 }
@@ -269,7 +269,7 @@ fn reported_usage_is_bounded_by_slices() {
         world.say(session, FromTenant::Waiting { card: 0 });
     }
     world.pass(500 * MS);
-    let view = world.core.view();
+    let view = world.core.view(0);
     let busy: u64 = view.tenants.iter().map(|tenant| tenant.busy_ns).sum();
     assert!(busy > 400 * MS && busy <= 500 * MS, "{busy} ns of half a second");
 }
@@ -290,7 +290,7 @@ fn program_that_ignores_order_is_killed_and_memory_freed() {
     world.pass(1_000 * MS);
     world.check();
     assert_eq!(world.places(two), (6, 0));
-    let tenant = &world.core.view().tenants[0];
+    let tenant = &world.core.view(0).tenants[0];
     let [given_up] = tenant.given_up.as_slice() else { panic!("{:?}", tenant.given_up) };
     assert_eq!((tenant.killed, given_up.reason), (1, Reason::Order));
 }
@@ -342,7 +342,7 @@ fn host_memory_is_not_pinned_ahead_while_chunks_move() {
         } else {
             world.step(0);
         }
-        if world.core.relocations.is_idle() || !short {
+        if world.core.machine.relocations.is_idle() || !short {
             since = None;
             continue;
         }
@@ -369,7 +369,7 @@ fn a_program_that_declines_keeps_running_and_is_asked_again() {
     (program.quiet, program.mute) = (None, false);
     program.answers.clear();
     world.say(one, FromTenant::Busy { order });
-    assert_eq!(world.core.view().declined, 1);
+    assert_eq!(world.core.view(0).declined, 1);
     world.write(one);
     for session in [one, two] {
         world.say(session, FromTenant::Waiting { card: 0 });
@@ -396,7 +396,7 @@ fn another_owner_takes_programs_over_with_their_contents() {
     core.expect(pids, 2_000 * MS);
     let sessions = world.restart(core);
     world.check();
-    let account = world.core.view().memory;
+    let account = world.core.view(0).memory.summary;
     let places = [0, 1].map(|at| world.places(sessions[at]));
     assert_eq!(places.map(|(card, host)| card + host), [6, 6]);
     assert_eq!(account.free as usize, 8 - places[0].0 - places[1].0);
@@ -450,7 +450,7 @@ fn invalid_message_ends_only_its_own_connection() {
         world.say(one, message);
     }
     world.settle();
-    assert_eq!(world.core.view().memory.free, 6, "nothing is lost");
+    assert_eq!(world.core.view(0).memory.summary.free, 6, "nothing is lost");
     world.check();
     assert_eq!(world.programs[&other].ended, None::<End>);
 }
@@ -517,7 +517,7 @@ fn programs_returning_to_smaller_card_keep_contents() {
     let sessions = world.restart(core);
     world.check();
     assert_eq!(world.places(sessions[0]), (4, 4), "as much as the card has now");
-    assert_eq!(world.core.view().memory.free, 0);
+    assert_eq!(world.core.view(0).memory.summary.free, 0);
     let other = world.connect("two");
     world.ask(other, 1, 4);
     for session in [sessions[0], other] {
@@ -541,6 +541,6 @@ fn a_chunk_that_is_given_up_while_it_is_adopted_is_no_violation() {
         world.say(session, FromTenant::Free { chunks: vec![chunk] });
     });
     assert!(world.programs.contains_key(&sessions[0]), "it did nothing wrong");
-    assert_eq!(world.core.view().memory.free, 5);
+    assert_eq!(world.core.view(0).memory.summary.free, 5);
     world.check();
 }

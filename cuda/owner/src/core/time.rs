@@ -1,8 +1,8 @@
 //! Turns and quanta: they decide which gate is open.
 
+use super::Core;
 use super::deadlines::Deadline;
 use super::types::{Action, SessionId};
-use super::{Core, Nanos};
 use cuda_protocol::{FromOwner, Run, Usage, VERSION_HANDOVER};
 use sched::turns::Order;
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ impl Core {
             // The tenant was removed after the order was given.
             return;
         }
-        self.residency.worked(tenant, self.clock);
+        self.machine.residency.worked(tenant, self.clock);
         let sessions: Vec<_> = self.sessions_of(tenant).collect();
         for session in sessions {
             self.run(session);
@@ -88,10 +88,10 @@ impl Core {
         let ahead = if urgent { most.min(urgently) } else { most };
         let unless_alone = |us| if alone { 0 } else { us };
         let mut others = present().filter(|other| *other != tenant);
-        let waits = |id: TenantId| self.residency.is_held(id);
+        let waits = |id: TenantId| self.machine.residency.is_held(id);
         // No other tenant can use the card: giving the turn back in each pause would only add the cost of starting the
         // next one.
-        let undisturbed = self.residency.turn().is_some() && others.all(waits);
+        let undisturbed = self.machine.residency.turn().is_some() && others.all(waits);
         let idle = if undisturbed { self.config.idle_us.max(IDLE_UNDISTURBED_US) } else { self.config.idle_us };
         let ahead = if undisturbed { ahead.max(RUN_AHEAD_UNDISTURBED_US) } else { ahead };
         let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));
@@ -136,7 +136,7 @@ impl Core {
     }
 
     pub(super) fn waiting(&mut self, id: SessionId, tenant: TenantId) {
-        self.residency.worked(tenant, self.clock);
+        self.machine.residency.worked(tenant, self.clock);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.waiting = true;
         if session.stopped_in.is_some() {
@@ -232,15 +232,9 @@ impl Core {
             self.overdue(tenant);
         }
         self.late_answers();
-        if self.watches_memory() {
+        if !self.misplaced.is_empty() || self.machine.next_round_ns(&self.table).is_some() {
             self.needs_plan = true;
         }
-    }
-
-    /// Returns true if memory may have to move without a further event.
-    pub(super) fn watches_memory(&self) -> bool {
-        let account = self.table.summary();
-        account.host.used > 0 || self.residency.turn().is_some() || !self.misplaced.is_empty()
     }
 
     /// Reports the tenants with work, and starts, changes or ends quanta of memory.
@@ -248,11 +242,12 @@ impl Core {
         let now = self.clock;
         let bytes = self.table.chunk_bytes();
         let mut over_link = 0;
-        let holder = self.residency.turn().map(|turn| turn.holder);
+        let holder = self.machine.residency.turn().map(|turn| turn.holder);
         let mut working = Vec::new();
         for (tenant, account) in self.table.vms() {
             // A program that waits for its memory is not idle.
-            let waits = self.waits_for_memory(tenant) || holder == Some(tenant) && self.relocations.is_moving(tenant);
+            let waits =
+                self.waits_for_memory(tenant) || holder == Some(tenant) && self.machine.relocations.is_moving(tenant);
             if self.turns.is_busy(tenant) || waits {
                 working.push(tenant);
             }
@@ -263,10 +258,10 @@ impl Core {
                 over_link += u64::from(account.host.min(may_return)) * bytes;
             }
         }
-        working.into_iter().for_each(|tenant| self.residency.worked(tenant, now));
-        self.residency.accessed(now, over_link);
+        working.into_iter().for_each(|tenant| self.machine.residency.worked(tenant, now));
+        self.machine.residency.accessed(now, over_link);
         let weight = |tenant| self.tenants.get(&tenant).map_or(1, |known| known.spec.time.weight);
-        let holds = self.residency.tick(&self.table, now, weight, None);
+        let holds = self.machine.residency.tick(&self.table, now, weight, None);
         self.hold(holds);
     }
 
@@ -287,12 +282,13 @@ impl Core {
     /// Passes the settings of all tenants to the scheduler.
     pub(super) fn set_time_params(&mut self) {
         let now = self.now();
-        let own = |id: TenantId| self.tenants.get(&id).map(|tenant| tenant.spec.time);
         for (&id, tenant) in &self.tenants {
             if self.turns.params(id) != Some(&tenant.spec.time) {
                 self.turns.change(id, tenant.spec.time, now);
             }
-            self.turns.compete(id, self.residency.competing(id, own), now);
+        }
+        for (id, params) in self.machine.changed_competitors(self.turns.scheduler()) {
+            self.turns.compete(id, params, now);
         }
     }
 
@@ -301,8 +297,7 @@ impl Core {
         if !self.tenants.contains_key(&id) {
             return;
         }
-        let paused = self.residency.is_held(id) || self.relocations.is_moving(id);
-        let now: Nanos = self.now();
-        self.turns.pause(id, paused, now);
+        let now = self.now();
+        self.turns.pause(id, self.machine.is_paused(id), now);
     }
 }

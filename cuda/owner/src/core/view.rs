@@ -1,16 +1,15 @@
 //! Views of a card and its tenants.
 
-use super::{Core, GivenUp, TenantSpec, Unaccounted, Wait};
+use super::{Core, GivenUp, TenantSpec, Unaccounted};
 use owner_driver::Memory;
-use sched::{Account, Engine, Nanos, Quarantine};
-use std::collections::BTreeMap;
-use vram::balance::Entitlement;
-use vram::{Summary, TenantId, VmSummary};
+use sched::{Engine, Nanos};
+use tenancy::{MemoryView, TimeView};
+use vram::TenantId;
 
 /// The engine that turns are accounted on.
 const ENGINE: Engine = Engine::Compute;
 
-/// The present state of a tenant.
+/// The present state of a tenant, in addition to its memory and its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantView {
     /// Number of the tenant.
@@ -19,24 +18,12 @@ pub struct TenantView {
     pub spec: TenantSpec,
     /// The tenant's programs: process and name.
     pub programs: Vec<(u32, String)>,
-    /// The tenant's memory, in chunks.
-    pub memory: VmSummary,
-    /// Card time that was charged to it, in ns.
-    pub charged_ns: u64,
     /// Part of its turns in which its work was in flight, according to its own events, in ns.
     pub busy_ns: u64,
     /// Part of `busy_ns` in which only copies were in flight, in ns.
     pub copy_ns: u64,
     /// Number of counted submissions. A lone tenant's submissions are not counted.
     pub launches: u64,
-    /// Set if the tenant has the turn.
-    pub runs: bool,
-    /// 99th percentile of its waits for turns, in ns.
-    pub wait_p99_ns: u64,
-    /// Reason for which it waits now.
-    pub waits_for: Option<Wait>,
-    /// Total time that the tenant has waited for its memory quanta, in ns.
-    pub quantum_wait_ns: u64,
     /// Number of its programs that were killed because they did not answer.
     pub killed: u64,
     /// Number of its programs that could not be killed: they run without a connection, turns and accounted memory.
@@ -53,19 +40,17 @@ pub struct TenantView {
     pub kept_bytes: u64,
     /// Total of this memory beyond the tenant's limits, in bytes.
     pub over_quota_bytes: u64,
-    /// Number of turns that exceeded their limit, and whether the tenant is quarantined.
-    pub strikes: (u32, bool),
 }
 
 /// The present state of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardView {
-    /// The card's memory, in chunks.
-    pub memory: Summary,
+    /// Division of the card's memory.
+    pub memory: MemoryView,
+    /// Division of the card's time.
+    pub time: TimeView,
     /// Number of pieces that exist on the card, and in host memory.
     pub pieces: (usize, usize),
-    /// Total duration of turns, in ns.
-    pub turns_ns: u64,
     /// Number of granted turns.
     pub turns: u64,
     /// Number of moved chunks.
@@ -81,34 +66,27 @@ pub struct CardView {
 }
 
 impl Core {
-    /// Returns the present state of the card.
+    /// Returns the present state of the card, with the use of its time in intervals that begin at `since_ns` or later.
     #[must_use]
-    pub fn view(&self) -> CardView {
+    pub fn view(&self, since_ns: u64) -> CardView {
+        let mut time = TimeView::new(self.turns.scheduler(), &[ENGINE], self.now(), Nanos(since_ns));
+        for (&id, of_it) in &mut time.tenants {
+            let runs = self.turns.has_turn(id);
+            of_it.has_work = self.turns.is_busy(id);
+            (of_it.queued, of_it.in_flight) = (usize::from(of_it.has_work && !runs), usize::from(runs));
+            of_it.wait = self.wait(id);
+        }
         CardView {
-            memory: self.table.summary(),
+            memory: self.machine.residency.view(&self.table, self.clock),
+            time,
             pieces: (self.pieces.count(Memory::Device), self.pieces.count(Memory::Host)),
-            turns_ns: self.turns.scheduler().busy(ENGINE),
             turns: self.turns.switches(),
-            relocations: self.relocations.moved(),
-            declined: self.relocations.declined_orders(),
+            relocations: self.machine.relocations.moved(),
+            declined: self.machine.relocations.declined_orders(),
             looks: self.looks(),
             unexplained_bytes: self.unexplained(),
             tenants: self.tenants.keys().filter_map(|&id| self.tenant_view(id)).collect(),
         }
-    }
-
-    /// Returns the account of a tenant's turns.
-    #[must_use]
-    pub fn turns_account(&self, id: TenantId) -> Option<&Account> {
-        self.turns.account(id)
-    }
-
-    /// Returns the time charged to a tenant in each interval that begins at `since_ns` or later: start and time, in ns.
-    #[must_use]
-    pub fn used_since(&self, id: TenantId, since_ns: u64) -> Vec<(u64, u64)> {
-        let history = self.turns.scheduler().history(sched::TenantId(id.0));
-        let samples = history.into_iter().flat_map(|history| history.since(Nanos(since_ns)));
-        samples.map(|sample| (sample.from.0, sample.used[ENGINE.index()])).collect()
     }
 
     /// Returns the time of the machine's own clock, in ns.
@@ -117,35 +95,22 @@ impl Core {
         self.clock
     }
 
-    /// Returns the memory on the card that each tenant is entitled to now, in chunks.
-    #[must_use]
-    pub fn entitlements(&self) -> BTreeMap<TenantId, Entitlement> {
-        self.residency.balancer().entitlements(&self.table, self.clock)
-    }
-
     /// Returns the holder of the card's memory quantum, while tenants take turns.
     #[must_use]
     pub fn memory_turn(&self) -> Option<&vram::Turn> {
-        self.residency.turn()
+        self.machine.residency.turn()
     }
 
     fn tenant_view(&self, id: TenantId) -> Option<TenantView> {
         let tenant = self.tenants.get(&id)?;
         let sessions = self.sessions.values().filter(|session| session.tenant == Some(id));
-        let account = self.turns.account(id);
         Some(TenantView {
             id,
             spec: tenant.spec.clone(),
             programs: sessions.map(|session| (session.pid, session.program.clone())).collect(),
-            memory: self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account).unwrap_or_default(),
-            charged_ns: account.map_or(0, |account| account.used),
             busy_ns: tenant.busy_ns,
             copy_ns: tenant.copy_ns,
             launches: tenant.launches,
-            runs: self.turns.has_turn(id),
-            wait_p99_ns: account.map_or(0, |account| account.waits.quantile(990)),
-            waits_for: self.wait(id),
-            quantum_wait_ns: self.residency.held_ns(id, self.clock),
             killed: tenant.killed,
             kill_failures: tenant.kill_failures,
             suspended: tenant.suspended,
@@ -154,11 +119,35 @@ impl Core {
             unaccounted: self.unaccounted(id),
             kept_bytes: tenant.past.kept,
             over_quota_bytes: tenant.past.over,
-            strikes: self
-                .turns
-                .scheduler()
-                .strikes(sched::TenantId(id.0))
-                .map_or((0, false), |(strikes, quarantine)| (strikes, quarantine != Quarantine::Free)),
         })
+    }
+}
+
+#[cfg(test)]
+impl CardView {
+    /// Returns the memory of a tenant, by its position.
+    pub(crate) fn memory_of(&self, at: usize) -> vram::VmSummary {
+        self.memory.summary.vms[&self.tenants[at].id]
+    }
+
+    /// Returns the time of a tenant, by its position.
+    pub(crate) fn time_of(&self, at: usize) -> &tenancy::TenantTime {
+        &self.time.tenants[&self.tenants[at].id]
+    }
+
+    /// Returns true if a tenant has the turn, by its position.
+    pub(crate) fn runs(&self, at: usize) -> bool {
+        self.time_of(at).in_flight > 0
+    }
+
+    /// Returns the time that was charged to a tenant, in ns, by its position.
+    pub(crate) fn charged_ns(&self, at: usize) -> u64 {
+        self.time_of(at).engines[&ENGINE].account.used
+    }
+
+    /// Returns the number of a tenant's strikes, and whether it is quarantined, by its position.
+    pub(crate) fn strikes(&self, at: usize) -> (u32, bool) {
+        let time = self.time_of(at);
+        (time.strikes, time.quarantine != sched::Quarantine::Free)
     }
 }

@@ -14,12 +14,11 @@ impl Core {
             is_quarantined: strikes.is_some_and(|(_, state)| state != sched::Quarantine::Free),
             has_work: self.turns.is_busy(id),
             runs: self.turns.has_turn(id),
-            is_moving: self.relocations.is_moving(id),
             lacks_memory: self.waits_for_memory(id),
             missing_bytes: Some(tenant.wanted.saturating_mul(self.config.chunk_bytes)),
             holder: self.turns.holders().find(|holder| *holder != id),
             is_stopped: sessions.any(|session| session.stopped_in.is_some()),
         };
-        self.residency.wait_reason(id, self.clock, &standing)
+        self.machine.wait_reason(id, self.clock, &standing)
     }
 }

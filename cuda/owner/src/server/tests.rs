@@ -169,7 +169,7 @@ fn two_programs_share_undersized_card_and_leave_no_memory() {
     until("memory is shared", || one.in_host().abs_diff(4) <= 1 && two.in_host().abs_diff(4) <= 1);
     assert!(one.holds(1) && two.holds(0), "contents follow their chunks");
     until("both have turns", || [&one, &two].iter().all(|p| p.runs.load(std::sync::atomic::Ordering::Relaxed) > 2));
-    let view = server.call(|core| core.view()).expect("it serves");
+    let view = server.call(|core| core.view(0)).expect("it serves");
     assert!(view.relocations >= 3 && view.turns > 2, "{view:?}");
     drop(one.leave());
     drop(two.leave());
@@ -190,7 +190,7 @@ fn a_new_owner_takes_programs_over() {
     assert_eq!(kept.len(), 6);
     let server = start(&driver, 8, folder.path());
     let one = Program::connect(server.socket(), "one", Some(kept));
-    until("its chunks are adopted", || server.call(|core| core.view()).expect("it serves").memory.free == 2);
+    until("its chunks are adopted", || server.call(|core| core.view(0)).expect("it serves").memory.summary.free == 2);
     one.say(FromTenant::Allocate { request: 2, card: 0, chunks: 1 });
     until("it gets another one", || one.count() == 7);
     let kept = one.leave();

@@ -76,7 +76,7 @@ impl ManagedCard {
         if self.over() {
             return None;
         }
-        self.lock().begin_turn();
+        self.lock().round_ended();
         let (wait, next, spare) = {
             let mut state = self.lock();
             (state.looked(&waiting, &served), state.next_plan(), state.vram().chunks.spare())

@@ -154,7 +154,7 @@ impl ManagedCard {
         Invalid::unless(moving.is_none(), || format!("VM {moving:?} does not stand still"))?;
         let is_held = |vm: &TenantId| channels.is_paused(*vm, Pause::Turn);
         let held = vms.keys().copied().filter(is_held).map(|vm| (vm, host_ns)).collect();
-        let divider = Divider::restored(&division, Residency::restored(balancer, quanta, turns, held));
+        let divider = Divider::restored(&division, Residency::restored(balancer, quanta, turns, held), chunk_bytes);
         let (timers, alarm) = Timers::new()?;
         let vram = CardVram::new(CardMemory::resume(Arc::clone(&card), layout, info.vram_bytes), pinned, chunks);
         let mut memory = Memory::restored(vram, iova, barrier, pool, divider);

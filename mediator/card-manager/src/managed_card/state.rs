@@ -104,10 +104,10 @@ impl CardState {
         self.memory.looked(now, waiting, served)
     }
 
-    /// Starts the quantum for which memory was moved: no memory moves for now.
-    pub(super) fn begin_turn(&mut self) {
+    /// Ends a round of plans: starts the quantum for which memory was moved, unless memory moves.
+    pub(super) fn round_ended(&mut self) {
         let now = self.now_ns();
-        let holds = self.memory.begin_turn(now);
+        let holds = self.memory.round_ended(now);
         self.hold(holds);
     }
 
@@ -129,17 +129,8 @@ impl CardState {
 
     /// Lets the holder of a quantum compete for time with the settings of all members.
     fn compete(&mut self) {
-        let residency = self.memory.divider().residency();
-        let scheduler = self.work.schedule().scheduler();
-        let own = |vm| scheduler.params(vm).copied();
-        let changed = |vm| {
-            let params = residency.competing(vm, own);
-            (params.as_ref() != scheduler.competing(vm)).then_some(Event::Competes { vgpu: vm, params })
-        };
-        let events: Vec<Event> = scheduler.vgpus().filter_map(changed).collect();
-        if !events.is_empty() {
-            self.feeder().feed(events);
-        }
+        let changed = self.memory.divider().machine().changed_competitors(self.work.schedule().scheduler());
+        self.feeder().feed(changed.into_iter().map(|(vgpu, params)| Event::Competes { vgpu, params }));
     }
 }
 
@@ -204,17 +195,16 @@ impl CardState {
     pub fn scheduler_usage(&self, recent_ns: u64) -> SchedulerUsage {
         let mut usage = self.work.usage(self.card_time(), recent_ns);
         let (short, now) = (self.memory.vram().waiting(), self.now_ns());
-        for (vm, one) in &mut usage.vms {
-            let has_work = one.has_work();
+        for (vm, one) in &mut usage.time.tenants {
+            let has_work = one.has_work;
             let standing = Standing {
                 is_quarantined: one.quarantine != Quarantine::Free,
                 has_work,
                 runs: one.in_flight > 0,
-                is_moving: has_work && self.memory.is_moving(*vm),
                 lacks_memory: has_work && short.contains(vm),
                 ..Standing::default()
             };
-            one.wait = self.memory.divider().residency().wait_reason(*vm, now, &standing);
+            one.wait = self.memory.divider().machine().wait_reason(*vm, now, &standing);
         }
         usage
     }

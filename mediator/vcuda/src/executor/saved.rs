@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use vmm_glue::memory::MemoryTable;
 use worker_link::{Link, ToWorker};
@@ -16,8 +17,6 @@ use crate::queue::{ControlQueue, QueueError, Request};
 use crate::saved::{Reply, SavedCommand, SavedFunction, SavedProcess, SavedStructure};
 use crate::worker::Worker;
 
-/// TIMEOUT: a worker without a daemon tries to connect all the time; only one that is stopped takes longer.
-const REJOIN_NS: u64 = 10_000_000_000;
 /// Connections of workers that are accepted in a row.
 const MAX_ACCEPTED: usize = 16;
 
@@ -63,7 +62,10 @@ impl Executor {
             self.ready.extend(answer.map(|answer| (ticket, answer)));
         }
         let processes: BTreeMap<_, _> = processes.iter().map(|process| (process.worker, process.id)).collect();
-        let until = self.now().saturating_add(REJOIN_NS);
+        // TIMEOUT: a worker tries for as long as it continues without a daemon, and then ends. Its time began at the
+        // end of the earlier daemon, so only a worker that is stopped is left after this time.
+        let limit = self.launcher.rejoin().map_or(Duration::ZERO, |rejoin| rejoin.limit);
+        let until = self.now().saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
         for (id, is_killed) in self.core.workers() {
             let process = processes.get(&id.0).and_then(|process| self.launcher.adopt(*process));
             let Some(process) = process else {

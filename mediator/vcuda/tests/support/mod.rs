@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use vcuda::{CudaDevice, CudaFunction, Launcher, Limits, Process, ProcessId, Star
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Ack, Device, Link, RegionIndex};
-use worker_link::{FromWorker, LinkError, ToWorker};
+use worker_link::{FromWorker, LinkError, Rejoin, ToWorker};
 
 /// Bytes of the guest's memory.
 pub const RAM: u64 = 4 << 20;
@@ -53,17 +53,19 @@ pub struct Threads {
     pub refuses: bool,
     /// Processes for the next device, by their numbers.
     pub known: Known,
-    /// Socket at which threads find the next device.
-    pub rejoin: Option<PathBuf>,
+    /// Socket at which threads find the next device, and the time for which that device waits for them.
+    pub rejoin: Option<Rejoin>,
+    /// Threads do not look for the next device, as if they were stopped.
+    pub are_stopped: Arc<AtomicBool>,
 }
 
 /// Threads that a later device may adopt.
 pub type Known = Arc<Mutex<BTreeMap<u64, Thread>>>;
 
 impl Threads {
-    fn new(events: &Sender<Event>, known: &Known, rejoin: &Option<PathBuf>) -> Self {
+    fn new(events: &Sender<Event>, known: &Known, rejoin: &Option<Rejoin>) -> Self {
         let (known, rejoin) = (Arc::clone(known), rejoin.clone());
-        Self { events: events.clone(), gate: None, refuses: false, known, rejoin }
+        Self { events: events.clone(), gate: None, refuses: false, known, rejoin, are_stopped: Arc::default() }
     }
 }
 
@@ -114,7 +116,7 @@ impl Launcher for Threads {
         let (ended, keep) = rustix::pipe::pipe().unwrap();
         let events = self.events.clone();
         let _ = events.send(Event::Started);
-        let rejoin = self.rejoin.clone();
+        let rejoin = self.rejoin.as_ref().map(|rejoin| (rejoin.socket.clone(), Arc::clone(&self.are_stopped)));
         let killed = Arc::new(AtomicBool::new(false));
         let is_killed = Arc::clone(&killed);
         std::thread::spawn(move || {
@@ -134,8 +136,8 @@ impl Launcher for Threads {
         known.get(&id.started).map(|thread| Box::new(thread.again()) as Box<dyn Process>)
     }
 
-    fn rejoin_socket(&self) -> Option<&Path> {
-        self.rejoin.as_deref()
+    fn rejoin(&self) -> Option<&Rejoin> {
+        self.rejoin.as_ref()
     }
 }
 
@@ -143,7 +145,7 @@ fn work(
     mut link: worker_link::Link,
     window: OwnedFd,
     events: &Sender<Event>,
-    rejoin: Option<PathBuf>,
+    rejoin: Option<(PathBuf, Arc<AtomicBool>)>,
     killed: &AtomicBool,
 ) {
     let region = MmapRegion::<()>::from_file(FileOffset::new(File::from(window), 0), WINDOW as usize).unwrap();
@@ -153,9 +155,11 @@ fn work(
         let message = match link.receive_in_worker() {
             Ok(message) => message,
             Err(LinkError::Closed) => match &rejoin {
-                Some(path) if !killed.load(Ordering::Acquire) => {
+                Some((path, is_stopped)) if !killed.load(Ordering::Acquire) => {
                     std::thread::sleep(Duration::from_millis(1));
-                    link = worker_link::Link::connect(path).unwrap_or(link);
+                    if !is_stopped.load(Ordering::Acquire) {
+                        link = worker_link::Link::connect(path).unwrap_or(link);
+                    }
                     continue;
                 }
                 _ => return,
@@ -190,7 +194,8 @@ pub struct Guest {
     file: OwnedFd,
     pub sender: Sender<Event>,
     pub known: Known,
-    rejoin: Option<PathBuf>,
+    rejoin: Option<Rejoin>,
+    pub are_stopped: Arc<AtomicBool>,
     available: u16,
     used: u16,
 }
@@ -206,6 +211,7 @@ impl Guest {
         let mut threads = Threads::new(&sender, &Known::default(), &None);
         change(&mut threads);
         let (known, rejoin) = (Arc::clone(&threads.known), threads.rejoin.clone());
+        let are_stopped = Arc::clone(&threads.are_stopped);
         let link = Link::new(vcuda::irqs()).unwrap();
         let limits = LIMITS;
         let (mut device, function) = CudaDevice::build("test", limits, &link, Box::new(threads)).unwrap();
@@ -214,8 +220,9 @@ impl Guest {
         let ram = MmapRegion::from_file(ram, RAM as usize).unwrap();
         let region = link.lend(0, RAM, true, Some(file.try_clone().unwrap())).unwrap();
         device.dma_map(&region).unwrap();
+        let (available, used) = (0, 0);
         let mut guest =
-            Self { device, function, events, link, ram, file, sender, known, rejoin, available: 0, used: 0 };
+            Self { device, function, events, link, ram, file, sender, known, rejoin, are_stopped, available, used };
         guest.drive();
         guest
     }

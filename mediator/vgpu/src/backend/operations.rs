@@ -132,9 +132,9 @@ impl VmBackend {
 
     /// Answers a query about the card's memory.
     pub(crate) fn answer(&self, question: Question, holdings: &Holdings) -> Done {
-        let chunk = holdings.summary.chunk_bytes;
+        let chunk = holdings.view.summary.chunk_bytes;
         let bytes = |chunks: u32| u64::from(chunks).saturating_mul(chunk);
-        let own = holdings.summary.vms.get(&self.vm).ok_or(Status::Failed)?;
+        let own = holdings.view.summary.vms.get(&self.vm).ok_or(Status::Failed)?;
         Ok(match question {
             Question::Vram => self.memory.grants().vram_bytes(),
             Question::Quota if own.limits.quota >= own.advertised => u64::MAX,
@@ -142,10 +142,10 @@ impl VmBackend {
             Question::Guarantee => bytes(own.guarantee),
             Question::Placed => bytes(own.placed),
             Question::Host => bytes(own.host),
-            Question::Entitlement => holdings.entitled.get(&self.vm).map_or(0, |entitled| bytes(entitled.floor)),
-            Question::Free => bytes(holdings.summary.free.saturating_add(holdings.summary.to_scrub)),
+            Question::Entitlement => holdings.view.entitled.get(&self.vm).map_or(0, |entitled| bytes(entitled.floor)),
+            Question::Free => bytes(holdings.view.summary.free.saturating_add(holdings.view.summary.to_scrub)),
             Question::Pressure if own.host != 0 => 2,
-            Question::Pressure => holdings.summary.vms.values().any(|vm| vm.host != 0).into(),
+            Question::Pressure => holdings.view.summary.vms.values().any(|vm| vm.host != 0).into(),
             Question::TimeShare => self.host.lock().time_share(self.vm),
             Question::TableBytesLeft => self.memory.grants().tables().map_or(0, pv::Tables::bytes_left),
         })

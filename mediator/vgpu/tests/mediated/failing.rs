@@ -234,11 +234,11 @@ fn vm_whose_copies_fail_is_not_moved_again_at_once() {
 fn vm_whose_memory_moves_waits_for_the_move() {
     let (rig, card) = failing();
     let (mut driver, mut channel, _) = at_work(&rig, &card);
-    let waits_for = || rig.host.lock().scheduler_usage(0).vms.get(&TenantId(0)).and_then(|vm| vm.wait);
+    let waits_for = || rig.host.lock().scheduler_usage(0).time.tenants.get(&TenantId(0)).and_then(|vm| vm.wait);
     std::thread::scope(|scope| {
         card.holds.store(true, Ordering::SeqCst);
         let moves = scope.spawn(|| move_all(&rig, 0, To::Host));
-        eventually("memory moves", || rig.host.lock().memory().is_moving(TenantId(0)));
+        eventually("memory moves", || rig.host.lock().memory().divider().machine().relocations.is_moving(TenantId(0)));
         driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         eventually("the work waits for it", || waits_for() == Some(Wait::Move));
         card.holds.store(false, Ordering::SeqCst);

@@ -127,14 +127,14 @@ fn accounts_survive_hand_over_and_vms_can_arrive_and_leave() {
     let accounts = |rig: &Rig| {
         let used = rig.host.lock().scheduler_usage(1);
         let of = |vm| {
-            let accounts = &used.vms[&TenantId(vm)].accounts;
-            Engine::ALL.map(|engine| (accounts[engine.index()].completed, accounts[engine.index()].used))
+            let engines = &used.time.tenants[&TenantId(vm)].engines;
+            Engine::ALL.map(|engine| (engines[&engine].account.completed, engines[&engine].account.used))
         };
         [of(0), of(1)]
     };
     eventually("all has ended, and was seen to", || {
         let used = rig.host.lock().scheduler_usage(1);
-        used.in_flight + used.queued == 0
+        used.time.in_flight + used.time.queued == 0
     });
     let (submitted, had) = (drivers[0].guest.counter("submissions"), accounts(&rig));
     hand_over(&handover, &mut rig, &mut drivers);

@@ -125,7 +125,7 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     // Quiescing the card without handing it over does not resume the VM.
     let done = || {
         let usage = card.host.lock().scheduler_usage(1);
-        usage.vms[&TenantId(1)].accounts.iter().map(|account| account.completed).sum::<u64>()
+        usage.time.tenants[&TenantId(1)].engines.values().map(|engine| engine.account.completed).sum::<u64>()
     };
     let (done_before, mut before) = (done(), vec![0; MIB as usize]);
     one.driver.guest.ram_read(0, &mut before);

@@ -3,7 +3,7 @@
 use super::relocate::in_host_at_rest;
 use super::{A, B, MIB};
 use card::{Card, DmaError, DmaMemory};
-use card_manager::usage::{VmUsage, Wait};
+use card_manager::usage::{TenantTime, Wait};
 use card_manager::{Division, GuestEvent, GuestEvents, Sharing};
 use rig::altered::{Alter, Altered};
 use rig::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
@@ -543,8 +543,8 @@ fn take_turns_over_the_bus(profile: bool) {
         while holders.len() < 2 && began.elapsed() < WAIT_TIMEOUT {
             let state = rig.host.lock();
             holders.extend(state.memory().divider().residency().turn().map(|turn| turn.holder));
-            let is_told = |vm: &VmUsage| matches!(vm.wait, Some(Wait::MemoryQuantum { .. }));
-            told |= state.scheduler_usage(0).vms.values().any(is_told);
+            let is_told = |vm: &TenantTime| matches!(vm.wait, Some(Wait::MemoryQuantum { .. }));
+            told |= state.scheduler_usage(0).time.tenants.values().any(is_told);
             drop(state);
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -351,7 +351,7 @@ fn overdue_submissions_report_awaited_cause() {
     one.submit(&mut waiting, &acquire(SEMAPHORE, 0x77));
     let awaited = |vm: u32| -> Vec<_> {
         let usage = rig.host.lock().scheduler_usage(0);
-        usage.vms[&TenantId(vm)].overdue.iter().map(|overdue| (overdue.channel.0, overdue.awaited)).collect()
+        usage.overdue[&TenantId(vm)].iter().map(|overdue| (overdue.channel.0, overdue.awaited)).collect()
     };
     let of = |vm: u32, count: usize| {
         let began = Instant::now();

@@ -85,7 +85,7 @@ fn does_nothing_until_it_goes_on(clear: bool) {
     std::thread::sleep(Duration::from_millis(1100));
     assert!(driver.vram_holds(to, 1, 9), "nothing runs");
     let usage = rig.host.lock().scheduler_usage(1);
-    let waits = &usage.vms[&TenantId(0)].overdue;
+    let waits = &usage.overdue[&TenantId(0)];
     assert!(waits.iter().any(|waits| waits.awaited == Awaited::Standstill), "{waits:?}");
     // A VM that is added now is quiesced as well, without another request.
     let mut late = super::driver(&rig, 1);

@@ -19,7 +19,7 @@ fn small() -> World {
 }
 
 fn pid(world: &World, session: SessionId) -> u32 {
-    let tenants = world.core.view().tenants;
+    let tenants = world.core.view(0).tenants;
     let all: Vec<u32> = tenants.iter().flat_map(|tenant| &tenant.programs).map(|(pid, _)| *pid).collect();
     *all.iter().find(|pid| **pid == 100 + session.0 as u32).expect("it is served")
 }
@@ -32,7 +32,7 @@ fn look(world: &mut World, users: &[(u32, u64)], lost: u64) {
         bytes: Some(CONTEXT + bytes),
         occupies: false,
     };
-    let chunks = world.core.view().pieces.0 as u64 * CHUNK;
+    let chunks = world.core.view(0).pieces.0 as u64 * CHUNK;
     world.event(Event::Users { users: users.iter().map(user).collect(), own: Some(CONTEXT + chunks) });
     world.event(Event::InUseForNobody(IDLE + lost));
     world.settle();
@@ -46,9 +46,10 @@ fn twice(world: &mut World, users: &[(u32, u64)], lost: u64) {
 /// Returns the bytes of a tenant: its processes' bytes beyond the account, kept bytes, and bytes beyond its quota; and
 /// the total number of its chunks.
 fn past(world: &World, tenant: usize) -> (u64, u64, u64, u32) {
-    let view = world.core.view().tenants.swap_remove(tenant);
+    let card = world.core.view(0);
+    let (view, memory) = (&card.tenants[tenant], card.memory_of(tenant));
     let beyond: u64 = view.unaccounted.iter().map(|one| one.bytes).sum();
-    (beyond / CHUNK, view.kept_bytes / CHUNK, view.over_quota_bytes / CHUNK, view.memory.placed + view.memory.host)
+    (beyond / CHUNK, view.kept_bytes / CHUNK, view.over_quota_bytes / CHUNK, memory.placed + memory.host)
 }
 
 #[test]
@@ -65,7 +66,7 @@ fn process_above_its_account_is_charged_when_seen_twice() {
     assert_eq!(past(&world, 0), (0, 0, 0, 3), "it may be on its way");
     look(&mut world, &[(pid, 6 * CHUNK)], 0);
     assert_eq!(past(&world, 0), (3, 0, 0, 6), "as much as it had both times");
-    assert_eq!(world.core.view().tenants[0].unaccounted[0].pid, pid);
+    assert_eq!(world.core.view(0).tenants[0].unaccounted[0].pid, pid);
     world.ask(one, 3, 3);
     assert_eq!(world.programs[&one].refused, [3], "it has two left");
     twice(&mut world, &[(pid, 40 * CHUNK)], 0);
@@ -92,7 +93,7 @@ fn process_beyond_tenant_quota_is_killed_when_configured() {
     world.event(Event::InUseForNobody(IDLE));
     world.settle();
     assert!(world.programs.contains_key(&other) && world.programs.contains_key(&two), "those that did nothing live");
-    assert_eq!(world.core.view().tenants[0].killed, 1);
+    assert_eq!(world.core.view(0).tenants[0].killed, 1);
 }
 
 /// Makes a program free `count` chunks, `missing` bytes of which stay in use.
@@ -132,7 +133,7 @@ fn retained_memory_is_charged_to_tenant_that_freed_it() {
     assert_eq!(past(&world, 0), (0, 8, 0, 8), "its end frees nothing");
     look(&mut world, &pids[1..], 0);
     assert_eq!(past(&world, 0), (0, 0, 0, 0), "now something has");
-    assert_eq!(world.core.view().unexplained_bytes, 0);
+    assert_eq!(world.core.view(0).unexplained_bytes, 0);
 }
 
 #[test]
@@ -166,7 +167,7 @@ fn tenant_is_not_charged_for_memory_of_uncertain_owner() {
     }
     twice(&mut world, &pids, 6 * CHUNK + hidden);
     assert_eq!((past(&world, 0).1, past(&world, 1).1), (0, 0));
-    assert_eq!(world.core.view().unexplained_bytes, 5 * CHUNK, "but for the margin");
+    assert_eq!(world.core.view(0).unexplained_bytes, 5 * CHUNK, "but for the margin");
     twice(&mut world, &pids, 0);
     for tenant in [1, 2] {
         world.event(Event::Missing { tenant: vram::TenantId(tenant), sure: false, bytes: 8 * CHUNK });

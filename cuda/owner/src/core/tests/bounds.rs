@@ -119,7 +119,7 @@ fn whole_card_allocation_is_split_and_neighbour_waits_one_part() {
     bare.event(Event::Made { piece, memory: Some(Memory::Device) });
     assert_eq!(bare.chunks(two).len(), 5);
     bare.settle();
-    assert_eq!(u64::from(bare.core.view().memory.free), 2 * CHUNKS - 5);
+    assert_eq!(u64::from(bare.core.view(0).memory.summary.free), 2 * CHUNKS - 5);
     assert!(bare.most <= EVENT_MOST, "{} steps", bare.most);
 }
 
@@ -157,7 +157,7 @@ fn all_of_the_card_as_fixed_memory_takes_linear_work_in_parts() {
     bare.say(one, FromTenant::Allocate { request: 5, card: 0, chunks: 1 });
     bare.settle();
     assert_eq!(bare.answered(one, |m| matches!(m, FromOwner::Fixed { request: 4 })), 1);
-    assert_eq!(u64::from(bare.core.view().memory.free), 2 * CHUNKS - 1);
+    assert_eq!(u64::from(bare.core.view(0).memory.summary.free), 2 * CHUNKS - 1);
     assert!(bare.most <= EVENT_MOST, "{} steps", bare.most);
 }
 
@@ -338,7 +338,7 @@ fn adopted_duplicate_or_future_number_is_rejected() {
         bare.say(session, FromTenant::Adopt { chunks, more: false });
         assert_eq!(bare.answered(session, |m| matches!(m, FromOwner::Goodbye(End::Violation))), violations);
         bare.event(Event::Gone { session });
-        assert_eq!(bare.core.view().memory.free, 16, "nothing is kept");
+        assert_eq!(bare.core.view(0).memory.summary.free, 16, "nothing is kept");
     }
 }
 
@@ -365,7 +365,7 @@ fn adopted_number_of_pending_request_is_rejected() {
     assert_eq!(bare.answered(session, |m| matches!(m, FromOwner::Goodbye(End::Violation))), 1);
     bare.event(Event::Gone { session });
     bare.settle();
-    assert_eq!(bare.core.view().memory.free, 16, "nothing is kept");
+    assert_eq!(bare.core.view(0).memory.summary.free, 16, "nothing is kept");
 }
 
 #[test]

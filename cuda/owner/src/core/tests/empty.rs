@@ -82,7 +82,7 @@ fn empty_chunks_are_returned_and_not_copied() {
     world.pass(1_000 * MS);
     world.check();
     assert_eq!((world.places(one), world.places(two)), ((4, 0), (4, 0)));
-    assert_eq!(world.core.view().relocations, 0, "nothing had to move to host memory and back");
+    assert_eq!(world.core.view(0).relocations, 0, "nothing had to move to host memory and back");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn host_memory_of_program_is_not_reused_by_other_of_its_tenant() {
     world.leave(first);
     world.pass(300 * MS);
     assert_eq!(
-        world.core.view().pieces.1,
+        world.core.view(0).pieces.1,
         4 + 2,
         "the second one's and the stock: what was kept for the first has gone"
     );

@@ -20,7 +20,7 @@ fn held(world: &mut World) -> (SessionId, SessionId) {
     world.ask(one, 1, 8);
     world.say(one, FromTenant::Waiting { card: 0 });
     world.settle();
-    assert!(world.core.view().tenants[0].runs);
+    assert!(world.core.view(0).runs(0));
     world.programs.get_mut(&one).expect("there").mute = true;
     let two = world.connect("two");
     world.say(two, FromTenant::Waiting { card: 0 });
@@ -34,10 +34,10 @@ fn unkillable_program_loses_slice_memory_and_connection() {
         let (one, two) = held(&mut world);
         world.pass(11_000 * MS);
         assert!(!world.programs.contains_key(&one), "its connection is closed");
-        let view = world.core.view();
-        let (first, second) = (&view.tenants[0], &view.tenants[1]);
-        assert_eq!((first.memory.placed, first.memory.host, first.programs.len()), (0, 0, 0), "{first:?}");
-        assert!(second.runs && !first.runs);
+        let view = world.core.view(0);
+        let (first, memory) = (&view.tenants[0], view.memory_of(0));
+        assert_eq!((memory.placed, memory.host, first.programs.len()), (0, 0, 0), "{first:?}");
+        assert!(view.runs(1) && !view.runs(0));
         assert_eq!((first.killed, first.kill_failures), if kills { (1, 0) } else { (0, 1) });
         world.ask(two, 1, 8);
         assert_eq!(world.places(two), (8, 0));
@@ -78,7 +78,7 @@ fn a_program_loses_all_of_its_connections() {
     world.pass(12_000 * MS);
     assert!(!world.programs.contains_key(&other));
     assert!(world.programs[&two].run.is_some());
-    assert_eq!(world.core.view().tenants[0].memory.placed, 0);
+    assert_eq!(world.core.view(0).memory_of(0).placed, 0);
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn tenant_whose_work_exceeds_its_limit_is_quarantined() {
         world.programs.get_mut(&one).expect("there").mute = true;
         world.pass(11_000 * MS);
         assert!(!world.programs.contains_key(&one), "it is given up");
-        assert_eq!(world.core.view().tenants[0].strikes, (strikes, strikes == 3));
+        assert_eq!(world.core.view(0).strikes(0), (strikes, strikes == 3));
     }
     let one = world.connect("one");
     world.say(one, FromTenant::Waiting { card: 0 });
@@ -187,11 +187,11 @@ fn tenant_whose_work_exceeds_its_limit_is_quarantined() {
         assert!(world.programs[&one].run.is_none(), "a quarantined tenant has no turn");
     }
     assert!(world.programs[&other].run.is_some());
-    assert_eq!(world.core.view().tenants[1].strikes, (0, false));
-    let id = world.core.view().tenants[0].id;
+    assert_eq!(world.core.view(0).strikes(1), (0, false));
+    let id = world.core.view(0).tenants[0].id;
     world.core.release(id);
     world.settle();
-    assert_eq!(world.core.view().tenants[0].strikes, (0, false));
+    assert_eq!(world.core.view(0).strikes(0), (0, false));
     // The tenant gets turns again when it has paid for the time that the others had to share.
     let has_turn = (0..8_000).any(|_| {
         world.pass(5 * MS);

@@ -8,7 +8,7 @@ fn fixed_memory_counts_and_shared_chunks_stay() {
     let one = world.connect("one");
     world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Array, bytes: 3 * CHUNK - 5 });
     world.ask(one, 2, 2);
-    assert_eq!(world.core.view().memory.free, 3);
+    assert_eq!(world.core.view(0).memory.summary.free, 3);
     let chunks: Vec<_> = world.programs[&one].chunks.keys().copied().collect();
     world.say(one, FromTenant::Export { request: 3, chunks });
     let share = world.programs[&one].share.expect("shared");
@@ -26,7 +26,7 @@ fn fixed_memory_counts_and_shared_chunks_stay() {
     assert_eq!(world.places(other), (2, 0), "who opened it has it still");
     world.leave(other);
     world.settle();
-    assert_eq!((world.core.view().memory.free, world.core.view().pieces.0), (8, 0));
+    assert_eq!((world.core.view(0).memory.summary.free, world.core.view(0).pieces.0), (8, 0));
 }
 
 #[test]
@@ -61,15 +61,15 @@ fn adopted_chunk_without_descriptor_counts_until_freed() {
         world.say(session, FromTenant::Adopt { chunks: vec![shared], more: false });
     }
     world.settle();
-    assert_eq!(world.core.view().memory.free, 6, "each of its users is charged");
+    assert_eq!(world.core.view(0).memory.summary.free, 6, "each of its users is charged");
     world.say(sessions[0], FromTenant::Export { request: 1, chunks: vec![id] });
     assert_eq!(world.programs[&sessions[0]].refused, [1], "this owner cannot hand it on");
     world.say(sessions[0], FromTenant::Free { chunks: vec![id] });
     assert!(world.programs.contains_key(&sessions[0]), "it did nothing wrong");
-    assert_eq!(world.core.view().memory.free, 7);
+    assert_eq!(world.core.view(0).memory.summary.free, 7);
     world.leave(sessions[1]);
     world.settle();
-    assert_eq!(world.core.view().memory.free, 8);
+    assert_eq!(world.core.view(0).memory.summary.free, 8);
 }
 
 #[test]
@@ -117,26 +117,26 @@ fn mute_beside_one_in_need(suspends: Option<bool>, ms: u64) -> (World, bool) {
 fn a_program_that_is_suspended_leaves_its_memory_to_others() {
     let (world, there) = mute_beside_one_in_need(Some(true), 13_000);
     assert!(there, "its process is there still");
-    let view = world.core.view();
+    let view = world.core.view(0);
     assert_eq!((view.tenants[0].suspended, view.tenants[0].killed), (1, 0));
-    assert_eq!((view.tenants[0].memory.placed, view.tenants[0].memory.host), (0, 0));
-    assert_eq!(view.tenants[1].memory.placed, 8, "all of the card");
-    assert!(!view.tenants[0].runs, "it has no turn");
+    assert_eq!((view.memory_of(0).placed, view.memory_of(0).host), (0, 0));
+    assert_eq!(view.memory_of(1).placed, 8, "all of the card");
+    assert!(!view.runs(0), "it has no turn");
 }
 
 #[test]
 fn a_program_that_the_driver_cannot_suspend_is_killed() {
     let (world, there) = mute_beside_one_in_need(Some(false), 13_000);
     assert!(!there);
-    assert_eq!((world.core.view().tenants[0].suspended, world.core.view().tenants[0].killed), (0, 1));
+    assert_eq!((world.core.view(0).tenants[0].suspended, world.core.view(0).tenants[0].killed), (0, 1));
     let (world, there) = mute_beside_one_in_need(None, 13_000);
     assert!(there, "the driver may take as long as a program");
-    let view = world.core.view();
-    assert_eq!((view.tenants[0].killed, view.tenants[1].memory.placed), (0, 8), "its memory waits for no driver");
+    let view = world.core.view(0);
+    assert_eq!((view.tenants[0].killed, view.memory_of(1).placed), (0, 8), "its memory waits for no driver");
     let (world, there) = mute_beside_one_in_need(None, 23_000);
     assert!(!there, "a driver that does not come back keeps no memory from others");
-    let view = world.core.view();
-    assert_eq!((view.tenants[0].suspended, view.tenants[0].killed, view.tenants[1].memory.placed), (0, 1, 8));
+    let view = world.core.view(0);
+    assert_eq!((view.tenants[0].suspended, view.tenants[0].killed, view.memory_of(1).placed), (0, 1, 8));
 }
 
 #[test]

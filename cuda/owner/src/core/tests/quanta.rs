@@ -86,18 +86,20 @@ fn wait_for_memory_of_others_is_bounded() {
 fn view_says_why_a_tenant_waits_and_for_how_long() {
     let (mut world, _) = two_that_take_turns();
     let holder = world.core.memory_turn().expect("they take turns").holder;
-    let waits = |world: &World| world.core.view().tenants.into_iter().find(|tenant| tenant.id != holder).expect("two");
-    let before = waits(&world);
-    let Some(Wait::MemoryQuantum { holder: of, left_ns: Some(left) }) = before.waits_for else {
-        panic!("{:?}", before.waits_for)
+    let waits = |world: &World| {
+        let view = world.core.view(0);
+        let (id, time) = view.time.tenants.iter().find(|(id, _)| **id != holder).expect("two");
+        (time.wait, view.memory.held_ns[id])
     };
+    let before = waits(&world);
+    let Some(Wait::MemoryQuantum { holder: of, left_ns: Some(left) }) = before.0 else { panic!("{before:?}") };
     assert!(of == holder && left <= 20_000 * MS);
     world.pass(2_000 * MS);
     let after = waits(&world);
-    assert_eq!(after.waits_for, Some(Wait::MemoryQuantum { holder, left_ns: Some(left - 2_000 * MS) }));
-    assert_eq!(after.quantum_wait_ns - before.quantum_wait_ns, 2_000 * MS);
-    let other = world.core.view().tenants.into_iter().find(|tenant| tenant.id == holder).expect("two");
-    assert_eq!((other.waits_for, other.runs), (None, true));
+    assert_eq!(after.0, Some(Wait::MemoryQuantum { holder, left_ns: Some(left - 2_000 * MS) }));
+    assert_eq!(after.1 - before.1, 2_000 * MS);
+    let other = &world.core.view(0).time.tenants[&holder];
+    assert_eq!((other.wait, other.in_flight), (None, 1));
 }
 
 #[test]
@@ -108,10 +110,10 @@ fn view_names_the_tenant_that_has_the_slice() {
         world.say(session, FromTenant::Waiting { card: 0 });
     }
     world.pass(5 * MS);
-    let tenants = world.core.view().tenants;
-    let (running, waiting): (Vec<_>, Vec<_>) = tenants.into_iter().partition(|tenant| tenant.runs);
-    assert_eq!(waiting[0].waits_for, Some(Wait::Slice { holder: Some(running[0].id) }));
-    assert_eq!(running[0].waits_for, None);
+    let tenants = world.core.view(0).time.tenants.into_iter();
+    let (running, waiting): (Vec<_>, Vec<_>) = tenants.partition(|(_, time)| time.in_flight > 0);
+    assert_eq!((waiting[0].1.queued, waiting[0].1.wait), (1, Some(Wait::Slice { holder: Some(running[0].0) })));
+    assert_eq!(running[0].1.wait, None);
 }
 
 #[test]
@@ -148,11 +150,11 @@ fn stock_is_refilled_without_other_events() {
     world.ask(one, 1, 8);
     let two = world.connect("two");
     world.ask(two, 1, 2);
-    assert_eq!((world.places(two), world.core.view().pieces.1), ((0, 2), 2), "what was ready is in use");
+    assert_eq!((world.places(two), world.core.view(0).pieces.1), ((0, 2), 2), "what was ready is in use");
     world.leave(two);
     world.settle();
-    assert_eq!(world.core.view().pieces.1, 0);
+    assert_eq!(world.core.view(0).pieces.1, 0);
     assert!(world.core.next_wakeup().is_some_and(|ns| ns <= 200 * MS));
     world.pass(250 * MS);
-    assert_eq!(world.core.view().pieces.1, 2);
+    assert_eq!(world.core.view(0).pieces.1, 2);
 }

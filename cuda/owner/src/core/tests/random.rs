@@ -100,8 +100,8 @@ proptest! {
         let sessions: Vec<_> = world.programs.keys().copied().collect();
         sessions.into_iter().for_each(|id| world.leave(id));
         world.settle();
-        let view = world.core.view();
-        prop_assert_eq!((view.memory.free, view.memory.host.used), (8, 0));
+        let view = world.core.view(0);
+        prop_assert_eq!((view.memory.summary.free, view.memory.summary.host.used), (8, 0));
         prop_assert_eq!(view.pieces.0, 0, "pieces of the card are left");
         prop_assert_eq!(world.pieces.values().filter(|(memory, _)| *memory == Memory::Device).count(), 0);
         prop_assert!(view.pieces.1 <= 2, "only what is kept ready");

@@ -55,16 +55,16 @@ fn stopped_program_holds_its_neighbour_for_moments() {
 fn stopped_program_without_work_loses_its_turn_only() {
     let (mut world, one, other) = stopped_beside_another();
     world.pass(500 * MS);
-    assert!(world.core.view().tenants[0].runs, "nothing is known of its work yet");
+    assert!(world.core.view(0).runs(0), "nothing is known of its work yet");
     users(&mut world, false);
     world.pass(1_000 * MS);
-    assert!(world.core.view().tenants[0].runs, "the look may be of the time before");
+    assert!(world.core.view(0).runs(0), "the look may be of the time before");
     users(&mut world, false);
     world.pass(10 * MS);
-    assert!(!world.core.view().tenants[0].runs, "the card has nothing of it");
-    let charged = world.core.view().tenants[0].charged_ns;
+    assert!(!world.core.view(0).runs(0), "the card has nothing of it");
+    let charged = world.core.view(0).charged_ns(0);
     let gap = longest_gap(&mut world, other, 20_000);
-    assert_eq!((gap, world.core.view().tenants[0].charged_ns), (0, charged), "it is alone");
+    assert_eq!((gap, world.core.view(0).charged_ns(0)), (0, charged), "it is alone");
     // The program runs again: it answers, and gets its share.
     let program = world.programs.get_mut(&one).expect("it is not killed");
     program.stopped = false;
@@ -78,8 +78,8 @@ fn stopped_program_without_work_loses_its_turn_only() {
 fn stopped_program_survives_its_limit_without_nvml() {
     let (mut world, one, other) = stopped_beside_another();
     world.pass(11_000 * MS);
-    assert!(world.programs.contains_key(&one) && !world.core.view().tenants[0].runs);
-    assert_eq!(world.core.view().tenants[0].killed, 0);
+    assert!(world.programs.contains_key(&one) && !world.core.view(0).runs(0));
+    assert_eq!(world.core.view(0).tenants[0].killed, 0);
     let gap = longest_gap(&mut world, other, 5_000);
     assert_eq!(gap, 0);
     world.programs.get_mut(&one).expect("there").stopped = false;
@@ -107,12 +107,12 @@ fn endless_kernel_shares_the_card_until_its_limit() {
     let gap = longest_gap(&mut world, other, 9_500);
     assert!(gap <= 100, "{gap} ms");
     assert!(world.programs.contains_key(&one), "its limit is 10 s");
-    let charged = [0, 1].map(|tenant| world.core.view().tenants[tenant].charged_ns / MS);
+    let charged = [0, 1].map(|tenant| world.core.view(0).charged_ns(tenant) / MS);
     assert!(charged[0].abs_diff(charged[1]) < 500, "both are charged: {charged:?}");
-    assert!(world.core.view().tenants[0].overrun_ns > 9_000 * MS, "its turn runs on");
+    assert!(world.core.view(0).tenants[0].overrun_ns > 9_000 * MS, "its turn runs on");
     world.pass(1_500 * MS);
     assert!(!world.programs.contains_key(&one));
-    let tenant = &world.core.view().tenants[0];
+    let tenant = &world.core.view(0).tenants[0];
     let reasons: Vec<_> = tenant.given_up.iter().map(|program| program.reason).collect();
     assert_eq!((tenant.killed, tenant.overrun_ns, reasons), (1, 0, vec![Reason::Turn]));
 }

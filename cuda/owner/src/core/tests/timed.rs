@@ -259,8 +259,9 @@ fn quantum_change_moves_memory_at_about_link_speed() {
     let changes = (timed.copies[&Memory::Device] - before[&Memory::Device]) / 384;
     assert!(changes >= 7, "{:?}", timed.copies);
     let lost = (timed.now - start - (timed.ran() - ran)) / changes;
-    // The link takes most of the time; the first batch is evicted before the first one returns.
-    assert!(lost <= 384 * COPY * 4 / 3, "a change takes {} ms", lost / MS);
+    // The link takes most of the time, because both directions are in use; the last batch returns after the last was
+    // evicted.
+    assert!(lost <= 384 * COPY * 11 / 10, "a change takes {} us, and the link {} us", lost / US, 384 * COPY / US);
 }
 
 #[test]
@@ -293,15 +294,16 @@ fn memory_filled_during_quantum_is_on_card() {
     fill(&mut timed, two);
     let holds = |timed: &Timed| timed.core.memory_turn().is_some_and(|turn| turn.holder.0 == 2);
     wait(&mut timed, &|timed: &Timed| holds(timed) && timed.runs[&two].0.is_some());
-    let on_card = |timed: &Timed, tenant: usize| u64::from(timed.core.view().tenants[tenant].memory.placed);
+    let on_card = |timed: &Timed, tenant: usize| u64::from(timed.core.view(0).memory_of(tenant).placed);
     let (before, missing) = (timed.copies.clone(), 512 - on_card(&timed, 1));
     assert!(missing > 300, "most of it is allocated in its quantum");
     let took = wait(&mut timed, &|timed: &Timed| timed.is_full(two));
     let copied = |memory| timed.copies.get(&memory).unwrap_or(&0) - before.get(&memory).unwrap_or(&0);
     assert_eq!((copied(Memory::Device), on_card(&timed, 1)), (0, 512), "nothing of it was used over the link first");
-    // Evictions run 64 chunks ahead of the last part.
-    assert!((missing - 16..=missing + 80).contains(&copied(Memory::Host)), "{} chunks", copied(Memory::Host));
-    assert!(took <= alone + missing * COPY * 4 / 3, "{} ms, {} ms alone", took / MS, alone / MS);
+    // Both have 512 chunks, and the card 640. Evictions run 64 chunks ahead of the last part.
+    let excess = 2 * 512 - 640;
+    assert!((excess - 16..=excess + 80).contains(&copied(Memory::Host)), "{} chunks", copied(Memory::Host));
+    assert!(took <= alone + excess * COPY * 4 / 3, "{} ms, {} ms alone", took / MS, alone / MS);
 }
 
 #[test]
@@ -309,7 +311,7 @@ fn nothing_is_pinned_in_the_gaps_between_moves() {
     let (mut timed, [one, two]) = two_at_once(512);
     timed.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: 640 });
     timed.say(two, FromTenant::Allocate { request: 1, card: 0, chunks: 16 });
-    let stocked = |timed: &Timed| timed.core.view().pieces.1;
+    let stocked = |timed: &Timed| timed.core.view(0).pieces.1;
     timed.run(timed.now + 50 * MS);
     let before = stocked(&timed);
     timed.run(timed.now + 100 * MS);

@@ -1,0 +1,28 @@
+//! Cards of both kinds in the form of the admin API: their memory ([`memory`]), their time ([`scheduler`],
+//! [`history`]), and the tenants of CUDA cards ([`tenant`]).
+//!
+//! Both owners describe memory and time with the same values, [`tenancy::MemoryView`] and [`tenancy::TimeView`]. Values
+//! that only one kind of card has are added by the caller.
+//!
+//! The crate does not ask an owner, and keeps no state.
+
+#![forbid(unsafe_code)]
+
+mod memory;
+mod tenant;
+mod time;
+
+pub use memory::memory;
+pub use tenant::{stranger, tenant};
+pub use time::{history, scheduler};
+
+use std::collections::BTreeMap;
+use vram::TenantId;
+
+/// Names of a card's tenants.
+pub type Names = BTreeMap<TenantId, String>;
+
+/// Number of nanoseconds in a millisecond.
+const MS: u64 = 1_000_000;
+/// Size of a MiB in bytes.
+const MIB: u64 = 1 << 20;

@@ -1,0 +1,86 @@
+//! The tenants of a CUDA card, and other processes on it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use api::WaitKind;
+use config::TenantSpec;
+use cuda_control::TenantView;
+use cuda_status::Seen;
+use sched::Engine;
+use tenancy::Window;
+
+use super::time::{state, wait_reason, waits_for};
+
+/// Engine to which slices are charged; a slice is a grant of the whole card.
+const ENGINE: Engine = Engine::Compute;
+
+/// Returns a process that uses a card without its owner as an API object.
+#[must_use]
+pub fn stranger((pid, program, bytes): &(u32, String, Option<u64>)) -> api::Stranger {
+    api::Stranger { pid: *pid, program: program.clone(), bytes: *bytes }
+}
+
+/// Returns a program that was given up as an API object.
+fn given_up(cuda_control::GivenUp { pid, program, why }: cuda_control::GivenUp) -> api::GivenUp {
+    api::GivenUp { pid, program, why }
+}
+
+/// Returns a tenant's process that uses memory outside its account as an API object.
+fn unaccounted((pid, program, bytes): &(u32, String, u64)) -> api::Unaccounted {
+    api::Unaccounted { pid: *pid, program: program.clone(), bytes: *bytes }
+}
+
+/// Returns a tenant as an API object. `seen` is `None` if the owner does not answer.
+#[must_use]
+pub fn tenant(spec: &TenantSpec, socket: PathBuf, seen: Option<&Seen>, window_ns: u64) -> api::Tenant {
+    let view = seen.and_then(|seen| Some((&seen.card, seen.tenant(&spec.name)?)));
+    let shown = view.map_or_else(TenantView::default, |(_, (_, view))| view.clone());
+    let time = view.and_then(|(card, (id, _))| card.time.tenants.get(&id));
+    let account = time.and_then(|time| time.engines.get(&ENGINE)).map(|engine| engine.account.clone());
+    let account = account.unwrap_or_default();
+    let memory = view.and_then(|(card, (id, _))| card.memory.summary.vms.get(&id)).copied().unwrap_or_default();
+    let bytes = |chunks: u32| u64::from(chunks) * view.map_or(0, |(card, _)| card.memory.summary.chunk_bytes);
+    let held_ns = view.and_then(|(card, (id, _))| card.memory.held_ns.get(&id)).copied().unwrap_or(0);
+    let names = seen.map_or_else(BTreeMap::new, Seen::names);
+    let received = |seen: &Seen| {
+        time.map_or(0, |time| time.received_permille(ENGINE, &Window::last(seen.card.time.now, window_ns)))
+    };
+    api::Tenant {
+        name: spec.name.clone(),
+        card: spec.card.clone(),
+        profile: spec.profile.clone(),
+        served: view.is_some(),
+        socket,
+        vram_mib: spec.vram_mib,
+        memory: spec.memory.clone(),
+        time: spec.time.params(None).into(),
+        on_stuck: spec.on_stuck,
+        on_remove: spec.on_remove,
+        programs: shown.programs.into_iter().map(|(pid, name)| api::Program { pid, name }).collect(),
+        on_card_bytes: bytes(memory.placed),
+        in_host_bytes: bytes(memory.host),
+        used_ns: account.used,
+        busy_ns: shown.busy_ns,
+        copy_ns: shown.copy_ns,
+        received_permille: seen.map_or(0, received),
+        entitled_permille: time.map_or(0, |time| time.entitled.compute),
+        launches: shown.launches,
+        wait_p99_ns: account.waits.quantile(990),
+        state: time.map_or(api::WorkState::Unserved, state),
+        waits_for: time.map_or_else(|| Some("the owner of its card".to_owned()), |time| waits_for(time, &names)),
+        wait_reason: time.map_or_else(|| Some(WaitKind::Owner.into()), |time| Some(wait_reason(time.wait?, &names))),
+        quantum_wait_ns: held_ns,
+        killed: shown.killed,
+        kill_failures: shown.kill_failures,
+        suspended: shown.suspended,
+        given_up: shown.given_up.into_iter().map(given_up).collect(),
+        overrun_ns: shown.overrun_ns,
+        unaccounted: shown.unaccounted.iter().map(unaccounted).collect(),
+        kept_bytes: shown.kept_bytes,
+        over_quota_bytes: shown.over_quota_bytes,
+        strikes: time.map_or(0, |time| time.strikes),
+        quarantined: time.is_some_and(|time| time.quarantine != sched::Quarantine::Free),
+        labels: spec.labels.clone(),
+    }
+}

@@ -1,0 +1,263 @@
+//! Memory and time of a card as operators see them: one form for both kinds of card.
+
+use crate::{Residency, Wait};
+use sched::{Account, Engine, Nanos, PERMILLE, Quarantine, Queues, Sample, Scheduler, VgpuParams, WHOLE_SHARE_PPM};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use vram::balance::Entitlement;
+use vram::{ChunkTable, Summary, TenantId, Turn};
+
+/// Division of a card's memory at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryView {
+    /// The accounts, in chunks.
+    pub summary: Summary,
+    /// Memory on the card to which each tenant is entitled, in chunks.
+    pub entitled: BTreeMap<TenantId, Entitlement>,
+    /// Number of each tenant's chunks that are pinned to the card.
+    pub pinned: BTreeMap<TenantId, u32>,
+    /// Time that each tenant has waited for its quanta, in ns.
+    pub held_ns: BTreeMap<TenantId, u64>,
+    /// The current quantum, if tenants take turns.
+    pub turn: Option<Turn>,
+    /// Number of quanta that have begun.
+    pub quanta: u64,
+    /// Measured rate of copies between the card and the host, in bytes per second; 0 before the first copy.
+    pub bytes_per_second: u64,
+}
+
+impl Residency {
+    /// Returns the division of the memory.
+    #[must_use]
+    pub fn view(&self, table: &ChunkTable, now: u64) -> MemoryView {
+        let summary = table.summary();
+        let tenants = || summary.vms.keys().copied();
+        MemoryView {
+            entitled: self.balancer().entitlements(table, now),
+            pinned: tenants().map(|tenant| (tenant, self.balancer().pinned(tenant))).collect(),
+            held_ns: tenants().map(|tenant| (tenant, self.held_ns(tenant, now))).collect(),
+            turn: self.turn().cloned(),
+            quanta: self.begun(),
+            bytes_per_second: self.quanta().bandwidth(),
+            summary,
+        }
+    }
+}
+
+/// Division of a card's time at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimeView {
+    /// Time of the card's clock.
+    pub now: Nanos,
+    /// Number of submissions that wait for a slice.
+    pub queued: usize,
+    /// Number of submissions on the card.
+    pub in_flight: usize,
+    /// Time that each engine has been busy, in ns. Has the engines on which time is divided.
+    pub busy: BTreeMap<Engine, u64>,
+    /// The tenants.
+    pub tenants: BTreeMap<TenantId, TenantTime>,
+}
+
+/// A tenant's part of a card's time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantTime {
+    /// Share of the time.
+    pub params: VgpuParams,
+    /// Part to which the tenant is entitled while all tenants have work.
+    pub entitled: Entitled,
+    /// Number of submissions or turns that exceeded their limit.
+    pub strikes: u32,
+    /// State of quarantine.
+    pub quarantine: Quarantine,
+    /// Number of submissions that wait for a slice.
+    pub queued: usize,
+    /// Number of submissions on the card.
+    pub in_flight: usize,
+    /// The tenant has work that has not ended, except work that it has stopped itself.
+    pub has_work: bool,
+    /// Use of each engine.
+    pub engines: BTreeMap<Engine, EngineTime>,
+    /// Recent use.
+    pub recent: Vec<Sample>,
+    /// Reason that the tenant's work waits.
+    pub wait: Option<Wait>,
+}
+
+/// A tenant's entitled parts of engines, in thousandths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entitled {
+    /// The part of compute.
+    pub compute: u32,
+    /// The part of copies, if it differs.
+    pub copies: Option<u32>,
+}
+
+/// A tenant's use of an engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineTime {
+    /// Submissions and use.
+    pub account: Account,
+    /// Standing with the policy.
+    pub standing: sched::Standing,
+}
+
+/// A time window of a history.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// Start of the window, on the card's clock.
+    pub from: Nanos,
+    /// End of the window.
+    pub end: Nanos,
+}
+
+impl Window {
+    /// Returns the last complete intervals of a history that are `ns` long together.
+    #[must_use]
+    pub fn last(now: Nanos, ns: u64) -> Self {
+        let end = Nanos(now.0 - now.0 % sched::History::INTERVAL_NS);
+        Self { from: Nanos(end.0.saturating_sub(ns)), end }
+    }
+
+    /// Returns the samples of a history within the window.
+    pub fn of<'a>(&self, recent: &'a [Sample]) -> impl Iterator<Item = &'a Sample> + use<'a> {
+        let Self { from, end } = *self;
+        recent.iter().filter(move |sample| (from..end).contains(&sample.from))
+    }
+}
+
+impl TimeView {
+    /// Returns the use of these engines, with the history since `since`. The executor adds the work in progress and the
+    /// reasons of waits.
+    #[must_use]
+    pub fn new(scheduler: &Scheduler, engines: &[Engine], now: Nanos, since: Nanos) -> Self {
+        let mut entitled = entitled(scheduler);
+        let tenant = |id: TenantId| {
+            let (strikes, quarantine) = scheduler.strikes(id)?;
+            let engine = |&engine: &Engine| {
+                let account = scheduler.account(id, engine).cloned().unwrap_or_default();
+                (engine, EngineTime { account, standing: scheduler.standing(id, engine) })
+            };
+            let time = TenantTime {
+                params: *scheduler.params(id)?,
+                entitled: entitled.remove(&id).unwrap_or_default(),
+                strikes,
+                quarantine,
+                queued: 0,
+                in_flight: 0,
+                has_work: false,
+                engines: engines.iter().map(engine).collect(),
+                recent: scheduler.history(id)?.since(since).copied().collect(),
+                wait: None,
+            };
+            Some((id, time))
+        };
+        Self {
+            now,
+            queued: scheduler.queued(),
+            in_flight: scheduler.in_flight(),
+            busy: engines.iter().map(|&engine| (engine, scheduler.busy(engine))).collect(),
+            tenants: scheduler.vgpus().filter_map(tenant).collect(),
+        }
+    }
+}
+
+impl TenantTime {
+    /// Returns the part of a window that the tenant used an engine, in thousandths.
+    #[must_use]
+    pub fn received_permille(&self, engine: Engine, window: &Window) -> u32 {
+        let used = window.of(&self.recent).map(|sample| sample.used[engine.index()]).fold(0, u64::saturating_add);
+        let permille = u128::from(used) * u128::from(PERMILLE) / u128::from(window.end.since(window.from).max(1));
+        u32::try_from(permille).unwrap_or(u32::MAX)
+    }
+}
+
+/// Returns the part of each tenant if all tenants have work. A quarantined tenant has no share; its part goes to the
+/// other tenants.
+fn entitled(scheduler: &Scheduler) -> BTreeMap<TenantId, Entitled> {
+    let is_free = |id: &TenantId| scheduler.strikes(*id).is_some_and(|(_, state)| state == Quarantine::Free);
+    let free = scheduler.vgpus().filter(is_free).filter_map(|id| Some((id, *scheduler.params(id)?)));
+    let (tenants, params): (Vec<TenantId>, Vec<VgpuParams>) = free.unzip();
+    // The part is rounded to the nearest thousandth.
+    let part = WHOLE_SHARE_PPM / u64::from(PERMILLE);
+    let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(PERMILLE);
+    let of = |engine| {
+        let params: Vec<_> = params.iter().map(|params| params.for_engine(engine)).collect();
+        sched::shares(&params).into_iter().map(permille)
+    };
+    // With one queue for all engines, copies are divided as compute is.
+    let copies = if scheduler.config().queues == Queues::Separate { Engine::Copy0 } else { Engine::Compute };
+    let parts = of(Engine::Compute).zip(of(copies));
+    let parts = parts.map(|(compute, copies)| Entitled { compute, copies: (copies != compute).then_some(copies) });
+    tenants.into_iter().zip(parts).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sched::{Channel, Config, Event, Ticket};
+
+    const ONE: TenantId = TenantId(1);
+    const TWO: TenantId = TenantId(2);
+    const MS: u64 = 1_000_000;
+
+    /// Returns a scheduler of two tenants, of which the first has used 40 ms of compute up to 250 ms.
+    fn used() -> Scheduler {
+        let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).expect("defaults");
+        let mut decisions = Vec::new();
+        let mut tell = |at, event| scheduler.event(Nanos(at), event, &mut decisions);
+        for (vgpu, weight) in [(ONE, 300), (TWO, 100)] {
+            tell(0, Event::Added { vgpu, params: VgpuParams { weight, ..VgpuParams::default() } });
+        }
+        let ticket = Ticket(1);
+        tell(210 * MS, Event::Arrival { vgpu: ONE, channel: Channel(0), engine: Engine::Compute, ticket });
+        tell(250 * MS, Event::Completed { ticket, ended: Some(Nanos(250 * MS)) });
+        scheduler
+    }
+
+    #[test]
+    fn received_part_counts_complete_intervals_only() {
+        let scheduler = used();
+        let view = |now| TimeView::new(&scheduler, &[Engine::Compute], Nanos(now), Nanos(0));
+        let received = |now| {
+            let window = Window::last(Nanos(now), 100 * MS);
+            view(now).tenants[&ONE].received_permille(Engine::Compute, &window)
+        };
+        assert_eq!([received(260 * MS), received(310 * MS), received(410 * MS)], [0, 400, 0]);
+        assert_eq!(view(310 * MS).tenants[&TWO].recent, []);
+    }
+
+    #[test]
+    fn quarantined_tenant_is_entitled_to_no_time() {
+        let mut scheduler = used();
+        let parts = |scheduler: &Scheduler| {
+            let view = TimeView::new(scheduler, &Engine::ALL, Nanos(0), Nanos(0));
+            [ONE, TWO].map(|id| (view.tenants[&id].entitled.compute, view.tenants[&id].quarantine))
+        };
+        assert_eq!(parts(&scheduler), [(750, Quarantine::Free), (250, Quarantine::Free)]);
+        for _ in 0..Config::default().strikes {
+            scheduler.event(Nanos(0), Event::Struck { vgpu: ONE, engine: Engine::Compute }, &mut Vec::new());
+        }
+        let [(one, state), other] = parts(&scheduler);
+        assert!(
+            one == 0 && state != Quarantine::Free && other == (1000, Quarantine::Free),
+            "{one} {state:?} {other:?}"
+        );
+    }
+
+    #[test]
+    fn views_are_unchanged_by_their_wire_form() {
+        let mut time = TimeView::new(&used(), &Engine::ALL, Nanos(300 * MS), Nanos(0));
+        let wait = Some(Wait::MemoryQuantum { holder: ONE, left_ns: Some(5) });
+        time.tenants.get_mut(&TWO).expect("there").wait = wait;
+        let text = serde_json::to_string(&time).expect("it is JSON");
+        assert_eq!(serde_json::from_str::<TimeView>(&text).expect("it is a view"), time);
+        let mut table = ChunkTable::new(8 << 20, 1 << 20, vram::Contents::Zeroed).expect("sizes");
+        table.create_vm(TWO, 4 << 20, vram::Limits::default()).expect("room");
+        let residency = Residency::new(vram::balance::Config::default(), vram::QuantaConfig::default());
+        let memory = residency.view(&table, 0);
+        assert_eq!(memory.summary.vms[&TWO].advertised, 4);
+        let text = serde_json::to_string(&memory).expect("it is JSON");
+        assert_eq!(serde_json::from_str::<MemoryView>(&text).expect("it is a view"), memory);
+    }
+}
