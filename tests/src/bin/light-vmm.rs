@@ -1,8 +1,8 @@
-//! `light-vmm SOCKET MIB [WORKLOAD]`: a VM whose VMM is only a client of the mediator, for hosts on which QEMU would be
-//! too slow.
+//! `light-vmm SOCKET MIB [WORKLOAD]`: a VM whose VMM is nothing but a client of the mediator, for hosts on which QEMU
+//! would be too slow.
 //!
-//! The program starts the vGPU, writes a page to each chunk of a VRAM of MIB MiB, makes the GPU copy each of them, and
-//! verifies every byte of the copies. Then it waits until the device disappears, and reports this. With the name of a
+//! The program starts the vGPU, writes a page in each chunk of MIB MiB of VRAM, makes the GPU copy each page, and
+//! verifies every byte of the copies. It then waits until the device disappears, and reports that. With the name of a
 //! workload, it instead runs the workload's kernels repeatedly, and verifies each result, until it is ended.
 
 use std::path::PathBuf;
@@ -17,10 +17,11 @@ use rig::{Machine, RemoteGuest};
 use workloads::{Options, by_name};
 
 const MIB: u64 = 1 << 20;
-/// Chunk size in bytes, unless configured otherwise.
+/// Default size of a chunk in bytes.
 const CHUNK: u64 = 2 * MIB;
-/// GPU virtual addresses at which the chunks' pages and their copies are mapped.
+/// GPU virtual address at which pages of the chunks are mapped.
 const FROM: u64 = 0x100_0000;
+/// GPU virtual address of the copies.
 const TO: u64 = 0x200_0000;
 
 fn main() -> ExitCode {
