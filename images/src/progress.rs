@@ -1,20 +1,35 @@
-//! Messages for the user while images are created: one line when a step starts, and a line every few seconds while it
-//! runs.
+//! Messages for the user while images are created. On a terminal, each running step has a spinner with its progress;
+//! elsewhere one line when a step starts, and a line every few seconds while it runs.
 
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Interval at which a long step reports that it is still running.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
+/// Interval at which a spinner turns.
+const TICK_INTERVAL: Duration = Duration::from_millis(100);
+/// A step on a terminal.
+const SPINNER: &str = "{spinner} images: {prefix}, {elapsed} {msg}";
 
-/// Receiver of progress lines.
-pub struct Progress {
-    sink: Box<dyn Fn(&str) + Send + Sync>,
+/// Receiver of progress.
+pub struct Progress(Sink);
+
+enum Sink {
+    Lines(Box<dyn Fn(&str) + Send + Sync>),
+    /// Spinners, above which lines are printed.
+    Spinners(MultiProgress),
 }
 
 impl Progress {
-    /// Creates a receiver that writes lines to standard error, so that standard output stays parseable.
+    /// Creates a receiver that writes to standard error, so that standard output stays parseable: spinners if it is a
+    /// terminal, else lines.
     pub fn stderr() -> Self {
-        Self::to(|line| eprintln!("{line}"))
+        match io::stderr().is_terminal() {
+            true => Self::drawn(ProgressDrawTarget::stderr()),
+            false => Self::to(|line| eprintln!("{line}")),
+        }
     }
 
     /// Creates a receiver that drops all lines.
@@ -24,21 +39,45 @@ impl Progress {
 
     /// Creates a receiver that passes lines to `sink`, without line ends.
     pub fn to(sink: impl Fn(&str) + Send + Sync + 'static) -> Self {
-        Self { sink: Box::new(sink) }
+        Self(Sink::Lines(Box::new(sink)))
+    }
+
+    fn drawn(target: ProgressDrawTarget) -> Self {
+        Self(Sink::Spinners(MultiProgress::with_draw_target(target)))
     }
 
     /// Prints one line.
     pub fn line(&self, text: &str) {
-        (self.sink)(text);
+        match &self.0 {
+            Sink::Lines(sink) => sink(text),
+            // A terminal that has gone needs no lines.
+            Sink::Spinners(all) => drop(all.println(text)),
+        }
     }
 
     /// Announces a step and returns a reporter of its progress.
     pub fn step(&self, what: impl Into<String>) -> Step<'_> {
         let what = what.into();
-        self.line(&format!("images: {what} ..."));
+        let bar = match &self.0 {
+            Sink::Lines(sink) => {
+                sink(&format!("images: {what} ..."));
+                None
+            }
+            Sink::Spinners(all) => Some(spinner(all, &what)),
+        };
         let now = Instant::now();
-        Step { progress: self, what, started: now, told: now }
+        Step { progress: self, what, started: now, told: now, bar }
     }
+}
+
+/// Adds a spinner for a step.
+fn spinner(all: &MultiProgress, what: &str) -> ProgressBar {
+    let bar = all.add(ProgressBar::new_spinner()).with_prefix(what.to_owned());
+    if let Ok(style) = ProgressStyle::with_template(SPINNER) {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(TICK_INTERVAL);
+    bar
 }
 
 /// A running step.
@@ -47,11 +86,17 @@ pub struct Step<'a> {
     what: String,
     started: Instant,
     told: Instant,
+    /// Its spinner, on a terminal.
+    bar: Option<ProgressBar>,
 }
 
 impl Step<'_> {
-    /// Prints a line when one is due. Must be called often. `detail` returns the progress of the step.
+    /// Prints a line when one is due; on a terminal, shows the progress at once. Must be called often. `detail` returns
+    /// the progress of the step.
     pub fn tick(&mut self, detail: impl FnOnce() -> String) {
+        if let Some(bar) = &self.bar {
+            return bar.set_message(detail());
+        }
         if self.told.elapsed() < REPORT_INTERVAL {
             return;
         }
@@ -62,7 +107,86 @@ impl Step<'_> {
     }
 }
 
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            let seconds = self.started.elapsed().as_secs();
+            bar.finish_and_clear();
+            self.progress.line(&format!("images: {} took {seconds} s", self.what));
+        }
+    }
+}
+
 /// Formats `bytes` in whole MiB.
 pub fn mib(bytes: u64) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use indicatif::TermLike;
+    use std::sync::{Arc, Mutex};
+
+    /// A terminal that only collects text.
+    #[derive(Clone, Debug, Default)]
+    struct Collector(Arc<Mutex<String>>);
+
+    impl TermLike for Collector {
+        fn width(&self) -> u16 {
+            100
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(&format!("{text}\n"))
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.0.lock().expect("no panic").push_str(text);
+            Ok(())
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            Ok(())
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn steps_on_a_terminal_have_spinners_that_leave_a_line() {
+        let terminal = Collector::default();
+        let progress = Progress::drawn(ProgressDrawTarget::term_like(Box::new(terminal.clone())));
+        let mut step = progress.step("unpacking nginx");
+        step.tick(|| "12 of 30 MiB".to_owned());
+        progress.line("images: beside it");
+        let shown = || terminal.0.lock().expect("no panic").clone();
+        assert!(shown().contains("images: beside it"), "{}", shown());
+        assert!(shown().contains("images: unpacking nginx, ") && shown().contains("12 of 30 MiB"), "{}", shown());
+        assert!(!shown().contains(" took "), "{}", shown());
+        drop(step);
+        assert!(shown().contains("images: unpacking nginx took 0 s"), "{}", shown());
+    }
+
+    #[test]
+    fn steps_elsewhere_are_lines() {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&lines);
+        let progress = Progress::to(move |line| sink.lock().expect("no panic").push(line.to_owned()));
+        let mut step = progress.step("unpacking nginx");
+        step.tick(|| unreachable!("too early"));
+        drop(step);
+        assert_eq!(*lines.lock().expect("no panic"), ["images: unpacking nginx ..."]);
+        ProgressStyle::with_template(SPINNER).expect("a template");
+    }
 }

@@ -1,5 +1,7 @@
 //! `cargo xtask check`: all checks that run no tests.
 
+use std::process::Command;
+
 use anyhow::Result;
 
 use crate::run::{cargo, root, shown};
@@ -54,6 +56,16 @@ pub fn run(lints_only: bool) -> Result<bool> {
     Ok(tally.good())
 }
 
+/// Packages with a test that generates a part of the documentation.
+const PACKAGES_WITH_PAGES: [&str; 4] = ["config", "doc-pages", "mediatorctl", "metrics"];
+
+/// Returns the command that compares the generated parts of the documentation with the code.
+pub fn generated_pages() -> Command {
+    let mut command = cargo(&["test", "--quiet", "--lib"]);
+    command.args(PACKAGES_WITH_PAGES.iter().flat_map(|package| ["--package", *package])).arg("generated_");
+    command
+}
+
 /// Runs the tools of the toolchain. Returns each tool, with true if the tool passed.
 fn tools() -> Result<Vec<(&'static str, bool)>> {
     let mut results = vec![("format", shown(&mut cargo(&["fmt", "--all", "--check"]))?)];
@@ -65,5 +77,6 @@ fn tools() -> Result<Vec<(&'static str, bool)>> {
     results.push(("clippy", shown(&mut clippy)?));
     let mut doc = cargo(&["doc", "--workspace", "--no-deps"]);
     results.push(("rustdoc", shown(doc.env("RUSTDOCFLAGS", "-D warnings"))?));
+    results.push(("generated pages", shown(&mut generated_pages())?));
     Ok(results)
 }

@@ -221,7 +221,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("images", &[]),
     ("gpu-workloads", &["gdev", "pv", "sm20", "workloads"]),
     ("guest-init", &[]),
-    ("tests", &["images", "rig", "sched"]),
+    ("tests", &["images", "rig", "sched", "workloads"]),
     (
         "bench",
         &[

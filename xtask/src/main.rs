@@ -47,9 +47,6 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
-/// Packages with a test that generates part of the documentation.
-const PACKAGES_WITH_PAGES: [&str; 3] = ["doc-pages", "mediatorctl", "metrics"];
-
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Set-up, demo, test, bench and lint of gpu-mediator")]
 struct Cli {
@@ -213,9 +210,7 @@ fn report_language(lower: bool) -> Result<()> {
 
 /// Runs the tests that compare generated parts of the documentation with the code, in the mode that writes these parts.
 fn write_pages() -> Result<bool> {
-    let mut command = run::cargo(&["test", "--quiet", "--lib"]);
-    command.args(PACKAGES_WITH_PAGES.iter().flat_map(|package| ["--package", *package])).arg("generated_");
-    run::shown(command.env(doc_pages::WRITE, "1"))
+    run::shown(check::generated_pages().env(doc_pages::WRITE, "1"))
 }
 
 fn setup(refresh: bool) -> Result<()> {

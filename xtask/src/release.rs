@@ -126,6 +126,9 @@ mod tests {
             let expected = text.replace("VERSION", version);
             assert!(shown.contains(&expected), "{file} does not say {expected:?}");
         }
+        // The other man pages take the date from the changelog.
+        let page = fs::read_to_string(root().join("packaging/guest/gpu-mediator-guest-doctor.1")).unwrap();
+        assert!(page.contains(&format!("1 \"{}\"", newest.date)), "the date of gpu-mediator-guest-doctor.1");
     }
 
     #[test]

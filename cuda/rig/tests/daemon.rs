@@ -212,6 +212,14 @@ fn reset_card_loses_its_programs_and_serves_again() {
     fails(lost);
     until(&rig, "a", "the card has no owner", |a| a["served"] == false);
     assert!(bad(&rig, 1, &["sched", "show", "fake"]).contains("card `fake` has no owner"));
+    let refused = bad(&rig, 1, &["run", "--tenant", "a", "--", "true"]);
+    let (reason, remedy) = refused.split_once('\n').expect("two lines");
+    let reason = reason.strip_prefix("mediatorctl: tenant `a` is not served: card `fake`: ").expect(&refused);
+    assert!(reason.len() > 20 && !reason.ends_with("100"), "{reason}");
+    assert_eq!(
+        remedy,
+        "  check with `nvidia-smi` that the driver works, and see `mediatorctl card show` and the daemon's log\n"
+    );
     assert!(served("c"));
     unaffected.steps(2);
     unaffected.grow();

@@ -5,7 +5,7 @@ mod support;
 use std::io::Read as _;
 
 use support::daemon::*;
-use support::{Program, Rig};
+use support::{NO_DRIVER, PROGRAM, Program, Rig, host_has_driver};
 
 /// Creates two cards without tenants, one of them half as large.
 fn two_cards() -> Rig {
@@ -181,4 +181,20 @@ fn card_settings_change_live_and_persist_for_next_owner() {
     let _daemon = Daemon::start(&rig);
     check();
     assert_eq!(program.end(), "held 18");
+}
+
+#[test]
+fn run_without_a_driver_says_what_to_install() {
+    let rig = pair();
+    let _daemon = Daemon::start(&rig);
+    if host_has_driver(&rig) {
+        return println!("skipped: this host has a driver, which programs find");
+    }
+    let library = rig.folder.path().join("shim").display().to_string();
+    let mut command = ctl_command(&rig, &["run", "--tenant", "a", "--library", &library, "--", PROGRAM, "look"]);
+    command.env("LD_LIBRARY_PATH", "").env_remove(cuda_protocol::LOG_VARIABLE);
+    let output = command.env_remove(cuda_protocol::DRIVER_VARIABLE).output().expect("starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{error}");
+    assert!(error.starts_with(NO_DRIVER) && error.contains("cuInit failed with 100"), "{error}");
 }

@@ -11,6 +11,9 @@ pub struct DaemonInfo {
     pub pid: u32,
     /// Daemons that have gone on with the same virtual machines before this one.
     pub upgrades: u64,
+    /// Time in UTC at which this daemon took over from the one before, as RFC 3339 with milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upgraded_at: Option<String>,
     /// Time for which the virtual machines waited when this daemon went on with them, in ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrade_pause_ms: Option<u64>,

@@ -14,7 +14,7 @@ use super::{CardKind, CardSpec, Labels, SocketMode, TimeShare, VmMemory};
 const MAX_WORKER_USERS: u32 = 1 << 16;
 
 /// A `[card.cuda]` table: a card behind NVIDIA's driver, with `kind = "cuda"`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CudaSpec {
     /// The card: its number, `GPU-` and its UUID as `nvidia-smi -L` prints it, or its PCI address.
@@ -52,7 +52,7 @@ pub struct CudaSpec {
 
 /// Policy for processes that use a CUDA card without its owner, as NVML reports, and for tenants' programs whose memory
 /// outside their accounts exceeds the tenant's limits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnStranger {
     /// Such processes are shown and logged.

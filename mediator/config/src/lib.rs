@@ -7,6 +7,8 @@
 //! the list of keys that can be changed, [`size`] for the syntax of sizes. A virtual machine that is added while the
 //! daemon runs passes the same checks.
 //!
+//! `reference` makes the tables of the keys in the documentation.
+//!
 //! The crate does not open a card or a socket, or write the file.
 
 use std::fmt;
@@ -31,6 +33,8 @@ pub mod patch;
 pub mod position;
 pub mod profile;
 mod rebalance;
+#[cfg(test)]
+mod reference;
 mod refusal;
 pub mod size;
 mod software;
@@ -80,7 +84,7 @@ pub struct Config {
 }
 
 /// The `[daemon]` table.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DaemonSpec {
     /// Path of the admin socket.
@@ -101,6 +105,7 @@ pub struct DaemonSpec {
     pub read_group: Option<String>,
     /// Loopback address and port of a page that shows cards, tenants and virtual machines in a browser; without it, no
     /// page is served.
+    #[schemars(with = "Option<String>")]
     pub page: Option<SocketAddr>,
     /// Folder of the sockets of virtual machines that name no path.
     pub socket_dir: PathBuf,
@@ -139,7 +144,7 @@ impl Default for DaemonSpec {
 }
 
 /// Form of the log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people.
@@ -150,7 +155,7 @@ pub enum LogFormat {
 }
 
 /// Policy for residue of one virtual machine's kernels in PGRAPH, before another's run there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Residue {
     /// It is cleared.
@@ -161,7 +166,7 @@ pub enum Residue {
 }
 
 /// A `[[card]]` table.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CardSpec {
     /// Name by which virtual machines refer to it.
@@ -173,6 +178,7 @@ pub struct CardSpec {
     pub drained: bool,
     /// Address of the PCI function of a card behind VFIO.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub address: Option<Address>,
     /// Way in which a card behind VFIO is reset.
     #[serde(default)]
@@ -263,7 +269,7 @@ fn default_chunk() -> u64 {
 }
 
 /// A kind of card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CardKind {
     /// The software card.

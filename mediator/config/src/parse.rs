@@ -1,17 +1,20 @@
 //! Reads a file, and collects all mistakes in it: wrong types as well as broken rules, in the order of their lines.
 //!
-//! The parser stops at the first value of a wrong type. Such a value is therefore recorded, its lines are blanked,
-//! which keeps all positions, and the rest is parsed again. Rules are checked afterwards for tables that do not
-//! depend on a blanked one.
+//! The parser stops at the first line that is not TOML, and at the first value of a wrong type. Such a line is
+//! therefore recorded and blanked, which keeps all positions, and the rest is parsed again. Rules are checked
+//! afterwards. A broken rule is left out only if it may be a consequence of a blanked value (`consequences`).
 
-use std::collections::BTreeSet;
-use std::ops::Range;
-
-use super::check::{self, Mistake};
+use super::check;
 use super::position::{self, Positions};
 use super::{Config, ConfigError, profile};
+use consequences::Wrong;
+use std::ops::Range;
 
-/// Maximum number of wrong types that are collected.
+mod consequences;
+#[cfg(test)]
+mod tests;
+
+/// Maximum number of lines and values that are blanked.
 const MAX_WRONG: usize = 64;
 
 impl Config {
@@ -20,20 +23,25 @@ impl Config {
     /// # Errors
     /// When it has mistakes; all are reported, in the order of their lines.
     pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
-        let positions = Positions::new(text);
-        let mut typed = Typed { text, positions: &positions, left: text.to_owned(), wrong: Vec::new() };
+        let (left, mut lines) = without_broken_lines(text, file);
+        let is_toml = lines.is_empty();
+        let positions = Positions::of_part(text, &left);
+        let mut typed = Typed { text, positions: &positions, left: left.clone(), wrong: Vec::new() };
         let config = typed.config();
         let (left, wrong) = (typed.left, typed.wrong);
-        let mut lines: Vec<(usize, String)> =
-            wrong.iter().map(|wrong| (wrong.at, position::describe(text, file, &wrong.error))).collect();
+        lines.extend(wrong.iter().map(|wrong| (wrong.at, positions.describe_error(file, &wrong.error))));
         if let Some(config) = config {
             let (config, mut mistakes) = config.with_profiles(&left);
-            // A table whose profile is wrong lacks keys.
-            let unread: BTreeSet<_> = mistakes.iter().map(|one| (one.key.table, one.key.index)).collect();
-            let others = [check::config(&config), profile::mistakes(&config)].concat();
-            mistakes.extend(others.into_iter().filter(|one| !unread.contains(&(one.key.table, one.key.index))));
+            let unread: Vec<_> = mistakes.iter().map(|one| (one.key.table, one.key.index)).collect();
+            let mut others = [check::config(&config), profile::mistakes(&config)].concat();
+            // A table whose profile is wrong lacks the profile's keys.
+            others.retain(|one| {
+                !(consequences::is_amount(one.key.field) && unread.contains(&(one.key.table, one.key.index)))
+            });
+            mistakes.extend(others);
+            mistakes.iter_mut().for_each(|mistake| consequences::renumber(mistake, &wrong));
             mistakes.retain(|mistake| wrong.iter().all(|wrong| !wrong.affects(mistake)));
-            if mistakes.is_empty() && wrong.is_empty() {
+            if mistakes.is_empty() && wrong.is_empty() && is_toml {
                 return Ok(config);
             }
             lines.extend(mistakes.iter().map(|one| (positions.start(one), positions.describe(file, one))));
@@ -44,39 +52,47 @@ impl Config {
     }
 }
 
-/// A mistake that the parser found.
-struct Wrong {
-    /// First byte of the value.
-    at: usize,
-    /// Path of the key, such as `vm[1].vram_mib`; empty if the text is no TOML.
-    path: String,
-    /// The whole table is left out, because it lacks a key.
-    table_is_out: bool,
-    error: toml::de::Error,
+/// Returns a text without the lines that are not TOML, and a mistake for each of them with its first byte.
+fn without_broken_lines(text: &str, file: &str) -> (String, Vec<(usize, String)>) {
+    let mut left = text.to_owned();
+    let mut lines = Vec::new();
+    while let Err(error) = toml::de::DeTable::parse(&left) {
+        let at = error.span().map_or(0, |span| span.start);
+        lines.push((at, position::describe(text, file, &error)));
+        // A line with a key and its value can be left out. After another broken line, such as a header, the rest of the
+        // file may mean something else.
+        let line = line_at(&left, at);
+        let is_pair = left.get(line.clone()).is_some_and(|line| {
+            let line = line.trim_start();
+            let is_multiline = ["\"\"\"", "'''"].iter().any(|quotes| line.contains(quotes));
+            let depth = line.matches('[').count() != line.matches(']').count();
+            line.contains('=') && !line.starts_with('[') && !is_multiline && !depth
+        });
+        if !is_pair || lines.len() > MAX_WRONG {
+            left = " ".repeat(text.len());
+            break;
+        }
+        blank(&mut left, &line);
+    }
+    (left, lines)
 }
 
-impl Wrong {
-    /// Returns the table's name, and its number if several are possible.
-    fn table(&self) -> (&str, Option<usize>) {
-        let table = self.path.split('.').next().unwrap_or_default();
-        match table.strip_suffix(']').and_then(|table| table.split_once('[')) {
-            Some((name, index)) => (name, index.parse().ok()),
-            None => (table, None),
-        }
-    }
+/// Returns the line that contains a byte, without its end.
+fn line_at(text: &str, at: usize) -> Range<usize> {
+    let at = at.min(text.len());
+    let begin = text.get(..at).and_then(|before| before.rfind('\n')).map_or(0, |at| at + 1);
+    let end = text.get(at..).and_then(|rest| rest.find('\n')).map_or(text.len(), |len| at + len);
+    begin..end
+}
 
-    /// Returns true if a broken rule may be only a consequence of this mistake.
-    fn affects(&self, mistake: &Mistake) -> bool {
-        let (table, index) = self.table();
-        let other = mistake.key.table;
-        match table {
-            // Without a whole table, the others of its name have other numbers.
-            _ if table == other => self.table_is_out || index == mistake.key.index,
-            "daemon" | "card" => ["vm", "tenant", "profile"].contains(&other),
-            "profile" => ["vm", "tenant"].contains(&other),
-            _ => false,
-        }
-    }
+/// Blanks all lines that a span touches; returns false if they had no text.
+fn blank(text: &mut String, span: &Range<usize>) -> bool {
+    let begin = line_at(text, span.start).start;
+    let end = line_at(text, span.end.saturating_sub(1).max(span.start)).end;
+    let Some(lines) = text.get(begin..end).filter(|lines| !lines.trim().is_empty()) else { return false };
+    let blanks: String = lines.bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }).collect();
+    text.replace_range(begin..end, &blanks);
+    true
 }
 
 /// Reading of a text whose mistakes are left out one by one.
@@ -102,7 +118,7 @@ impl Typed<'_> {
                 return None;
             };
             let Some(path) = self.positions.key_at(&span) else {
-                // The text is no TOML, or lacks a whole table.
+                // The text lacks a whole table.
                 if self.wrong.is_empty() {
                     self.note(span.start, String::new(), error);
                 }
@@ -128,7 +144,7 @@ impl Typed<'_> {
                     lines
                 }
             };
-            if self.wrong.len() > MAX_WRONG || !self.blank(&lines) {
+            if self.wrong.len() > MAX_WRONG || !blank(&mut self.left, &lines) {
                 return None;
             }
         }
@@ -143,17 +159,6 @@ impl Typed<'_> {
     fn is_header(&self, at: usize) -> bool {
         let before = self.text.get(..at).unwrap_or_default();
         before.rsplit('\n').next().is_some_and(|line| line.trim_start().starts_with('['))
-    }
-
-    /// Blanks all lines that a span touches; returns whether they had text.
-    fn blank(&mut self, span: &Range<usize>) -> bool {
-        let begin = self.left.get(..span.start).and_then(|before| before.rfind('\n')).map_or(0, |at| at + 1);
-        let last = span.end.saturating_sub(1).max(span.start);
-        let end = self.left.get(last..).and_then(|rest| rest.find('\n')).map_or(self.left.len(), |at| last + at);
-        let Some(lines) = self.left.get(begin..end).filter(|lines| !lines.trim().is_empty()) else { return false };
-        let blanks: String = lines.bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }).collect();
-        self.left.replace_range(begin..end, &blanks);
-        true
     }
 
     /// Returns the span of a table that begins at `start`, with the tables in it.

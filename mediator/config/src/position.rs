@@ -17,7 +17,12 @@ impl<'a> Positions<'a> {
     /// Parses `text` for the positions of its keys.
     #[must_use]
     pub fn new(text: &'a str) -> Self {
-        Self { text, tree: DeTable::parse(text).ok() }
+        Self::of_part(text, text)
+    }
+
+    /// Same as [`Self::new`], if only `part` of the text is TOML: the rest of it is blank there.
+    pub(super) fn of_part(text: &'a str, part: &'a str) -> Self {
+        Self { text, tree: DeTable::parse(part).ok() }
     }
 
     /// Returns one line for a mistake: `FILE:LINE:COLUMN: KEY: what`.
@@ -27,6 +32,19 @@ impl<'a> Positions<'a> {
         match self.find(key) {
             Some(span) => format!("{file}:{}: {key}: {what}", line_column(self.text, span.start)),
             None => format!("{file}: {key}: {what}"),
+        }
+    }
+
+    /// Returns one line for an error of the parser, as [`Self::describe`] does.
+    pub(super) fn describe_error(&self, file: &str, error: &toml::de::Error) -> String {
+        let what = error.message().replace("unknown field", "unknown key").replace("missing field", "missing key");
+        let Some(span) = error.span() else {
+            return format!("{file}: {what}");
+        };
+        let at = line_column(self.text, span.start);
+        match self.key_at(&span) {
+            Some(key) => format!("{file}:{at}: {key}: {what}"),
+            None => format!("{file}:{at}: {what}"),
         }
     }
 
@@ -110,15 +128,7 @@ fn reaches(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
 /// Returns one line for an error of the parser: `FILE:LINE:COLUMN: KEY: what`.
 #[must_use]
 pub fn describe(text: &str, file: &str, error: &toml::de::Error) -> String {
-    let what = error.message().replace("unknown field", "unknown key").replace("missing field", "missing key");
-    let Some(span) = error.span() else {
-        return format!("{file}: {what}");
-    };
-    let at = line_column(text, span.start);
-    match Positions::new(text).key_at(&span) {
-        Some(key) => format!("{file}:{at}: {key}: {what}"),
-        None => format!("{file}:{at}: {what}"),
-    }
+    Positions::new(text).describe_error(file, error)
 }
 
 /// Returns line and column of a byte, both counted from 1, columns in characters.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// A `[daemon.rebalance]` table. Without it, virtual machines do not move automatically.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RebalanceSpec {
     /// Seconds between two checks of the cards.

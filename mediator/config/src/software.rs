@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// A `[card.time]` table: the time that work takes on a software card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TimeSpec {
     /// MiB per second that one engine moves.
@@ -36,7 +36,7 @@ const fn default_shader_mib_per_s() -> u64 {
 }
 
 /// A `[[card.fault]]` table: operations of a software card's engine that fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FaultSpec {
     /// The engine.
@@ -56,7 +56,7 @@ fn one() -> u32 {
 }
 
 /// An engine of a software card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FaultEngine {
     /// PGRAPH.
@@ -68,7 +68,7 @@ pub enum FaultEngine {
 }
 
 /// A fault of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultKind {
     /// It never ends.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{CardKind, CardSpec};
 
 /// A way to reset a card behind VFIO, before the mediator takes it over and when it has failed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ResetWay {
     /// The function's own reset if it has one, a reset of its units otherwise.

@@ -59,8 +59,9 @@ fn next(client: &Client, pid: u32) -> Result<api::DaemonInfo, ClientError> {
 }
 
 fn show(info: &api::DaemonInfo) -> String {
-    let api::DaemonInfo { version, pid, upgrades, upgrade_pause_ms, upgrade_failures } = info;
+    let api::DaemonInfo { version, pid, upgrades, upgraded_at, upgrade_pause_ms, upgrade_failures } = info;
     let pause = upgrade_pause_ms.map(|ms| format!("last pause  {ms} ms\n")).unwrap_or_default();
     let failures = if *upgrade_failures == 0 { String::new() } else { format!("failed      {upgrade_failures}\n") };
-    format!("version     {version}\nprocess     {pid}\nupgrades    {upgrades}\n{pause}{failures}")
+    let upgraded = upgraded_at.as_deref().map(|at| format!("upgraded    {at}\n")).unwrap_or_default();
+    format!("version     {version}\nprocess     {pid}\nupgrades    {upgrades}\n{upgraded}{pause}{failures}")
 }

@@ -93,6 +93,22 @@ pub(super) fn command() -> Command {
     })
 }
 
+/// Returns the examples of a man page: those of its command, or the first one of each command of its group.
+pub(super) fn of_page(page: &str) -> Vec<String> {
+    let of = |(path, _): &&Examples| page == "mediatorctl" || page_of(path).starts_with(&format!("{page}-"));
+    let own = EXAMPLES.iter().chain(&TOP).find(|(path, _)| page_of(path) == page);
+    let uses: Vec<&str> = match own {
+        Some((_, uses)) => uses.to_vec(),
+        None => EXAMPLES.iter().chain(&TOP).filter(of).map(|(_, uses)| uses[0]).collect(),
+    };
+    uses.into_iter().map(|uses| format!("mediatorctl {uses}")).collect()
+}
+
+/// Returns the name of the man page of a command's path.
+fn page_of(path: &str) -> String {
+    format!("mediatorctl-{}", path.replace(' ', "-"))
+}
+
 /// Adds a text to the command at a path.
 fn with(command: Command, path: &[&str], text: &str) -> Command {
     match path.split_first() {

@@ -5,16 +5,17 @@
 //! `sched` (commands on how cards' time is shared), [`report`] (a picture of that), [`replay`] (decides a record of it
 //! again), `top` (the same live), `desired` (a desired state in a file), `doctor` (checks of a host), `events` (the
 //! daemon's events), `libvirt` (the hook of libvirt), `watch` (repeats a command), `pages` (man pages and completion),
-//! `sections` (their exit statuses and files), `progress` (of commands that take long), [`client`] (HTTP over the
-//! socket), [`output`] (tables), [`values`] (values with a unit).
+//! `sections` (their exit statuses and files), `progress` (of commands that take long), `colours` (on terminals),
+//! [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a unit).
 //!
 //! Exit codes are part of the interface, see [`Code`]; so are `--output json` and `yaml`, which print the API's answers
 //! unchanged.
 //!
 //! The crate does not change a card, except for the host driver that it is bound to; the daemon does all else.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use admin_client::AskError;
 use clap::{Args, Parser, Subcommand};
@@ -27,6 +28,7 @@ use config::{Apertures, DEFAULT_ADMIN_SOCKET, FunctionSpec, LabelMatch, Paravirt
 
 mod cdi;
 pub mod client;
+mod colours;
 mod daemon;
 mod desired;
 mod doctor;
@@ -58,6 +60,7 @@ mod watch;
 mod tests;
 
 use client::{Client, ClientError};
+use colours::{Colours, Painted};
 use forms::{Form, json};
 use watch::Watch;
 
@@ -395,8 +398,23 @@ enum CardCommand {
     Host(host::HostCommand),
 }
 
-/// Runs one command as the process `arguments` (the first is the program's name) describes it.
+/// Runs the command of this process, with colours on terminals.
+pub fn main() -> ExitCode {
+    let (mut out, mut err) = (io::stdout().lock(), io::stderr().lock());
+    ExitCode::from(run_in_colours(std::env::args_os(), &mut out, &mut err, Colours::of_terminals()) as u8)
+}
+
+/// Runs one command as the process `arguments` (the first is the program's name) describes it, without colours.
 pub fn run<I, T>(arguments: I, out: &mut dyn Write, err: &mut dyn Write) -> Code
+where
+    I: IntoIterator<Item = T>,
+    T: Into<std::ffi::OsString> + Clone,
+{
+    run_in_colours(arguments, out, err, Colours::default())
+}
+
+/// Same as [`run`], with colours on some of the streams.
+fn run_in_colours<I, T>(arguments: I, out: &mut dyn Write, err: &mut dyn Write, colours: Colours) -> Code
 where
     I: IntoIterator<Item = T>,
     T: Into<std::ffi::OsString> + Clone,
@@ -404,9 +422,12 @@ where
     let words: Vec<std::ffi::OsString> = arguments.into_iter().map(Into::into).collect();
     let arguments = match usage::parse(&words) {
         Ok(arguments) => arguments,
-        Err(error) => return usage::show(&error, &words, out, err),
+        Err(error) => return usage::show(&error, &words, out, err, colours),
     };
     let form = if arguments.json { Form::Json } else { arguments.output };
+    // Other forms are for programs.
+    let out: &mut dyn Write = &mut Painted::new(out, colours.out && form.is_table());
+    let err: &mut dyn Write = &mut Painted::new(err, colours.err && form.is_table());
     let done = match (arguments.command.watch(), &arguments.command) {
         (Some(interval), _) => watch::run(interval, form, &arguments, out),
         (None, Command::Events(events)) if events.follows() => {

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use clap::{CommandFactory, ValueEnum};
+use clap::{Command, CommandFactory, ValueEnum};
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 
@@ -12,6 +12,9 @@ use super::{examples, sections};
 
 /// The page that describes the configuration file.
 const CONFIGURATION: &str = include_str!("../../../docs/reference/configuration.md");
+
+/// The changelog, which has the date of each version.
+const CHANGELOG: &str = include_str!("../../../CHANGELOG.md");
 
 /// A shell that completes commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -42,58 +45,84 @@ impl Shell {
 /// gpu-mediator.toml(5).
 pub(super) fn write(folder: &Path) -> io::Result<()> {
     // The global options are described once, with mediatorctl itself.
-    let command = examples::command().mut_args(|arg| match arg.is_global_set() {
+    let mut command = examples::command().disable_help_subcommand(true).mut_args(|arg| match arg.is_global_set() {
         true => arg.display_order(900),
         false => arg,
     });
-    clap_mangen::generate_to(command, folder)?;
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        let Some(page) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".1")) else { continue };
-        fs::write(&path, with_examples(&fs::read_to_string(&path)?) + &sections::of_page(page))?;
-    }
-    let daemon = Man::new(config::arguments::Arguments::command()).section("8");
-    let mut page = Vec::new();
-    daemon.render(&mut page)?;
-    let page = with_examples(&String::from_utf8_lossy(&page)) + &sections::of_page("mediatord");
-    fs::write(folder.join("mediatord.8"), page)?;
+    command.build();
+    write_with_subcommands(&command, folder)?;
+    let daemon = config::arguments::Arguments::command();
+    fs::write(folder.join("mediatord.8"), page(daemon, "mediatord", "8")?)?;
     fs::write(folder.join("gpu-mediator.toml.5"), configuration())
 }
 
-/// Returns a page whose last words are the section EXAMPLES. Exit codes, which `--help` ends with, have their own.
-fn with_examples(page: &str) -> String {
-    match page.split_once("\n.SH EXTRA\n") {
-        None => page.to_owned(),
-        Some((before, rest)) if rest.starts_with("Exit codes:") => {
-            let (_, after) = rest.split_once("\n.SH ").unwrap_or_default();
-            format!("{before}\n.SH {after}")
-        }
-        Some((before, rest)) => {
-            format!("{before}\n.SH EXAMPLES\n{}", rest.strip_prefix("Examples:\n").unwrap_or(rest))
-        }
+/// Writes the pages of a command and of its subcommands.
+fn write_with_subcommands(command: &Command, folder: &Path) -> io::Result<()> {
+    for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
+        write_with_subcommands(inner, folder)?;
     }
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
+    fs::write(folder.join(format!("{name}.1")), page(command.clone(), &name, "1")?)
+}
+
+/// Returns the page of a command.
+fn page(command: Command, name: &str, section: &str) -> io::Result<String> {
+    // Examples and exit statuses, with which `--help` ends, have sections of their own.
+    let command = command.after_help(None).after_long_help(None);
+    let man = Man::new(command).section(section).date(date()).source(SOURCE).manual("gpu-mediator");
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    Ok(without_double_breaks(&String::from_utf8_lossy(&page)) + &sections::of_page(name))
+}
+
+/// Returns a page without breaks of lines next to an empty line, which have no effect.
+fn without_double_breaks(page: &str) -> String {
+    let lines: Vec<&str> = page.lines().collect();
+    let is_empty_line = |at: Option<usize>| at.and_then(|at| lines.get(at)).is_some_and(|line| line.is_empty());
+    let is_double =
+        |at: usize| lines[at] == ".br" && (is_empty_line(at.checked_sub(1)) || is_empty_line(at.checked_add(1)));
+    (0..lines.len()).filter(|&at| !is_double(at)).map(|at| format!("{}\n", lines[at])).collect()
+}
+
+/// Name and version, as pages show them.
+const SOURCE: &str = concat!("gpu-mediator ", env!("CARGO_PKG_VERSION"));
+
+/// Returns the date of this version in the changelog, so that the same sources give the same pages.
+fn date() -> &'static str {
+    let heading = concat!("\n## ", env!("CARGO_PKG_VERSION"), " - ");
+    CHANGELOG.split_once(heading).and_then(|(_, rest)| rest.lines().next()).unwrap_or_default()
 }
 
 /// Returns the page on the configuration file, as roff.
 fn configuration() -> String {
     let mut roff = Roff::new();
-    roff.control("TH", ["gpu-mediator.toml", "5", "", concat!("gpu-mediator ", env!("CARGO_PKG_VERSION"))]);
+    roff.control("TH", ["gpu-mediator.toml", "5", date(), SOURCE, "gpu-mediator"]);
     roff.control("SH", ["NAME"]);
     roff.text([roman("gpu-mediator.toml - the configuration file of mediatord(8)")]);
     roff.control("SH", ["DESCRIPTION"]);
-    let (mut code, mut lines) = (false, CONFIGURATION.lines().skip(1).peekable());
+    let paragraphs = with_whole_paragraphs(CONFIGURATION);
+    let (mut code, mut lines) = (false, paragraphs.lines().skip(1).peekable());
     let mut heads: Vec<String> = Vec::new();
+    // A paragraph begins with its first line of text; a heading begins one by itself.
+    let mut begins = false;
     while let Some(line) = lines.next() {
         if line.starts_with("```") {
+            if std::mem::take(&mut begins) && !code && !is_after_heading(&roff) {
+                roff.control("PP", None);
+            }
             code = !code;
             roff.control(if code { "nf" } else { "fi" }, None);
         } else if code {
             roff.text([roman(line)]);
-        } else if let Some(title) = line.strip_prefix("### ") {
+        } else if let Some(title) = line.strip_prefix("### ").or_else(|| line.strip_prefix("#### ")) {
             roff.control("SS", [plain(title).as_str()]);
+            begins = false;
         } else if let Some(title) = line.strip_prefix("## ") {
-            roff.control("SH", [plain(title).to_uppercase().as_str()]);
+            let title = if title == "Example" { "EXAMPLES".to_owned() } else { plain(title).to_uppercase() };
+            roff.control("SH", [title.as_str()]);
+            begins = false;
         } else if let Some(row) = line.strip_prefix('|') {
+            begins = false;
             let cells = cells(row);
             if lines.peek().is_some_and(|next| next.starts_with("|---")) {
                 heads = cells;
@@ -111,14 +140,38 @@ fn configuration() -> String {
                 roff.text(inlines(meaning));
             }
         } else if line.is_empty() {
-            roff.control("PP", None);
-        } else {
+            begins = true;
+        } else if !line.starts_with("<!--") {
+            if std::mem::take(&mut begins) && !is_after_heading(&roff) {
+                roff.control("PP", None);
+            }
             roff.text(inlines(line));
         }
     }
-    roff.control("SH", ["SEE ALSO"]);
-    roff.text([roman("mediatord(8), mediatorctl(1)")]);
-    roff.to_roff()
+    roff.to_roff() + &sections::of_page("gpu-mediator.toml")
+}
+
+/// Returns a page whose paragraphs have one line each, so that no link is in two lines.
+fn with_whole_paragraphs(page: &str) -> String {
+    let mut text = String::new();
+    let mut code = false;
+    let mut is_joined = false;
+    for line in page.lines() {
+        let is_fence = line.starts_with("```");
+        let is_text = !code && !is_fence && !line.is_empty() && !line.starts_with(['#', '|', '<']);
+        let begins_item = line.starts_with("- ");
+        let gap = if is_joined && is_text && !begins_item { " " } else { "\n" };
+        text.push_str(gap);
+        text.push_str(line);
+        code ^= is_fence;
+        is_joined = is_text;
+    }
+    text.trim_start().to_owned() + "\n"
+}
+
+/// Returns true if the text so far ends with a heading, which begins a paragraph by itself.
+fn is_after_heading(roff: &Roff) -> bool {
+    roff.to_roff().lines().last().is_some_and(|line| line.starts_with(".SH") || line.starts_with(".SS"))
 }
 
 /// Returns the cells of a row of a table. A bar within a cell is escaped with a backslash.
@@ -200,26 +253,79 @@ mod tests {
         }
     }
 
+    /// Returns the sections of a page, by heading.
+    fn sections_of(page: &str) -> std::collections::BTreeMap<String, &str> {
+        let parts = page.split("\n.SH ").skip(1).filter_map(|part| part.split_once('\n'));
+        parts.map(|(heading, text)| (heading.trim_matches('"').to_owned(), text)).collect()
+    }
+
+    #[test]
+    fn each_page_has_a_date_examples_files_and_statuses() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path()).unwrap();
+        let mut count = 0;
+        for path in fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()) {
+            count += 1;
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let text = fs::read_to_string(&path).unwrap();
+            let title = text.lines().find(|line| line.starts_with(".TH ")).unwrap();
+            let date = title.split_whitespace().nth(3).unwrap().replace("\\-", "-").trim_matches('"').to_owned();
+            let numbers: Vec<u32> = date.split('-').map(|part| part.parse().unwrap()).collect();
+            assert!(
+                matches!(numbers[..], [2026..=9999, 1..=12, 1..=31]) && date.len() == 10,
+                "{name}: the date is {date:?}"
+            );
+            let sections = sections_of(&text);
+            for section in ["NAME", "DESCRIPTION", "EXIT STATUS", "FILES", "EXAMPLES", "SEE ALSO"] {
+                let part = sections.get(section).unwrap_or_else(|| panic!("{name} has no section {section}"));
+                assert!(part.trim().len() > 4, "{name}, {section}: {part}");
+            }
+            assert!(!sections.contains_key("EXTRA"), "{name}");
+            if name.ends_with(".1") {
+                let command = name.trim_end_matches(".1").replace('-', " ");
+                let examples = sections["EXAMPLES"].replace("\\-", "-").replace("\\.", ".");
+                let uses = examples.lines().filter(|line| line.starts_with("mediatorctl "));
+                assert!(uses.clone().count() >= 2, "{name}: {examples}");
+                let first = command.split(' ').take(2).collect::<Vec<_>>().join(" ");
+                assert!(uses.clone().all(|line| line.starts_with(&first)), "{name}, {first}: {examples}");
+            }
+        }
+        // Each command, each group, mediatorctl itself, the daemon and the configuration.
+        assert!(count > 60, "{count} pages");
+    }
+
+    /// Fails on warnings of Debian's mandoc, if it is installed; the packages' test always runs it.
+    #[test]
+    fn mandoc_has_no_warnings_for_any_page() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path()).unwrap();
+        let pages = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let mut lint = std::process::Command::new("mandoc");
+        match lint.args(["-T", "lint", "-W", "warning"]).args(pages).output() {
+            Ok(said) => assert!(said.stdout.is_empty(), "{}", String::from_utf8_lossy(&said.stdout)),
+            Err(error) => println!("skipped: mandoc: {error}"),
+        }
+    }
+
     #[test]
     fn every_command_has_a_page() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path()).unwrap();
         let text = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
-        for page in fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()) {
-            let name = page.file_name().unwrap().to_str().unwrap();
-            let text = fs::read_to_string(&page).unwrap();
-            if name.starts_with("mediator") {
-                assert!(text.contains(".SH \"EXIT STATUS\"\n") && text.contains(".SH FILES\n"), "{name}: {text}");
-                assert!(!text.contains("EXTRA"), "{name}: {text}");
-            }
-        }
         assert!(text("mediatorctl-run.1").contains("the status of the program"));
-        assert!(text("mediatorctl-vm-add.1").contains(".SH EXAMPLES\n"), "{}", text("mediatorctl-vm-add.1"));
         assert!(text("mediatorctl.1").contains("/etc/gpu\\-mediator.toml"), "{}", text("mediatorctl.1"));
         assert!(text("mediatorctl-vm-add.1").contains("\\-\\-vram\\-mib"));
         assert!(text("mediatorctl-apply.1").contains("\\-\\-prune"));
         assert!(text("mediatord.8").contains("\\-\\-ignore\\-state"));
         assert!(text("gpu-mediator.toml.5").starts_with(".TH gpu-mediator.toml 5"));
+    }
+
+    #[test]
+    fn examples_of_the_daemon_can_be_parsed() {
+        use clap::Parser;
+        for example in sections::DAEMON_EXAMPLES {
+            config::arguments::Arguments::try_parse_from(example.split(' ')).unwrap();
+        }
     }
 
     #[test]

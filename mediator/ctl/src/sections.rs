@@ -1,8 +1,8 @@
-//! The sections EXIT STATUS and FILES of the man pages, from one table.
+//! The sections EXIT STATUS, FILES, EXAMPLES and SEE ALSO of the man pages, from tables.
 
 use clap_mangen::roff::{Roff, bold, roman};
 
-use super::Code;
+use super::{Code, examples};
 
 /// The meaning of each exit status.
 pub(super) const STATUSES: [(Code, &str); 6] = [
@@ -15,7 +15,7 @@ pub(super) const STATUSES: [(Code, &str); 6] = [
 ];
 
 /// Commands that give a status another meaning: command, status, meaning.
-const FURTHER: [(&str, &str, &str); 4] = [
+pub(super) const FURTHER: [(&str, &str, &str); 4] = [
     ("run", "any", "once the program has started: the status of the program"),
     ("assert", "1", "something is not as the file says"),
     ("doctor", "1", "a check has found an error"),
@@ -29,9 +29,20 @@ pub(super) const DAEMON_STATUSES: [(u8, &str); 3] = [
     (2, "the arguments or the configuration are wrong; starting it again does not help"),
 ];
 
+/// Pages about the daemon.
+const DAEMON_PAGES: [&str; 2] = ["mediatord", "gpu-mediator.toml"];
+
+/// Examples of mediatord(8).
+pub(super) const DAEMON_EXAMPLES: [&str; 3] =
+    ["mediatord --check", "mediatord --config /srv/site.toml", "mediatord --config /srv/site.toml --ignore-state"];
+
 /// Files: path, meaning, and the pages that list it.
 const FILES: [(&str, &str, &[&str]); 7] = [
-    ("/etc/gpu-mediator.toml", "configuration of the daemon", &["mediatorctl", "mediatorctl-doctor", "mediatord"]),
+    (
+        "/etc/gpu-mediator.toml",
+        "configuration of the daemon",
+        &["mediatorctl", "mediatorctl-doctor", "mediatord", "gpu-mediator.toml"],
+    ),
     (
         "/run/gpu-mediator/admin.sock",
         "admin socket, if the configuration names no other",
@@ -39,7 +50,7 @@ const FILES: [(&str, &str, &[&str]); 7] = [
     ),
     ("/run/gpu-mediator", "sockets of VMs and tenants (`socket_dir`)", &["mediatord", "mediatorctl-run"]),
     ("/run/gpu-mediator/leases.json", "limits of tenants that end with a process", &["mediatord", "mediatorctl-run"]),
-    ("/var/lib/gpu-mediator", "changes made while the daemon ran (`state_dir`)", &["mediatord"]),
+    ("/var/lib/gpu-mediator", "changes made while the daemon ran (`state_dir`)", &["mediatord", "gpu-mediator.toml"]),
     ("/var/run/cdi", "devices for containers", &["mediatorctl-tenant-cdi"]),
     (
         "/usr/lib/gpu-mediator",
@@ -57,7 +68,10 @@ pub(super) fn of_page(page: &str) -> String {
         roff.text([roman(text)]);
     };
     roff.control("SH", ["EXIT STATUS"]);
-    if page == "mediatord" {
+    if DAEMON_PAGES.contains(&page) {
+        if page != "mediatord" {
+            roff.text([roman("Of mediatord, and of mediatord --check:")]);
+        }
         for (status, meaning) in DAEMON_STATUSES {
             item(&mut roff, &status.to_string(), meaning);
         }
@@ -78,5 +92,23 @@ pub(super) fn of_page(page: &str) -> String {
     for (path, meaning, _) in of_page {
         item(&mut roff, path, &meaning.replace('`', ""));
     }
+    let examples = match page {
+        // The page's own text has them.
+        "gpu-mediator.toml" => Vec::new(),
+        "mediatord" => DAEMON_EXAMPLES.map(str::to_owned).into(),
+        _ => examples::of_page(page),
+    };
+    if !examples.is_empty() {
+        roff.control("SH", ["EXAMPLES"]);
+        roff.control("nf", None);
+        for example in examples {
+            roff.text([roman(example)]);
+        }
+        roff.control("fi", None);
+    }
+    roff.control("SH", ["SEE ALSO"]);
+    let pages = ["mediatorctl(1)", "gpu-mediator.toml(5)", "mediatord(8)"];
+    let others: Vec<_> = pages.into_iter().filter(|other| !other.starts_with(&format!("{page}("))).collect();
+    roff.text([roman(others.join(", "))]);
     roff.to_roff()
 }

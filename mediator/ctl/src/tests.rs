@@ -12,6 +12,7 @@ mod firmware;
 mod host;
 mod moving;
 mod profile;
+mod reference;
 mod saving;
 mod sched;
 

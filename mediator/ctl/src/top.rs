@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use ratatui::crossterm::event::{
-    self, DisableMouseCapture, EnableMouseCapture, Event, KeyCode, KeyEventKind, KeyModifiers, MouseEvent,
+    self, DisableMouseCapture, EnableMouseCapture, Event, KeyCode, KeyEventKind, KeyModifiers, MouseButton, MouseEvent,
     MouseEventKind,
 };
 use ratatui::crossterm::execute;
@@ -14,13 +14,12 @@ use serde::Serialize;
 use super::Form;
 use super::client::{self, Client, ClientError};
 use super::values::span;
-use api::{CardMemory, CardScheduler, MemoryList, SchedulerList};
+use api::{CardMemory, CardScheduler, MemoryList, SchedulerList, Tenant, TenantList, Vm, VmList};
 
 mod columns;
 mod history;
 mod memory;
-#[cfg(test)]
-mod picture;
+mod processes;
 mod time;
 mod view;
 
@@ -46,24 +45,32 @@ pub(super) struct Top {
 struct Look {
     schedulers: Vec<CardScheduler>,
     memories: Vec<CardMemory>,
+    tenants: Vec<Tenant>,
+    vms: Vec<Vm>,
 }
 
 impl Top {
     fn look(&self, client: &Client) -> Result<Look, ClientError> {
         let interval = u64::try_from(self.interval.as_millis()).unwrap_or(u64::MAX);
         let window = interval.clamp(*WINDOWS_MS.start(), *WINDOWS_MS.end());
+        let TenantList { mut tenants } = client.get("/v1/tenants")?;
+        let VmList { mut vms } = client.get("/v1/vms")?;
         match &self.card {
             Some(card) => {
+                tenants.retain(|tenant| tenant.card == *card);
+                vms.retain(|vm| vm.card == *card);
                 let path = format!("/v1/cards/{}", client::segment(card));
                 Ok(Look {
                     schedulers: vec![client.get(&format!("{path}/scheduler?window_ms={window}"))?],
                     memories: vec![client.get(&format!("{path}/memory"))?],
+                    tenants,
+                    vms,
                 })
             }
             None => {
                 let SchedulerList { schedulers } = client.get(&format!("/v1/schedulers?window_ms={window}"))?;
                 let MemoryList { memories } = client.get("/v1/memory")?;
-                Ok(Look { schedulers, memories })
+                Ok(Look { schedulers, memories, tenants, vms })
             }
         }
     }
@@ -127,6 +134,9 @@ impl View {
             Event::Resize(..) => return Reaction::Draw,
             Event::Mouse(MouseEvent { kind: MouseEventKind::ScrollUp, .. }) => return self.scrolled(-3),
             Event::Mouse(MouseEvent { kind: MouseEventKind::ScrollDown, .. }) => return self.scrolled(3),
+            Event::Mouse(MouseEvent { kind: MouseEventKind::Down(MouseButton::Left), column, row, .. }) => {
+                return if self.click(*column, *row) { Reaction::Draw } else { Reaction::Nothing };
+            }
             Event::Key(key) if key.kind != KeyEventKind::Release => key,
             _ => return Reaction::Nothing,
         };

@@ -5,6 +5,7 @@ use std::io::Write;
 
 use clap::FromArgMatches;
 
+use super::colours::Colours;
 use super::{Arguments, Code, Form, examples, json};
 use api::ErrorCode;
 
@@ -24,14 +25,21 @@ fn asks_for_json(words: &[OsString]) -> bool {
 }
 
 /// Prints why a command line cannot be read, or the help that it asks for.
-pub(super) fn show(error: &clap::Error, words: &[OsString], out: &mut dyn Write, err: &mut dyn Write) -> Code {
-    let text = error.render().to_string();
+pub(super) fn show(
+    error: &clap::Error,
+    words: &[OsString],
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+    colours: Colours,
+) -> Code {
+    let styled = |is_on: bool| if is_on { error.render().ansi().to_string() } else { error.render().to_string() };
     if !error.use_stderr() {
-        let _ = write!(out, "{text}");
+        let _ = write!(out, "{}", styled(colours.out));
         return Code::Good;
     }
+    let text = error.render().to_string();
     let _ = match asks_for_json(words) {
-        false => write!(err, "{text}"),
+        false => write!(err, "{}", styled(colours.err)),
         true => {
             let (what, rest) = text.split_once("\n\n").unwrap_or((&text, ""));
             let line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");

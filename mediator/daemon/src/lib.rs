@@ -278,12 +278,13 @@ impl Daemon {
     /// Returns the daemon's own status, for the operator.
     #[must_use]
     pub fn about(&self) -> api::DaemonInfo {
-        let (pause, upgrades) = self.line.last().unzip();
+        let last = self.line.last();
         api::DaemonInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            upgrades: upgrades.unwrap_or(0),
-            upgrade_pause_ms: pause.map(|pause| u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)),
+            upgrades: last.map_or(0, |last| last.upgrades),
+            upgraded_at: last.map(|last| events::rfc3339(last.at)),
+            upgrade_pause_ms: last.map(|last| u64::try_from(last.pause.as_millis()).unwrap_or(u64::MAX)),
             upgrade_failures: self.line.failures(),
         }
     }

@@ -81,8 +81,8 @@ pub(crate) struct Generations {
     gone: AtomicBool,
     /// Notified when this daemon may end.
     left: Notify,
-    /// Pause of the last takeover, and the number of upgrades since the first daemon.
-    last: OnceLock<(Duration, u64)>,
+    /// The upgrade in which this daemon has taken over.
+    last: OnceLock<handover::Takeover>,
     /// Number of failed upgrades after which this process continued.
     failures: AtomicU64,
 }
@@ -124,9 +124,8 @@ impl Generations {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// Returns the pause of the last upgrade, and the number of upgrades since the first daemon; `None` in the first
-    /// daemon.
-    pub(crate) fn last(&self) -> Option<(Duration, u64)> {
+    /// Returns the upgrade in which this daemon has taken over; `None` in the first daemon.
+    pub(crate) fn last(&self) -> Option<handover::Takeover> {
         self.last.get().copied()
     }
 }

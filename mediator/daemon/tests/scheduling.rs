@@ -171,7 +171,7 @@ fn nothing_is_lost_when_policies_and_shares_change_under_load() {
 
 #[test]
 fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
-    let place = Place::new(CARD);
+    let place = Place::new(&format!("{CARD}memory.host_mib = 64\n"));
     let running = place.start(&mut place.daemon());
     let admin = Client::new(place.path("admin.sock")).unwrap();
     let file = place.path("run.jsonl");
@@ -195,8 +195,11 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
             assert!(told.contains("events of card0's scheduler in "), "{told}");
             // Another record is a trace for Perfetto: all VMs work during it, one after the other.
             let timeline = place.path("run.json").display().to_string();
-            let record = ["sched", "record", "card0", "--for", "1s", "--format", "perfetto", "--out", &timeline];
-            good(place.ctl(&record));
+            let record = ["sched", "record", "card0", "--for", "3s", "--format", "perfetto", "--out", &timeline];
+            let recorded = scope.spawn(|| good(place.ctl(&record)));
+            thread::sleep(Duration::from_millis(200));
+            good(place.ctl(&["memory", "evict", "vm0"]));
+            recorded.join().unwrap();
             let trace: serde_json::Value = serde_json::from_str(&fs::read_to_string(&timeline).unwrap()).unwrap();
             let events = trace["traceEvents"].as_array().unwrap();
             for index in 0..WEIGHTS.len() {
@@ -205,6 +208,18 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
                 let runs = events.iter().filter(|event| event["pid"] == vm && event["name"] == "runs");
                 assert!(runs.clone().count() > 2, "{}: {events:?}", name(index));
                 assert!(runs.clone().all(|event| event["ts"].as_f64().is_some_and(|ts| (0.0..60e6).contains(&ts))));
+                // Work is shown by engine.
+                for engine in ["compute", "copy0"] {
+                    assert!(runs.clone().any(|event| event["cat"] == engine), "{}, {engine}: {events:?}", name(index));
+                }
+                let moved = events.iter().filter(|event| event["pid"] == vm && event["cat"] == "memory");
+                let to_host = moved.clone().find(|event| event["name"] == "to host memory" && event["ph"] == "b");
+                if index == 0 {
+                    let mib = to_host.and_then(|event| event["args"]["MiB"].as_f64());
+                    assert!(mib.is_some_and(|mib| mib >= 2.0), "{mib:?}: {events:?}");
+                } else {
+                    assert!(to_host.is_none(), "only VM 0's memory is moved: {to_host:?}");
+                }
             }
         });
     });
@@ -238,13 +253,14 @@ fn tools_print_once_where_there_is_no_terminal() {
         "{CARD}[[vm]]\nname = \"vm0\"\ncard = \"card0\"\nvram_mib = 16\ntime = {{ weight = 7 }}\n"
     ));
     let running = place.start(&mut place.daemon());
-    Worker::new(&place, "vm0").work();
+    let mut worker = Worker::new(&place, "vm0");
+    worker.work();
     let top = good(place.ctl(&["top"]));
     assert!(top.starts_with("card0: band; busy: compute "), "{top}");
     assert_eq!(
         top.lines().filter(|line| line.contains("vm0")).count(),
-        3,
-        "a line for each engine, and one of memory: {top}"
+        4,
+        "a line for each engine, one of memory, and one of the VMM's process: {top}"
     );
     let shown = good(place.ctl(&["sched", "show", "card0"]));
     assert!(shown.contains("band.period") && shown.contains("vm0"), "{shown}");

@@ -28,4 +28,5 @@ pub use cursor::BadCursor;
 pub use event::NewEvent;
 pub use log::{Log, SavedLog};
 pub use observer::{Observer, States};
+pub use time::rfc3339;
 pub use words::{changed, changed_in};

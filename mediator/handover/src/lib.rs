@@ -28,6 +28,8 @@ pub use package::Package;
 pub use receiver::Receiver;
 pub use sender::Sender;
 
+use std::time::{Duration, SystemTime};
+
 use saved_state::Known;
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +40,25 @@ pub struct Introduction {
     pub program: String,
     /// The parts that the receiver supports.
     pub reads: Vec<Known>,
+}
+
+/// The upgrade in which a daemon has taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Takeover {
+    /// Time for which virtual machines waited.
+    pub pause: Duration,
+    /// Number of upgrades since the first daemon.
+    pub upgrades: u64,
+    /// Time of day at its end.
+    pub at: SystemTime,
+}
+
+impl Takeover {
+    /// Creates the record of an upgrade that ends now.
+    #[must_use]
+    pub fn now(pause: Duration, upgrades: u64) -> Self {
+        Self { pause, upgrades, at: SystemTime::now() }
+    }
 }
 
 #[cfg(test)]

@@ -37,8 +37,14 @@ fn tables(text: &str) -> String {
 
 /// Returns the families outside the sections on memory and the scheduler, without their samples.
 fn families() -> String {
-    let info =
-        api::DaemonInfo { version: String::new(), pid: 0, upgrades: 0, upgrade_pause_ms: None, upgrade_failures: 0 };
+    let info = api::DaemonInfo {
+        version: String::new(),
+        pid: 0,
+        upgrades: 0,
+        upgraded_at: None,
+        upgrade_pause_ms: None,
+        upgrade_failures: 0,
+    };
     let mut text = String::new();
     super::samples(&mut text, &super::CARD, &[], |_| String::new());
     super::samples(&mut text, &super::VM, &[], |_| String::new());

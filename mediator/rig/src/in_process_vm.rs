@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
-use crate::{Rig, settings, sharing};
+use crate::{Guest, Machine, Rig, settings, sharing};
 use anyhow::{Context, Result, bail, ensure};
 use card_manager::{Division, Sharing};
 use nvspec::class::compute90c0 as compute;
@@ -111,10 +111,10 @@ pub fn account(rig: &Rig, vm: u32) -> Result<VmSummary> {
 ///
 /// # Errors
 /// If the GPU faults.
-pub fn wait(driver: &mut Driver, channel: &Channel) -> Result<()> {
+pub fn wait<M: Machine>(driver: &mut Driver<M>, channel: &Channel) -> Result<()> {
     while !driver.is_done(channel) {
         ensure!(driver.faults.is_empty(), "the GPU faults: {:x?}", driver.faults);
-        driver.guest.wait_msi();
+        ensure!(driver.guest.wait_msi(), "the device has gone");
         driver.service();
     }
     Ok(())
@@ -132,9 +132,9 @@ pub fn copy_line(engine: u32, from: u64, to: u64, bytes: u32) -> Vec<u32> {
 }
 
 /// A guest that computes. The CPU transfers inputs and results as through an aperture.
-pub struct LightGpu {
+pub struct LightGpu<M = Guest> {
     /// The guest's driver.
-    pub driver: Driver,
+    pub driver: Driver<M>,
     channel: Channel,
     heap: Heap,
     modules: Vec<(u64, sm20::Program)>,
@@ -181,12 +181,12 @@ impl Heap {
     }
 }
 
-impl LightGpu {
+impl<M: Machine> LightGpu<M> {
     /// Creates a guest that uses all of its VRAM, as far as the driver's page table reaches, for buffers.
     ///
     /// # Errors
     /// If the guest does not start.
-    pub fn new(mut driver: Driver) -> Result<Self> {
+    pub fn new(mut driver: Driver<M>) -> Result<Self> {
         let channel = driver.channel(1);
         let bytes = (driver.room() / PAGE * PAGE).min(HEAP_MAX);
         let heap = Heap { at: driver.vram(bytes / PAGE), bytes, mapped: 0, free: Vec::new() };
@@ -239,7 +239,7 @@ fn to(method: u32, data: u32) -> Vec<u32> {
     methods(COMPUTE.0, method, &[data])
 }
 
-impl Gpu for LightGpu {
+impl<M: Machine> Gpu for LightGpu<M> {
     fn allocate(&mut self, place: Place, bytes: u64) -> Result<Buffer> {
         if place == Place::Ram {
             bail!("a light guest has no buffers in RAM");

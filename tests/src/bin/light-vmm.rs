@@ -1,8 +1,9 @@
-//! `light-vmm SOCKET MIB`: a VM whose VMM is nothing but a client of the mediator, for hosts on which QEMU would be too
-//! slow.
+//! `light-vmm SOCKET MIB [WORKLOAD]`: a VM whose VMM is nothing but a client of the mediator, for hosts on which QEMU
+//! would be too slow.
 //!
 //! The program starts the vGPU, writes a page in each chunk of MIB MiB of VRAM, makes the GPU copy each page, and
-//! verifies every byte of the copies. It then waits until the device disappears, and reports that.
+//! verifies every byte of the copies. It then waits until the device disappears, and reports that. With the name of a
+//! workload, it instead runs the workload's kernels repeatedly, and verifies each result, until it is ended.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +12,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rig::driver::{At, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
+use rig::in_process_vm::LightGpu;
 use rig::{Machine, RemoteGuest};
+use workloads::{Options, by_name};
 
 const MIB: u64 = 1 << 20;
 /// Default size of a chunk in bytes.
@@ -31,6 +34,21 @@ fn main() -> ExitCode {
     }
 }
 
+/// Runs a workload until the program is ended.
+fn compute(driver: Driver<RemoteGuest>, name: &str) -> Result<()> {
+    let mut gpu = LightGpu::new(driver)?;
+    for seed in 1.. {
+        let options = Options { seed, ..Options::default() };
+        let workload = by_name(name, options).with_context(|| format!("no workload is named {name}"))?;
+        let report = workloads::run(&*workload, &mut gpu)?;
+        ensure!(report.verified > 0, "no result of {name} was verified");
+        if seed == 1 {
+            println!("RESULT ok=true workload={name} verified={}", report.verified);
+        }
+    }
+    Ok(())
+}
+
 fn run() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let socket: PathBuf = arguments.next().context("no socket is named")?.into();
@@ -39,6 +57,9 @@ fn run() -> Result<()> {
     let guest = RemoteGuest::connect(&socket, mib * MIB).with_context(|| socket.display().to_string())?;
     let mut driver = Driver::new(guest);
     ensure!(driver.guest.map_ram(0, MIB, true), "the device takes no RAM");
+    if let Some(name) = arguments.next() {
+        return compute(driver, &name);
+    }
     let mut channel = driver.channel(1);
     let copies = driver.room() / (CHUNK + PAGE);
     let to = driver.vram(copies);

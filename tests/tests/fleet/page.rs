@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
+use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -16,8 +18,11 @@ const ADDRESS: &str = "127.0.0.1:9470";
 /// Name of a program.
 const HOSTILE: &str = "<b>x";
 const SOCKET: &str = "/run/n1/admin.sock";
-/// Tenants and a VM with different settings.
-const USERS: &str = "
+/// The software card's host memory, with a slow bus, so that the page can show a move before it ends; tenants and a VM
+/// with different settings.
+const USERS: &str = "memory.host_mib = 64
+time = { copy_mib_per_s = 1024, bus_mib_per_s = 4 }
+
 [[tenant]]
 name = \"training\"
 card = \"h100\"
@@ -94,6 +99,9 @@ fn add_expected(values: &mut BTreeMap<(String, String), String>, memory: &[Value
             ("guaranteed", "guarantee_bytes"),
             ("quota", "quota_bytes"),
             ("in host memory", "in_host_bytes"),
+            ("moves", "moving_bytes"),
+            ("moved to host", "moved_out_bytes"),
+            ("moved back", "moved_in_bytes"),
         ] {
             values.insert((name.clone(), label.to_owned()), user[key].to_string());
         }
@@ -105,6 +113,88 @@ fn add_expected(values: &mut BTreeMap<(String, String), String>, memory: &[Value
         values.insert((name, String::new()), user["state"].as_str().context("a state")?.to_owned());
     }
     Ok(())
+}
+
+/// Returns a value of a user on the page.
+fn value(document: &str, user: &str, label: &str) -> Result<u64> {
+    let values = shown(document);
+    let value = values.get(&(user.to_owned(), label.to_owned()));
+    value.with_context(|| format!("no {label} of {user}: {values:#?}"))?.parse().context("a number")
+}
+
+/// Checks that the page shows memory while it moves, and afterwards the moved memory that the API reports.
+fn page_shows_moves(host: &Debian) -> Result<()> {
+    let evict = format!("mediatorctl --socket {SOCKET} memory evict desktop --mib 8");
+    host.start("moves", &format!("while :; do {evict}; sleep 0.5; done"))?;
+    wait::until("memory that moves on the page", WAIT_TIMEOUT, || {
+        let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/"))?;
+        Ok((value(&document, "desktop", "moves")? > 0).then_some(()))
+    })?;
+    screenshot(host, "page-moves.png", "--window-size=1240,900")?;
+    host.stop("moves")?;
+    wait::until("the page to show all moves", WAIT_TIMEOUT, || {
+        let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/"))?;
+        let memory = json(host, &format!("--socket {SOCKET} memory show soft"))?;
+        let vm = &memory["vms"][0];
+        ensure!(vm["vm"] == "desktop", "{memory:#}");
+        let same = |label: &str, key: &str| anyhow::Ok(Some(value(&document, "desktop", label)?) == vm[key].as_u64());
+        let all = same("moves", "moving_bytes")? && same("moved to host", "moved_out_bytes")?;
+        Ok((all && same("moved back", "moved_in_bytes")? && value(&document, "desktop", "moved to host")? > 0)
+            .then_some(()))
+    })
+}
+
+/// Checks the metrics of a daemon with tenants and a VM, as the page's port serves them, with Prometheus' tool.
+fn metrics_pass_promtool(host: &Debian) -> Result<()> {
+    let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/metrics"))?;
+    let text = document.split_once("<pre").and_then(|(_, rest)| rest.split_once('>')).context("no text")?.1;
+    let text = text.split("</pre>").next().unwrap_or_default();
+    let mut metrics = text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
+    metrics.push('\n');
+    for name in
+        ["gpu_mediator_tenant_used_seconds_total{", "gpu_mediator_vm_engine_seconds_total{", "gpu_mediator_moves_total"]
+    {
+        ensure!(metrics.contains(name), "no {name} in {metrics}");
+    }
+    let mut promtool = tests::monitoring()?.promtool()?;
+    promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = promtool.spawn()?;
+    child.stdin.take().context("no input")?.write_all(metrics.as_bytes())?;
+    let output = child.wait_with_output()?;
+    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    ensure!(output.status.success() && said.is_empty(), "promtool: {}\n{said}", output.status);
+    Ok(())
+}
+
+/// Returns the page's status of the daemon.
+fn daemon_on_page(document: &str) -> Result<Tag> {
+    tags(document, "data-generation").pop().with_context(|| document.to_owned())
+}
+
+/// Upgrades the daemon under working users, and checks that the page shows the next generation as the API does.
+fn page_shows_upgrade(host: &Debian) -> Result<()> {
+    let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/"))?;
+    let before = daemon_on_page(&document)?;
+    ensure!(before["data-generation"] == "1" && before["data-upgraded"].is_empty(), "{before:?}");
+    host.ok(&format!("mediatorctl --socket {SOCKET} daemon upgrade"))?;
+    let daemon = json(host, &format!("--socket {SOCKET} daemon show"))?;
+    let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/"))?;
+    let after = daemon_on_page(&document)?;
+    ensure!(after["data-generation"] == "2" && daemon["upgrades"] == 1, "{after:?}\n{daemon:#}");
+    for (attribute, key) in [("data-version", "version"), ("data-upgraded", "upgraded_at")] {
+        ensure!(daemon[key] == after[attribute].as_str() && !after[attribute].is_empty(), "{after:?}\n{daemon:#}");
+    }
+    ensure!(daemon["pid"].to_string() == after["data-pid"] && before["data-pid"] != after["data-pid"], "{after:?}");
+    ensure!(document.contains("generation 2 · took over at ") && document.contains("VMs waited"), "{document}");
+    Ok(())
+}
+
+/// Ends the present daemon, which is not the unit's first process after an upgrade.
+fn end_daemon(host: &Debian) -> Result<()> {
+    let daemon = json(host, &format!("--socket {SOCKET} daemon show"))?;
+    let pid = daemon["pid"].as_u64().context("a process")?;
+    host.ok(&format!("kill -TERM {pid}"))?;
+    host.until("the daemon to end", &format!("! kill -0 {pid} 2>/dev/null"), WAIT_TIMEOUT).map(drop)
 }
 
 /// Saves a screenshot in the folder that the environment variable names, and checks the file.
@@ -140,6 +230,10 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
             Ok((shown["on_card_bytes"].as_u64() >= Some(mib << 20)).then_some(()))
         })
     };
+    // A guest whose kernels run all the time.
+    host.start("desktop", "exec light-vmm /run/n1/desktop.sock 32 loop")?;
+    let computes = "grep -q '^RESULT ok=true' /var/log/units/desktop.log";
+    host.until("the guest to compute", computes, WAIT_TIMEOUT)?;
     holds("training", 200)?;
     holds("notebook", 64)?;
     host.ok(&format!("mediatorctl --socket {SOCKET} tenant set notebook --weight 150"))?;
@@ -149,13 +243,18 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
     let document = wait::until("the page to show what the API says", WAIT_TIMEOUT, || {
         let before = expected(host)?;
         let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/"))?;
-        // Both tenants always have work, and together have received more than half of the last second.
+        // Both tenants always have work, and together have received more than half of the last second. The guest
+        // computes, too, on its own card.
         let all = shown(&document);
-        let received = all.iter().filter(|((_, label), _)| label == "received");
-        let received: u32 = received.map(|(_, value)| value.parse().unwrap_or(0)).sum();
+        let received_by = |users: &[&str]| -> u32 {
+            let received =
+                all.iter().filter(|((user, label), _)| label == "received" && users.contains(&user.as_str()));
+            received.map(|(_, value)| value.parse().unwrap_or(0)).sum()
+        };
+        let (received, computed) = (received_by(&["training", "notebook"]), received_by(&["desktop"]));
         let found: BTreeMap<_, _> = all.into_iter().filter(|((_, label), _)| label != "received").collect();
-        differing = format!("received {received} of 1000, page {found:#?}\nAPI {before:#?}");
-        Ok((received > 500 && before == found && before == expected(host)?).then_some(document))
+        differing = format!("received {received} and {computed} of 1000, page {found:#?}\nAPI {before:#?}");
+        Ok((received > 500 && computed > 100 && before == found && before == expected(host)?).then_some(document))
     })
     .with_context(|| differing.clone())?;
     ensure!(document.contains("data-state=\"current\""), "the page is old: {document}");
@@ -165,6 +264,10 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
     screenshot(host, "page.png", "--window-size=1240,900")?;
     screenshot(host, "page-dark.png", "--window-size=1240,900 --blink-settings=preferredColorScheme=0")?;
     screenshot(host, "page-phone.png", "--window-size=390,900")?;
+
+    metrics_pass_promtool(host)?;
+    page_shows_moves(host)?;
+    page_shows_upgrade(host)?;
 
     // A program chooses its own name, which must not add elements to the page.
     let copy = format!("cp /usr/bin/cuda-program '/usr/bin/{HOSTILE}'");
@@ -177,5 +280,5 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
         ensure!(!document.contains(HOSTILE), "{document}");
         Ok(document.contains("&lt;b&gt;x").then_some(()))
     })?;
-    host.stop("n1")
+    end_daemon(host)
 }

@@ -23,6 +23,9 @@ const SCRIPTS: &str = ".ci/run packaging/postinst packaging/postrm packaging/pre
                        packaging/proxmox/gpu-mediator-hook";
 /// Errors that lintian reports because the packages of tests are not compressed.
 const UNCOMPRESSED: [&str; 2] = ["uses-no-compression-for-control-tarball", "uses-no-compression-for-data-tarball"];
+/// Checks all man pages of all packages with mandoc, and prints their number last.
+const LINT_PAGES: &str = "for package in /mnt/*.deb; do dpkg-deb --extract $package /tmp/tree; done; cd /tmp/tree/usr/share/man; \
+                          gzip --decompress --recursive .; mandoc -T lint -W warning man*/* 2>&1 || true; ls man*/* | wc --lines";
 /// Creates a substitute for Debian's image: the files of the packages that dpkg needs, and dpkg's database.
 const BASE: &str = r#"
 cd /var/lib/dpkg/info
@@ -84,6 +87,13 @@ fn packages_pass_lintian_and_rpmlint() -> Result<()> {
             ensure!(report.stdout.contains(&format!("E: {package}: ")), "lintian has not read {package}");
         }
     }
+    let pages = tools.run(scratch.path(), LINT_PAGES)?.success()?;
+    ensure!(
+        pages.stdout.lines().last().is_some_and(|count| count.parse::<u32>().is_ok_and(|count| count > 60)),
+        "{}",
+        pages.stdout
+    );
+    ensure!(!pages.stdout.contains("mandoc:"), "warnings of mandoc:\n{}", pages.stdout);
     let report = tools.run(scratch.path(), "rpmlint /mnt/*.rpm")?;
     println!("{}{}", report.stdout, report.stderr);
     // Releases are signed manually.

@@ -96,6 +96,8 @@ pub fn start_up(name: &str, form: Form) -> Result<Option<Debian>> {
     ] {
         files.copy(&stripped(&binary(name)?, scratch.path())?, place, 0o755)?;
     }
+    let light_vmm = Path::new(env!("CARGO_BIN_EXE_light-vmm"));
+    files.copy(&stripped(light_vmm, scratch.path())?, "usr/bin/light-vmm", 0o755)?;
     let kernel = tests::images()?.kernel("6.1")?;
     files.copy(&kernel.vmlinuz, "srv/vm/vmlinuz", 0o644)?;
     files.copy(&kernel.initrd, "srv/vm/initrd", 0o644)?;

@@ -217,6 +217,7 @@ fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
     host.until("a job to hold memory", &has(held, 100), WAIT_TIMEOUT)?;
     host.until("another to hold memory", &has(killed, 40), WAIT_TIMEOUT)?;
     host.ok(&format!("test \"$(stat -c '%U %a' /run/n2/slurm-{held}/cuda.sock)\" = 'alice 600'"))?;
+    is_restarted(host, held, &has(held, 100))?;
     host.ok(&format!("scancel {held}"))?;
     host.ok(&kill(killed))?;
     until_over(host)?;
@@ -247,6 +248,27 @@ fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
     ensure!(written[&vgpu]["kind"] == "vgpu" && written[&vgpu]["card"] == "soft", "{written:#?}");
     is_lost(host)?;
     stop(host)
+}
+
+/// Tests that a node's daemon restarts while a job runs: the job's tenant, process and memory are kept, and the process
+/// is served again once the job starts another process.
+fn is_restarted(host: &Debian, job: u32, has_memory: &str) -> Result<()> {
+    let process =
+        format!("for p in $(pgrep cuda-program); do grep -qz '^SLURM_JOB_ID={job}$' /proc/$p/environ && echo $p; done");
+    let before = host.ok(&process)?;
+    ensure!(before.trim().parse::<u32>().is_ok(), "job {job} has not one program: {before}");
+    host.stop("n2")?;
+    ensure!(host.ok(&process)? == before, "the program ends with the daemon");
+    run_node(host, "n2")?;
+    let kept = names(host, "/run/n2/admin.sock", "tenant")?;
+    ensure!(kept.contains(&format!("slurm-{job}")), "{kept:?}");
+    // A process that the job starts gives the new socket to the job's user.
+    host.ok(&format!("{} srun --jobid={job} --overlap true", user("alice")))?;
+    host.until("the program to be served with its memory again", has_memory, WAIT_TIMEOUT)?;
+    ensure!(host.ok(&process)? == before, "another process runs");
+    let state = host.ok(&format!("squeue --noheader --jobs={job} --format=%T"))?;
+    ensure!(state.trim() == "RUNNING", "job {job} is {state}");
+    Ok(())
 }
 
 /// Tests that a node loses power while a job runs, and returns.

@@ -1,4 +1,5 @@
-//! An operator's first hour, following only the documentation: from the package to two VMs on the status page.
+//! An operator's first hour, following only the documentation: from the package to two VMs and two tenants on the
+//! status page.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use images::libraries;
 use serde_json::Value;
 use tests::Host;
+use tests::daemon::binary;
 use tests::files::Files;
 use tests::pages::blocks;
 use tests::wait::Scratch;
@@ -20,6 +22,8 @@ const PAGE: &str = include_str!("../../../docs/guides/operating.md");
 const CURL: &str = "/usr/bin/curl";
 /// Address of the status page.
 const ADDRESS: &str = "http://127.0.0.1:9470";
+/// Settings of the driver without a GPU.
+const CARD: &str = "FAKE_CUDA_FOLDER=/run/gpu-mediator/card FAKE_CUDA_MIB=1088";
 /// Time limit of commands and waits, which only detects hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -74,20 +78,65 @@ fn page_shows_both_vms(host: &Host) -> Result<()> {
     Ok(())
 }
 
+/// Installs a driver that needs no GPU in place of NVIDIA's, and the folder that is its card.
+fn install_driver(host: &Host) -> Result<()> {
+    let libraries = "/usr/lib/x86_64-linux-gnu";
+    for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+        host.ok(&format!("cp /root/fake.so {libraries}/{name}"))?;
+    }
+    let card = "install --directory --owner=gpu-mediator --group=gpu-mediator /run/gpu-mediator/card";
+    let lines = format!("[Service]\\nEnvironment={CARD}\\n");
+    let folder = "/etc/systemd/system/gpu-mediator.service.d";
+    host.ok(&format!("ldconfig; {card} && mkdir -p {folder} && printf '{lines}' > {folder}/fake.conf")).map(drop)
+}
+
+/// Checks that the page shows both tenants with the tool's values, and the memory of a program of one of them.
+fn page_shows_both_tenants(host: &Host) -> Result<()> {
+    let user = "setpriv --reuid=gpu-mediator --regid=gpu-mediator --clear-groups";
+    let run = "mediatorctl run --tenant training -- cuda-program hold --mib 64";
+    host.ok(&format!(
+        "mkfifo /root/in; (exec env {CARD} {user} {run} 0<>/root/in >/root/hold.log 2>&1) & sleep 1; cat /root/hold.log"
+    ))?;
+    let held = format!("mediatorctl --json tenant show training | grep '\"on_card_bytes\": {}'", 64 << 20);
+    host.until("the program to hold memory", &held, LIMIT).with_context(|| "see /root/hold.log".to_owned())?;
+    let tenants = shown(host, "v1/tenants")?;
+    let names: Vec<_> = tenants["tenants"].as_array().context("a list")?.iter().map(|one| &one["name"]).collect();
+    ensure!(names == ["serving", "training"], "{tenants:#}");
+    ensure!(tenants["tenants"][1]["programs"][0]["name"] == "cuda-program", "{tenants:#}");
+    for (path, arguments) in [("v1/cards/gpu/memory", "memory show gpu"), ("v1/vms", "vm list")] {
+        let (page, tool) = (shown(host, path)?, json(host, &format!("mediatorctl --json {arguments}"))?);
+        ensure!(page.is_object() && page == tool, "{path}: {page:#}\n{arguments}: {tool:#}");
+    }
+    let time = shown(host, "v1/schedulers")?.to_string();
+    ensure!(time.contains("\"vm\":\"training\"") && time.contains("\"vm\":\"serving\""), "{time}");
+    let events = shown(host, "v1/events?limit=100")?.to_string();
+    ensure!(events.contains("training") && events.contains("serving"), "{events}");
+    Ok(())
+}
+
 #[test]
-fn first_hour_ends_with_two_vms_on_the_page() -> Result<()> {
+fn first_hour_ends_with_vms_and_tenants_on_the_page() -> Result<()> {
     ensure!(Path::new(CURL).exists(), "{CURL} is missing; install the package curl");
     let [commands] = &blocks(PAGE, "sh first-hour")[..] else { bail!("the page has not one first hour") };
+    let [tenants] = &blocks(PAGE, "sh first-hour-tenants")[..] else { bail!("the page has not one block of tenants") };
     let scratch = Scratch::new("first-hour")?;
     let mut files = Files::default();
     let name = format!("root/gpu-mediator_{}_amd64.deb", env!("CARGO_PKG_VERSION"));
     files.copy(&package(scratch.path(), &["--fast"])?, &name, 0o644)?;
     add_curl(&mut files)?;
     files.write("root/first-hour.sh", 0o644, commands.as_bytes());
+    files.write("root/tenants.sh", 0o644, tenants.as_bytes());
+    files.copy(&binary("cuda-program")?, "usr/bin/cuda-program", 0o755)?;
+    files.copy(&binary("libcuda_fake.so")?, "root/fake.so", 0o755)?;
     let host = Host::boot("first-hour", files)?;
     let said = host.ok("cd /root && sh -e first-hour.sh")?;
     ensure!(said.contains("<title>") && said.contains("bob    card0"), "{said}");
     page_shows_both_vms(&host)?;
+
+    install_driver(&host)?;
+    let said = host.ok("cd /root && sh -e tenants.sh")?;
+    ensure!(said.contains("training") && said.contains("serving"), "{said}");
+    page_shows_both_tenants(&host)?;
 
     // The status page is read-only, listens only on this host, and needs no further right.
     let code = |arguments: &str| {

@@ -268,6 +268,33 @@ fn is_killed(host: &Host) -> Result<()> {
     Ok(())
 }
 
+/// Checks a stop and a later start by the administrator: a folder that a container has mounted stays the same folder,
+/// and has the new daemon's socket.
+fn is_stopped_and_started(host: &Host) -> Result<()> {
+    let socket = "--socket-path /run/gpu-mediator/pod/gpu.sock";
+    host.ok(&format!("mediatorctl vm add pod --card card0 --vram-mib {VRAM_MIB} {socket}"))?;
+    host.ok("mkdir -p /mnt/pod && mount --bind /run/gpu-mediator/pod /mnt/pod")?;
+    let before = state(host)?;
+    let folder = "stat --format='%d %i' /run/gpu-mediator/pod /mnt/pod /run/gpu-mediator";
+    let folders = host.ok(folder)?;
+    host.ok("systemctl stop gpu-mediator")?;
+    assert_eq!(property(host, "ActiveState")?, "inactive");
+    assert_eq!(host.ok(folder)?, folders, "the daemon's end removes no folder");
+    let refused = host.sh(&format!("light-vmm /mnt/pod/gpu.sock {VRAM_MIB}"))?;
+    assert_ne!(refused.code, 0, "nothing serves the socket");
+    host.ok("systemctl start gpu-mediator")?;
+    assert_eq!(host.ok(folder)?, folders);
+    assert_eq!(state(host)?, before);
+    // The container sees the new socket, and a VMM works with it.
+    let same = "test $(stat --format=%i /mnt/pod/gpu.sock) = $(stat --format=%i /run/gpu-mediator/pod/gpu.sock)";
+    host.ok(same)?;
+    start(host, "pod", "root", &format!("light-vmm /mnt/pod/gpu.sock {VRAM_MIB}"))?;
+    let result = host.until("the pod's VM to work", "grep '^RESULT' /tmp/pod.log", WAIT_TIMEOUT)?;
+    assert!(result.starts_with("RESULT ok=true"), "{result}");
+    host.ok("mediatorctl vm remove pod && umount /mnt/pod && rmdir /mnt/pod && test ! -e /run/gpu-mediator/pod")
+        .map(drop)
+}
+
 /// Checks that a daemon that does not respond can be stopped.
 fn hangs(host: &Host) -> Result<()> {
     let before = state(host)?;
@@ -351,6 +378,7 @@ fn packaged_service_survives_kill_hang_reload_and_upgrade() -> Result<()> {
     is_reloaded(&host)?;
     is_restarted(&host)?;
     is_killed(&host)?;
+    is_stopped_and_started(&host)?;
     hangs(&host)?;
     is_misconfigured(&host)?;
     is_upgraded(&host)?;

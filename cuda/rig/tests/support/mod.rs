@@ -35,6 +35,16 @@ pub fn built(name: &str) -> PathBuf {
     path
 }
 
+/// Message of the library if it finds no driver, with the remedy.
+pub const NO_DRIVER: &str = "gpu-mediator: libcuda: no libcuda.so.1 of NVIDIA's driver was found; install the driver, or name its \
+                             library in GPU_MEDIATOR_CUDA_DRIVER\n";
+
+/// Returns true if the loader finds a driver of this host.
+pub fn host_has_driver(rig: &Rig) -> bool {
+    let mut command = rig.command(PROGRAM, "none");
+    command.arg("look").output().expect("starts").status.success()
+}
+
 impl Rig {
     /// Creates a card with this size in MiB.
     pub fn new(mib: u64) -> Self {

@@ -9,8 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{CardKind, CardSpec, DaemonSpec, Refusal, RefusalKind, VmSpec};
 
+/// First words of the refusal of a virtual machine that fits on no card.
+pub(crate) const NO_ROOM: &str = "no card has room";
+
 /// A policy that chooses a card for a virtual machine that names none, among the suitable cards.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
     /// The card with most VRAM that is not guaranteed to a virtual machine.
@@ -123,7 +126,7 @@ pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&
             CardKind::Cuda | CardKind::Simgpu | CardKind::Vfio => format!("`{}` ({field}: {what})", card.name),
         });
     }
-    Some(Refusal { kind, field: "card", what: format!("no card has room: {}", each.join(", ")) })
+    Some(Refusal { kind, field: "card", what: format!("{NO_ROOM}: {}", each.join(", ")) })
 }
 
 impl VmSpec {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::columns::{Column, Kind};
-use super::view::{Line, Tone};
+use super::view::{Cell, Line, Tone};
 use crate::output::NOTHING;
 use crate::output::memory::mib;
 use crate::output::scheduler::duration;
@@ -43,26 +43,29 @@ pub(super) fn lines(cards: &[CardMemory], before: &Counts) -> Vec<Line> {
         // Less than before: the VM was removed and added again.
         let (moved, denied) = now.0.checked_sub(before.0).zip(now.1.checked_sub(before.1)).unwrap_or(now);
         let in_host = vm.in_reserve_bytes.saturating_add(vm.in_host_bytes);
-        let suspended = if vm.suspensions.count == 0 { NOTHING.to_owned() } else { duration(vm.suspensions.p99_ns) };
+        let suspended = match vm.suspensions.count {
+            0 => NOTHING.into(),
+            _ => Cell::number(duration(vm.suspensions.p99_ns), vm.suspensions.p99_ns),
+        };
+        let size = |bytes: u64| Cell::number(mib(bytes), bytes);
         Line {
             cells: vec![
-                card.card.clone(),
-                vm.vm.clone(),
-                mib(vm.advertised_bytes),
-                mib(vm.on_card_bytes),
-                mib(vm.entitled_bytes),
-                mib(vm.quota_bytes),
-                mib(in_host),
-                mib(moved),
+                card.card.as_str().into(),
+                vm.vm.as_str().into(),
+                size(vm.advertised_bytes),
+                size(vm.on_card_bytes),
+                size(vm.entitled_bytes),
+                size(vm.quota_bytes),
+                size(in_host),
+                size(moved),
                 suspended,
-                state(card, vm, denied),
+                state(card, vm, denied).into(),
             ],
             tone: match () {
                 () if denied > 0 => Tone::Bad,
                 () if in_host > 0 => Tone::Odd,
                 () => Tone::Good,
             },
-            amounts: [moved, vm.suspensions.p99_ns, vm.on_card_bytes],
         }
     };
     each(cards).map(line).collect()

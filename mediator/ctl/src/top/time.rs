@@ -6,7 +6,7 @@ use sched::Engine;
 
 use super::columns::{Column, Kind};
 use super::history::{History, bar};
-use super::view::{Line, Tone};
+use super::view::{Cell, Line, Tone};
 use crate::output::NOTHING;
 use crate::output::memory::mib;
 use crate::output::scheduler::{duration, percent, state};
@@ -14,19 +14,19 @@ use api::{CardMemory, CardScheduler, VmEngine, VmShare};
 
 /// The columns.
 pub(super) const TABLE: [Column; 14] = [
-    Column { head: "CARD", kind: Kind::Text, rank: 8 },
+    Column { head: "CARD", kind: Kind::Text, rank: 10 },
     Column { head: "VM", kind: Kind::Text, rank: 0 },
     Column { head: "ENGINE", kind: Kind::Text, rank: 3 },
-    Column { head: "ENTITLED", kind: Kind::Number, rank: 2 },
+    Column { head: "ENTITLED", kind: Kind::Number, rank: 6 },
     Column { head: "RECEIVED", kind: Kind::Number, rank: 1 },
-    Column { head: "SHARE", kind: Kind::Picture, rank: 12 },
-    Column { head: "LAST MINUTE", kind: Kind::Picture, rank: 13 },
-    Column { head: "WAIT", kind: Kind::Number, rank: 9 },
-    Column { head: "WAIT 99 %", kind: Kind::Number, rank: 6 },
+    Column { head: "SHARE", kind: Kind::Picture, rank: 2 },
+    Column { head: "LAST MINUTE", kind: Kind::Picture, rank: 9 },
+    Column { head: "WAIT", kind: Kind::Number, rank: 11 },
+    Column { head: "WAIT 99 %", kind: Kind::Number, rank: 8 },
     Column { head: "ON CARD", kind: Kind::Number, rank: 4 },
     Column { head: "IN HOST", kind: Kind::Number, rank: 7 },
-    Column { head: "QUEUED", kind: Kind::Number, rank: 10 },
-    Column { head: "STRIKES", kind: Kind::Number, rank: 11 },
+    Column { head: "QUEUED", kind: Kind::Number, rank: 12 },
+    Column { head: "STRIKES", kind: Kind::Number, rank: 13 },
     Column { head: "STATE", kind: Kind::Text, rank: 5 },
 ];
 
@@ -42,12 +42,12 @@ pub(super) fn waits(cards: &[CardScheduler]) -> Waits {
 }
 
 /// Returns the mean wait since the previous refresh, or overall without one.
-fn wait(before: &Waits, card: &CardScheduler, vm: &VmShare, engine: Engine, used: &VmEngine) -> String {
+fn wait(before: &Waits, card: &CardScheduler, vm: &VmShare, engine: Engine, used: &VmEngine) -> Cell {
     let before = before.get(&(card.card.clone(), vm.vm.clone(), engine)).copied().unwrap_or_default();
     let since = used.wait.count.checked_sub(before.0).zip(used.wait.sum_ns.checked_sub(before.1));
     // Less than before: the VM was removed and added again.
     let (count, sum) = since.unwrap_or((used.wait.count, used.wait.sum_ns));
-    sum.checked_div(count).map_or_else(|| NOTHING.to_owned(), duration)
+    sum.checked_div(count).map_or_else(|| NOTHING.into(), |mean_ns| Cell::number(duration(mean_ns), mean_ns))
 }
 
 /// Returns one line for each engine that a VM uses.
@@ -58,35 +58,31 @@ pub(super) fn lines(cards: &[CardScheduler], memories: &[CardMemory], before: &W
     };
     let line = |(card, vm, engine, used): (&CardScheduler, &VmShare, Engine, &VmEngine)| {
         let memory = memory(&card.card, &vm.vm);
-        let size = |bytes: Option<u64>| bytes.map_or_else(|| NOTHING.to_owned(), mib);
+        let size = |bytes: Option<u64>| bytes.map_or_else(|| NOTHING.into(), |bytes| Cell::number(mib(bytes), bytes));
+        let share = |permille: u32| Cell::number(percent(permille), permille.into());
         let in_host = memory.map(|memory| memory.in_reserve_bytes.saturating_add(memory.in_host_bytes));
         Line {
             cells: vec![
-                card.card.clone(),
-                vm.vm.clone(),
-                engine.name().to_owned(),
-                percent(vm.entitled_permille),
-                percent(used.received_permille),
-                bar(used.received_permille, vm.entitled_permille),
-                history.picture(&(card.card.clone(), vm.vm.clone(), engine)),
+                card.card.as_str().into(),
+                vm.vm.as_str().into(),
+                engine.name().into(),
+                share(vm.entitled_permille),
+                share(used.received_permille),
+                Cell::number(bar(used.received_permille, vm.entitled_permille), used.received_permille.into()),
+                history.picture(&(card.card.clone(), vm.vm.clone(), engine)).into(),
                 wait(before, card, vm, engine, used),
-                duration(used.wait.p99_ns),
+                Cell::number(duration(used.wait.p99_ns), used.wait.p99_ns),
                 size(memory.map(|memory| memory.on_card_bytes)),
                 size(in_host),
-                vm.queued.to_string(),
-                vm.strikes.to_string(),
-                state(vm),
+                Cell::number(vm.queued.to_string(), vm.queued.into()),
+                Cell::number(vm.strikes.to_string(), vm.strikes.into()),
+                state(vm).into(),
             ],
             tone: match () {
                 () if vm.quarantine.is_some() => Tone::Bad,
                 () if vm.strikes > 0 => Tone::Odd,
                 () => Tone::Good,
             },
-            amounts: [
-                u64::from(used.received_permille),
-                used.wait.p99_ns,
-                memory.map_or(0, |memory| memory.on_card_bytes),
-            ],
         }
     };
     each(cards).filter(|(_, _, engine, used)| used.arrived > 0 || *engine == Engine::Compute).map(line).collect()

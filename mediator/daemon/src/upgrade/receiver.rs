@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use api::EventKind;
 use events::{Log, NewEvent, author};
-use handover::{Introduction, Package, Receiver};
+use handover::{Introduction, Package, Receiver, Takeover};
 use saved_state::SavedState;
 use vgpu::SavedSide;
 use vmm_glue::{Link, StopHandle, SuspendedClient};
@@ -237,7 +237,7 @@ impl Daemon {
         }
         points::here("receiver: serves all");
         let pause = Duration::from_nanos(monotonic_ns().saturating_sub(roster.began_ns));
-        let _first = daemon.line.last.set((pause, roster.upgrades.saturating_add(1)));
+        let _first = daemon.line.last.set(Takeover::now(pause, roster.upgrades.saturating_add(1)));
         tracing::info!(pause_ms = pause.as_millis() as u64, "the other daemon's VMs go on");
         let (version, pid, pause_ms) = (env!("CARGO_PKG_VERSION"), std::process::id(), pause.as_millis());
         let what = format!("mediatord {version}, process {pid}, has taken over; VMs waited {pause_ms} ms");

@@ -318,7 +318,7 @@ impl Daemon {
             descriptors.push(copied(STATE_LOCK.to_owned(), lock)?);
         }
         let state = override_store.state(&self.live_now()).map_err(|error| error.to_string())?;
-        let upgrades = self.line.last().map_or(0, |(_, upgrades)| upgrades);
+        let upgrades = self.line.last().map_or(0, |last| last.upgrades);
         let mut file = Writer::for_reader(IDENTITY, reads.to_vec());
         file.put(ROSTER, &Roster { began_ns, upgrades, state, cards }).map_err(|error| error.to_string())?;
         if !cuda_cards.is_empty() {

@@ -33,7 +33,7 @@ fn answer_schema(method: &str, path: &str) -> Value {
 #[test]
 fn published_document_is_that_of_the_types() {
     let published: Value = serde_json::from_str(PUBLISHED).unwrap();
-    assert_eq!(published, document(), "write it anew: mediatorctl schema > docs/reference/api.json");
+    assert_eq!(published, document(), "write it with `cargo xtask docs`");
 }
 
 /// Visits every object of a document.

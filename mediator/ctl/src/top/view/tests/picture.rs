@@ -8,8 +8,8 @@ use ratatui::buffer::{Buffer, Cell};
 use ratatui::style::{Color, Modifier};
 use serde_json::Value;
 
-use super::Look;
-use super::view::View;
+use super::super::View;
+use crate::top::Look;
 
 /// Columns and lines of each screen.
 const SCREEN: (u16, u16) = (136, 6);
@@ -85,6 +85,7 @@ fn generated_top_picture_is_committed() {
     let look = Look {
         schedulers: serde_json::from_value(part("schedulers")).unwrap(),
         memories: serde_json::from_value(part("memories")).unwrap(),
+        ..Look::default()
     };
     let mut view = View::default();
     view.show(look, std::time::Duration::from_secs(1));

@@ -1,0 +1,96 @@
+//! Decides which broken rules may only be consequences of a mistake that the parser found.
+
+use super::super::check::Mistake;
+use super::super::check::place::NO_ROOM;
+
+/// Keys by which sizes are checked: each may decide how much is left for others, in this table and in other tables.
+const AMOUNTS: [&str; 7] = ["vram_mib", "reserve_mib", "chunk_kib", "memory", "overcommit", "cuda", "passthrough"];
+/// Keys of `[daemon]` by which paths of sockets are checked.
+const SOCKETS: [&str; 3] = ["socket_dir", "admin_socket", "read_socket"];
+/// Tables whose objects are on a card.
+const USERS: [&str; 3] = ["vm", "tenant", "profile"];
+
+/// A mistake that the parser found.
+pub(super) struct Wrong {
+    /// First byte of the value.
+    pub(super) at: usize,
+    /// Path of the key, such as `vm[1].vram_mib`.
+    pub(super) path: String,
+    /// The whole table is left out, because it lacks a key.
+    pub(super) table_is_out: bool,
+    pub(super) error: toml::de::Error,
+}
+
+impl Wrong {
+    /// Returns the table's name, its number if several are possible, and the key in it.
+    fn parts(&self) -> (&str, Option<usize>, &str) {
+        let (table, field) = self.path.split_once('.').unwrap_or((&self.path, ""));
+        match table.strip_suffix(']').and_then(|table| table.split_once('[')) {
+            Some((name, index)) => (name, index.parse().ok(), field),
+            None => (table, None, field),
+        }
+    }
+
+    /// Returns true if the key does not exist: a value of no known key decides nothing.
+    fn is_unknown(&self) -> bool {
+        self.error.message().starts_with("unknown field")
+    }
+
+    /// Returns true if a broken rule may be only a consequence of this mistake.
+    pub(super) fn affects(&self, mistake: &Mistake) -> bool {
+        let (table, index, field) = self.parts();
+        let (other, other_field) = (mistake.key.table, mistake.key.field);
+        let of_amounts = is_amount(other_field) || mistake.what.starts_with(NO_ROOM);
+        if table == other && index == mistake.key.index {
+            // The value is missing for the rules.
+            return within(field, other_field)
+                || within(other_field, field)
+                || (!self.is_unknown() && is_amount(field) && of_amounts);
+        }
+        if self.is_unknown() {
+            return false;
+        }
+        let both_amounts = is_amount(field) && of_amounts;
+        match table {
+            "daemon" if SOCKETS.contains(&field) => other_field == "socket",
+            "daemon" => field == "placement" && other_field == "card",
+            // Names of this card seem unknown.
+            "card" if self.table_is_out => USERS.contains(&other) && (other_field == "card" || of_amounts),
+            "card" => USERS.contains(&other) && (both_amounts || (field == "drained" && other_field == "card")),
+            "profile" if self.table_is_out => other_field == "profile",
+            "profile" => ["vm", "tenant"].contains(&other) && (both_amounts || within(field, other_field)),
+            // Objects on the same card share its memory.
+            "vm" | "tenant" => ["vm", "tenant"].contains(&other) && (both_amounts || (self.table_is_out && of_amounts)),
+            _ => false,
+        }
+    }
+
+    /// Returns the number that a table of this name has in the file, if this one was left out before it was counted.
+    fn renumbered(&self, table: &str, index: usize) -> usize {
+        match self.parts() {
+            (name, Some(own), _) if self.table_is_out && name == table && own <= index => index + 1,
+            _ => index,
+        }
+    }
+}
+
+/// Returns true if `inner` is the key `outer`, or a key of that table.
+fn within(inner: &str, outer: &str) -> bool {
+    !outer.is_empty() && inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// Returns true for a key by which sizes are checked, and for a whole table.
+pub(super) fn is_amount(field: &str) -> bool {
+    field.is_empty() || AMOUNTS.iter().any(|amount| within(field, amount))
+}
+
+/// Gives a mistake the number that its table has in the file: tables that were left out have not been counted.
+pub(super) fn renumber(mistake: &mut Mistake, wrong: &[Wrong]) {
+    let Some(mut index) = mistake.key.index else { return };
+    let mut out: Vec<&Wrong> = wrong.iter().filter(|wrong| wrong.table_is_out).collect();
+    out.sort_by_key(|wrong| wrong.parts().1);
+    for wrong in out {
+        index = wrong.renumbered(mistake.key.table, index);
+    }
+    mistake.key.index = Some(index);
+}

@@ -1,0 +1,111 @@
+//! The page of processes: programs of tenants and of guests, and VMMs.
+
+use super::Look;
+use super::columns::{Column, Kind};
+use super::view::{Cell, Line, Tone};
+use crate::output::NOTHING;
+use crate::output::memory::mib;
+use api::{Client, GuestProgram, Tenant, Vm};
+
+/// The columns. A process of the host has a process ID there, and a program of a guest has one in the guest.
+pub(super) const TABLE: [Column; 7] = [
+    Column { head: "CARD", kind: Kind::Text, rank: 5 },
+    Column { head: "VM", kind: Kind::Text, rank: 1 },
+    Column { head: "PROCESS", kind: Kind::Text, rank: 0 },
+    Column { head: "PID", kind: Kind::Number, rank: 2 },
+    Column { head: "GUEST PID", kind: Kind::Number, rank: 3 },
+    Column { head: "WINDOW", kind: Kind::Number, rank: 6 },
+    Column { head: "STATE", kind: Kind::Text, rank: 4 },
+];
+
+/// Returns one line for each process.
+pub(super) fn lines(look: &Look) -> Vec<Line> {
+    let of_tenants = look.tenants.iter().flat_map(of_tenant);
+    of_tenants.chain(look.vms.iter().flat_map(of_vm)).collect()
+}
+
+/// Returns the processes of a tenant or VM in one line of words; `None` if it has none.
+pub(super) fn in_words(look: &Look, card: &str, name: &str) -> Option<String> {
+    let of_it = |line: &Line| line.cells[0].text == card && line.cells[1].text == name;
+    let word = |line: Line| {
+        let [_, _, process, pid, guest_pid, ..] = &line.cells[..] else { return String::new() };
+        match (pid.amount, guest_pid.amount) {
+            (Some(pid), _) => format!("{} ({pid})", process.text),
+            (None, Some(pid)) => format!("{} ({pid} in the guest)", process.text),
+            (None, None) => process.text.clone(),
+        }
+    };
+    let words: Vec<String> = lines(look).into_iter().filter(of_it).map(word).collect();
+    (!words.is_empty()).then(|| words.join(", "))
+}
+
+fn of_tenant(tenant: &Tenant) -> Vec<Line> {
+    let programs = tenant.programs.iter().map(|program| {
+        let unaccounted = tenant.unaccounted.iter().find(|one| one.pid == program.pid);
+        let state = unaccounted.map(|one| format!("{} UNACCOUNTED", mib(one.bytes)));
+        let process = Process {
+            name: program.name.clone(),
+            pid: Some(u64::from(program.pid)),
+            guest_pid: None,
+            window_bytes: None,
+            tone: if state.is_some() { Tone::Odd } else { Tone::Good },
+            state,
+        };
+        process.line(&tenant.card, &tenant.name)
+    });
+    programs.collect()
+}
+
+fn of_vm(vm: &Vm) -> Vec<Line> {
+    // Process 0 cannot be seen, and a domain of Xen has no process.
+    let vmm = vm.client.filter(|client| client.domain.is_none() && client.pid > 0);
+    let vmm = vmm.map(|Client { pid, uid, .. }| Process {
+        name: "VMM".to_owned(),
+        pid: u64::try_from(pid).ok(),
+        guest_pid: None,
+        window_bytes: None,
+        state: Some(format!("user {uid}")),
+        tone: Tone::Good,
+    });
+    let program = |program: &GuestProgram| Process {
+        name: if program.name.is_empty() { NOTHING.to_owned() } else { program.name.clone() },
+        pid: None,
+        guest_pid: program.pid.map(u64::from),
+        window_bytes: Some(program.window_bytes),
+        state: program.lost.then(|| "LOST".to_owned()),
+        tone: if program.lost { Tone::Bad } else { Tone::Good },
+    };
+    let all = vmm.into_iter().chain(vm.programs.iter().map(program));
+    all.map(|process| process.line(&vm.card, &vm.name)).collect()
+}
+
+/// A process of a tenant or VM.
+struct Process {
+    name: String,
+    pid: Option<u64>,
+    guest_pid: Option<u64>,
+    window_bytes: Option<u64>,
+    state: Option<String>,
+    tone: Tone,
+}
+
+impl Process {
+    fn line(self, card: &str, user: &str) -> Line {
+        let number =
+            |pid: Option<u64>| pid.map_or_else(|| Cell::from(NOTHING), |pid| Cell::number(pid.to_string(), pid));
+        let window = self.window_bytes.map_or_else(|| Cell::from(NOTHING), |bytes| Cell::number(mib(bytes), bytes));
+        let state = self.state.unwrap_or_else(|| NOTHING.to_owned());
+        Line {
+            cells: vec![
+                card.into(),
+                user.into(),
+                self.name.into(),
+                number(self.pid),
+                number(self.guest_pid),
+                window,
+                state.into(),
+            ],
+            tone: self.tone,
+        }
+    }
+}
