@@ -35,12 +35,12 @@ const GROUP_PARTY_BIT: u32 = 1 << 31;
 /// shorter.
 const ACTIVE_NS: u64 = 30_000_000;
 
-/// Number of a share group, chosen by the caller; at most 2^31.
+/// Number of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(pub u32);
+pub struct GroupId(u32);
 
-/// Way in which the members of a group share the card, strictest first. The strictest choice of a group's members is the
-/// group's.
+/// Way in which the members of a group share the card, strictest first. A group has the strictest choice of its
+/// members.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -179,26 +179,29 @@ struct Alone {
 
 #[derive(Debug)]
 struct Group {
+    name: String,
     sharing: Sharing,
     /// Mode in effect.
     together: bool,
     alone: Option<Alone>,
     /// Time since which at most one gate is open.
     single_since: Option<Nanos>,
+    /// True if the turn ends when its only member waits: no other gate opens.
+    yields: bool,
     trial: Trial,
 }
 
 impl Group {
-    fn new(sharing: Sharing, now: Nanos) -> Self {
+    fn new(name: String, sharing: Sharing, now: Nanos) -> Self {
         let together = sharing != Sharing::Turns;
-        Self { sharing, together, alone: None, single_since: None, trial: Trial::new(now) }
+        Self { name, sharing, together, alone: None, single_since: None, yields: false, trial: Trial::new(now) }
     }
 }
 
 /// A tenant's state within its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Membership {
-    /// The group.
+    /// Number of the group.
     pub group: GroupId,
     /// The group's setting.
     pub sharing: Sharing,
@@ -217,6 +220,7 @@ pub struct GroupTurns {
     config: GroupConfig,
     members: BTreeMap<TenantId, Member>,
     groups: BTreeMap<GroupId, Group>,
+    next_group: u32,
     orders: Vec<Order>,
 }
 
@@ -235,7 +239,7 @@ impl GroupTurns {
     /// If a setting of the scheduler is out of its bounds.
     pub fn new(scheduler: Config, turns: TurnsConfig, config: GroupConfig, now: Nanos) -> Result<Self, ConfigError> {
         let turns = Turns::new(scheduler, turns, now)?;
-        Ok(Self { turns, config, members: BTreeMap::new(), groups: BTreeMap::new(), orders: Vec::new() })
+        Ok(Self { turns, config, members: BTreeMap::new(), groups: BTreeMap::new(), next_group: 0, orders: Vec::new() })
     }
 
     /// Adds a tenant without a group. An existing tenant keeps its state.
@@ -273,14 +277,23 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Puts a tenant into a group, with the mode that it accepts; `None` for no group.
-    pub fn set_group(&mut self, tenant: TenantId, group: Option<(GroupId, Sharing)>, now: Nanos) {
+    /// Puts a tenant into the group with a name, with the mode that the tenant accepts; `None` for no group.
+    pub fn set_group(&mut self, tenant: TenantId, group: Option<(&str, Sharing)>, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant) else { return };
-        member.group = group;
-        if let Some((id, sharing)) = group {
-            self.groups.entry(id).or_insert_with(|| Group::new(sharing, now));
+        let Some((name, sharing)) = group else {
+            member.group = None;
+            return self.update(now);
+        };
+        let known = self.groups.iter().find(|(_, group)| group.name == name).map(|(&id, _)| id);
+        let id = known.unwrap_or_else(|| {
+            // Numbers are used again after 2^31 groups, and none of the first is left then.
+            self.next_group = (self.next_group + 1) & !GROUP_PARTY_BIT;
+            let id = GroupId(self.next_group);
+            self.groups.insert(id, Group::new(name.to_owned(), sharing, now));
             self.turns.add(party(id), VgpuParams::default(), now);
-        }
+            id
+        });
+        member.group = Some((id, sharing));
         self.update(now);
     }
 
@@ -295,7 +308,8 @@ impl GroupTurns {
                 turns.remove(party(id), now);
             }
             if let Some(sharing) = strictest.filter(|sharing| *sharing != group.sharing) {
-                *group = Group { alone: group.alone, single_since: group.single_since, ..Group::new(sharing, now) };
+                (group.sharing, group.together) = (sharing, sharing != Sharing::Turns);
+                group.trial = Trial::new(now);
             }
             is_used
         });
@@ -509,17 +523,38 @@ impl GroupTurns {
                 return;
             }
             for order in orders {
-                let (Order::Grant(of) | Order::Recall(of) | Order::Quarantined(of) | Order::Overdue { tenant: of, .. }) =
-                    order;
+                let (Order::Grant(of)
+                | Order::Recall(of)
+                | Order::Yield(of)
+                | Order::Quarantined(of)
+                | Order::Overdue { tenant: of, .. }) = order;
                 let Some(id) = group_of(of) else {
                     self.orders.push(order);
                     continue;
                 };
-                if let Order::Overdue { ran_ns, .. } = order {
-                    self.overdue(id, ran_ns);
+                match order {
+                    Order::Overdue { ran_ns, .. } => self.overdue(id, ran_ns),
+                    Order::Yield(_) => self.ask_member_to_yield(id),
+                    Order::Grant(_) => {
+                        if let Some(group) = self.groups.get_mut(&id) {
+                            group.yields = false;
+                        }
+                    }
+                    Order::Recall(_) | Order::Quarantined(_) => {}
                 }
                 self.update_group(id, now);
             }
+        }
+    }
+
+    /// Lets a group's turn end where its program waits for a result, if only one member works. Several members fill the
+    /// card together, and keep their slices.
+    fn ask_member_to_yield(&mut self, id: GroupId) {
+        let open: Vec<TenantId> =
+            self.members_of(id).filter(|(_, member)| member.gate == Gate::Open).map(|(tenant, _)| tenant).collect();
+        if let ([tenant], Some(group)) = (open.as_slice(), self.groups.get_mut(&id)) {
+            group.yields = true;
+            self.orders.push(Order::Yield(*tenant));
         }
     }
 
@@ -556,6 +591,10 @@ impl GroupTurns {
         let of = party(id);
         let runs = self.turns.has_turn(of) && !self.turns.is_recalled(of);
         self.choose_alone(id, runs, now);
+        let yields = self.groups.get_mut(&id).is_some_and(|group| {
+            group.yields &= runs;
+            group.yields
+        });
         let alone = self.groups.get(&id).and_then(|group| group.alone).map(|alone| alone.tenant);
         let may_run = |(tenant, member): (TenantId, &Member)| {
             (tenant, runs && alone.is_none_or(|chosen| chosen == tenant) && self.is_free(tenant, member))
@@ -565,7 +604,7 @@ impl GroupTurns {
         for (tenant, may_run) in gates {
             let Some(member) = self.members.get_mut(&tenant) else { continue };
             match member.gate {
-                Gate::Closed if may_run && member.wants => {
+                Gate::Closed if may_run && !yields && member.wants => {
                     (member.gate, member.wants) = (Gate::Open, false);
                     member.account.started += 1;
                     let asked = member.asked.take().unwrap_or(now);

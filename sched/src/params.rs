@@ -104,8 +104,8 @@ impl VgpuParams {
         Self { weight: weight as u32, guarantee_permille: guarantee as u32, cap_permille: cap as u32, ..*self }
     }
 
-    /// Returns the settings of two vGPUs that use the engine at the same time: the sums of their weights and guarantees,
-    /// the better class, the longer limit, and no cap, which each of them has for itself.
+    /// Returns the settings of two vGPUs that use the engine at the same time: the sums of their weights and
+    /// guarantees, the better class, the longer limit, and no cap, which each of them has for itself.
     pub(crate) fn together_with(&self, other: &Self) -> Self {
         Self {
             weight: self.weight.saturating_add(other.weight).min(WEIGHT_MAX),

@@ -13,8 +13,8 @@ use crate::lints::File;
 const MAX_CRATE_LINES: usize = 8000;
 
 /// Crates that are larger, with their permitted number of lines. Numbers may only fall.
-const LARGE_CRATES: [(&str, usize); 4] =
-    [("cuda/shim", 8_190), ("mediator/daemon", 8_580), ("simgpu", 14_090), ("vmm-glue", 9_350)];
+const LARGE_CRATES: [(&str, usize); 5] =
+    [("cuda/owner", 8_070), ("cuda/shim", 8_190), ("mediator/daemon", 8_580), ("simgpu", 14_090), ("vmm-glue", 9_350)];
 
 /// Number of modules that import each other in circles, for each crate outside `mediator/`. Numbers may only fall.
 const MODULES_IN_CIRCLES: [(&str, usize); 3] = [("simgpu", 10), ("vmm-glue", 2), ("xtask", 4)];

@@ -11,6 +11,7 @@
 
 use std::path::PathBuf;
 
+use sched::groups::Sharing;
 use serde::{Deserialize, Serialize};
 
 /// Status with which the owner's process ends when its card was reset or has failed: all data of programs on the card
@@ -140,6 +141,12 @@ pub struct Tenant {
     pub uid: Option<u32>,
     /// Group of the socket.
     pub gid: Option<u32>,
+    /// Name of the group of tenants whose programs may use the card at the same time.
+    #[serde(default)]
+    pub share_group: Option<String>,
+    /// Way of sharing within this group.
+    #[serde(default)]
+    pub sharing: Sharing,
 }
 
 /// A request.
@@ -317,10 +324,29 @@ pub struct TenantView {
     /// Total of unaccounted and kept memory in excess of the tenant's limits.
     #[serde(default)]
     pub over_quota_bytes: u64,
+    /// State within the tenant's share group.
+    #[serde(default)]
+    pub sharing: Option<SharingView>,
     /// Number of turns that exceeded their limit.
     pub strikes: u32,
     /// True if the tenant is quarantined: it gets no turn until it is released.
     pub quarantined: bool,
+}
+
+/// A tenant's state within its share group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharingView {
+    /// The strictest mode of the group's members.
+    pub mode: Sharing,
+    /// True if the group's members use the card at the same time, as far as their programs can.
+    pub is_together: bool,
+    /// True if this tenant does.
+    pub takes_part: bool,
+    /// Work that the tenant lacks of its part, in ns; negative if it had more.
+    pub lack_ns: i64,
+    /// Programs that are not clients of the card's MPS server, with which the tenant has exclusive turns: process and
+    /// name.
+    pub not_clients: Vec<(u32, String)>,
 }
 
 /// Reason that a tenant's work is waiting.

@@ -3,7 +3,7 @@
 //! A separate process, because a crash in NVIDIA's driver must not affect the cards of virtual machines.
 
 use crate::core::{
-    CardConfig, CardView, Core, OnStranger, OnStuck, TenantError, TenantSpec, TenantView, Unaccounted, Wait,
+    CardConfig, CardView, Core, OnStranger, OnStuck, ShareGroup, TenantError, TenantSpec, TenantView, Unaccounted, Wait,
 };
 use crate::server::{Rights, Server};
 use cuda_control::{Answer, Card, Quanta, Request, Rules, Settings, Tenant};
@@ -227,6 +227,7 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
             ..VgpuParams::default()
         },
         on_stuck: if tenant.suspends { OnStuck::Suspend } else { OnStuck::Kill },
+        share_group: tenant.share_group.clone().map(|name| ShareGroup { name, sharing: tenant.sharing }),
     };
     Ok((spec, Rights { mode: Some(tenant.mode), uid: tenant.uid, gid: tenant.gid }))
 }
@@ -253,7 +254,7 @@ fn show(core: &Core, since_ns: u64) -> Card {
     let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(sched::PERMILLE);
     let entitlements = core.entitlements();
     let shown = |(tenant, share): (TenantView, &u64)| {
-        let account = core.turns_account(tenant.id).cloned().unwrap_or_default();
+        let account = core.turns_account(tenant.id).unwrap_or_default();
         cuda_control::TenantView {
             name: tenant.spec.name,
             programs: tenant.programs,
@@ -293,6 +294,13 @@ fn show(core: &Core, since_ns: u64) -> Card {
                 .collect(),
             kept_bytes: tenant.kept_bytes,
             over_quota_bytes: tenant.over_quota_bytes,
+            sharing: tenant.membership.map(|state| cuda_control::SharingView {
+                mode: state.sharing,
+                is_together: state.together,
+                takes_part: state.joined,
+                lack_ns: state.lack_ns,
+                not_clients: tenant.not_concurrent.clone(),
+            }),
             strikes: tenant.strikes.0,
             quarantined: tenant.strikes.1,
         }
@@ -337,6 +345,7 @@ mod tests {
             limits: Limits { guarantee, ..Limits::default() },
             time: VgpuParams::default(),
             on_stuck: OnStuck::Kill,
+            share_group: None,
         };
         let one = spec("one", 0);
         promise(&server, move |core| core.add_tenant(one)).expect("it may be").expect("at once");

@@ -1,12 +1,12 @@
 //! The accounts of a group's members, and the choice of the member that has the card alone.
 //!
 //! Work is measured in ns of a card of one's own. Kernels that run at the same time take longer, and a member is in
-//! flight for all of that time: the time in flight of two programs that always have work is the same, whatever each of
-//! them gets done. So the length of a member's submissions is measured while it has the card alone, and a report of
+//! flight for all of that time. Two programs that always have work have the same time in flight, however much each of
+//! them gets done. So the length of a member's submissions is measured while it has the card alone. A report of
 //! submissions next to other members counts that length for each, at most the time in flight.
 //!
-//! Each charge is a loss of the charged member and a gain of all competing members by their parts, so the sum of what
-//! they lack is 0. A member that was idle keeps no more than half of the lag that would give it the card alone.
+//! Each charge is a loss of the charged member and a gain of all competing members by their parts, so losses and gains
+//! cancel out. A member that was idle keeps no more than half of the lag that would give it the card alone.
 
 use super::{Alone, ENGINE, Gate, Group, GroupConfig, GroupId, GroupTurns, Member, party};
 use crate::config::PERMILLE;
@@ -21,7 +21,7 @@ const MEMORY_NS: u64 = 200_000_000;
 const SAMPLED_LAUNCHES: u64 = 32;
 /// Longest sample, as a multiple of [`GroupConfig::sample_ns`].
 const LONGEST_SAMPLE: u64 = 10;
-/// What a member lacks is bounded to this multiple of [`GroupConfig::lag_ns`], in both directions.
+/// Maximum of the work that a member lacks or owes, as a multiple of [`GroupConfig::lag_ns`].
 const MAX_LAGS: i64 = 40;
 
 /// Accounts of one member.

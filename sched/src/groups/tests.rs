@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 const MS: u64 = 1_000_000;
 /// Step of the simulation, in ns.
 const STEP: u64 = MS / 4;
-const GROUP: GroupId = GroupId(1);
+const GROUP: &str = "group";
 
 fn id(number: u32) -> TenantId {
     TenantId(number)
@@ -75,7 +75,7 @@ impl Card {
         }
     }
 
-    fn add(&mut self, number: u32, params: VgpuParams, group: Option<(GroupId, Sharing)>, program: Program) {
+    fn add(&mut self, number: u32, params: VgpuParams, group: Option<(&str, Sharing)>, program: Program) {
         let now = Nanos(self.now);
         self.turns.add(id(number), params, now);
         self.turns.set_group(id(number), group, now);
@@ -123,7 +123,7 @@ impl Card {
                 Order::Overdue { tenant, .. } => {
                     self.overdue.insert(tenant);
                 }
-                Order::Quarantined(_) => {}
+                Order::Yield(_) | Order::Quarantined(_) => {}
             }
         }
     }
@@ -199,7 +199,7 @@ impl Card {
     }
 }
 
-fn together() -> Option<(GroupId, Sharing)> {
+fn together() -> Option<(&'static str, Sharing)> {
     Some((GROUP, Sharing::Together))
 }
 
@@ -433,11 +433,13 @@ fn programs() -> impl Strategy<Value = Program> {
     (20_000..2 * MS, burst).prop_map(|(length, burst)| Program { length, burst, hangs: false })
 }
 
+const NAMES: [&str; 2] = ["one", "two"];
+
 /// A tenant: weight, guarantee, group and mode, whether it can run concurrently, and its program.
-type Tenant = (u32, u32, Option<(u32, bool)>, bool, Program);
+type Tenant = (u32, u32, Option<usize>, bool, Program);
 
 fn tenants() -> impl Strategy<Value = Vec<Tenant>> {
-    let group = proptest::option::of((1..3u32, Just(true)));
+    let group = proptest::option::of(0..2usize);
     proptest::collection::vec((1..20u32, 0..200u32, group, any::<bool>(), programs()), 1..6)
 }
 
@@ -453,7 +455,7 @@ proptest! {
         let mut card = Card::new(&[1000, 1200, 1400]);
         for (number, &(weight, guarantee, group, concurrent, program)) in (0..).zip(&tenants) {
             let params = VgpuParams { weight: weight * 10, guarantee_permille: guarantee, ..VgpuParams::default() };
-            let group = group.map(|(group, _)| (GroupId(group), Sharing::Together));
+            let group = group.map(|group| (NAMES[group], Sharing::Together));
             card.add(number, params, group, program);
             card.turns.set_concurrent(id(number), concurrent, Nanos(0));
         }
@@ -466,8 +468,8 @@ proptest! {
                 2 => card.turns.set_concurrent(tenant, true, now),
                 3 => card.turns.set_concurrent(tenant, false, now),
                 4 => card.turns.set_group(tenant, None, now),
-                5 => card.turns.set_group(tenant, Some((GroupId(1), Sharing::Together)), now),
-                _ => card.turns.set_group(tenant, Some((GroupId(2), Sharing::Auto)), now),
+                5 => card.turns.set_group(tenant, Some((NAMES[0], Sharing::Together)), now),
+                _ => card.turns.set_group(tenant, Some((NAMES[1], Sharing::Auto)), now),
             }
             card.take_orders();
             card.run(7 * MS);

@@ -79,6 +79,17 @@ impl GroupTurns {
         })
     }
 
+    /// Returns true if a tenant has the card and may open further gates: it need not give the card back, also not when
+    /// its program waits.
+    #[must_use]
+    pub fn continues(&self, tenant: TenantId) -> bool {
+        let yields = self.members.get(&tenant).is_some_and(|member| match member.joined {
+            Some(id) => self.groups.get(&id).is_some_and(|group| group.yields),
+            None => self.turns.yields(tenant),
+        });
+        self.has_turn(tenant) && !self.is_recalled(tenant) && !yields
+    }
+
     /// Returns true if a tenant's turn, or the turn of its group because of it, overruns.
     #[must_use]
     pub fn overruns(&self, tenant: TenantId) -> bool {
@@ -135,7 +146,7 @@ impl GroupTurns {
 
     /// Begins a record of the parties' turns, like [`super::Turns::start_record`].
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize, now: Nanos) -> bool {
-        let groups = self.groups.keys().map(|&id| (party(id), format!("group {}", id.0)));
+        let groups = self.groups.iter().map(|(&id, group)| (party(id), format!("group {}", group.name)));
         let names = names.iter().map(|(&tenant, name)| (tenant, name.clone())).chain(groups).collect();
         self.turns.start_record(&names, limit, now)
     }

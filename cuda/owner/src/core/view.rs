@@ -2,6 +2,7 @@
 
 use super::{Core, GivenUp, TenantSpec, Unaccounted, Wait};
 use owner_driver::Memory;
+use sched::groups::Membership;
 use sched::{Account, Engine, Nanos, Quarantine};
 use std::collections::BTreeMap;
 use vram::balance::Entitlement;
@@ -55,6 +56,10 @@ pub struct TenantView {
     pub over_quota_bytes: u64,
     /// Number of turns that exceeded their limit, and whether the tenant is quarantined.
     pub strikes: (u32, bool),
+    /// State of the tenant within its group.
+    pub membership: Option<Membership>,
+    /// Programs of a group's member that cannot run at the same time as other members' programs: process and name.
+    pub not_concurrent: Vec<(u32, String)>,
 }
 
 /// The present state of a card.
@@ -99,16 +104,14 @@ impl Core {
 
     /// Returns the account of a tenant's turns.
     #[must_use]
-    pub fn turns_account(&self, id: TenantId) -> Option<&Account> {
+    pub fn turns_account(&self, id: TenantId) -> Option<Account> {
         self.turns.account(id)
     }
 
     /// Returns the time charged to a tenant in each interval that begins at `since_ns` or later: start and time, in ns.
     #[must_use]
     pub fn used_since(&self, id: TenantId, since_ns: u64) -> Vec<(u64, u64)> {
-        let history = self.turns.scheduler().history(sched::TenantId(id.0));
-        let samples = history.into_iter().flat_map(|history| history.since(Nanos(since_ns)));
-        samples.map(|sample| (sample.from.0, sample.used[ENGINE.index()])).collect()
+        self.turns.used_since(sched::TenantId(id.0), Nanos(since_ns))
     }
 
     /// Returns the time of the machine's own clock, in ns.
@@ -138,12 +141,12 @@ impl Core {
             spec: tenant.spec.clone(),
             programs: sessions.map(|session| (session.pid, session.program.clone())).collect(),
             memory: self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account).unwrap_or_default(),
-            charged_ns: account.map_or(0, |account| account.used),
+            charged_ns: account.as_ref().map_or(0, |account| account.used),
             busy_ns: tenant.busy_ns,
             copy_ns: tenant.copy_ns,
             launches: tenant.launches,
             runs: self.turns.has_turn(id),
-            wait_p99_ns: account.map_or(0, |account| account.waits.quantile(990)),
+            wait_p99_ns: account.as_ref().map_or(0, |account| account.waits.quantile(990)),
             waits_for: self.wait(id),
             quantum_wait_ns: self.residency.held_ns(id, self.clock),
             killed: tenant.killed,
@@ -154,6 +157,8 @@ impl Core {
             unaccounted: self.unaccounted(id),
             kept_bytes: tenant.past.kept,
             over_quota_bytes: tenant.past.over,
+            membership: self.turns.membership(id),
+            not_concurrent: self.not_concurrent(id),
             strikes: self
                 .turns
                 .scheduler()
