@@ -111,8 +111,8 @@ pub struct TenantSpec {
     /// card's MPS server can use the card at the same time. Empty for a tenant on its own.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub share_group: String,
-    /// Mode in which the members of its group share the card: `turns`, `together`, or `auto` for the mode with more progress. The
-    /// strictest member decides: `turns` before `auto` before `together`.
+    /// Mode in which the members of its group share the card: `turns`, `together`, or `auto` for the mode with more
+    /// progress. The strictest member decides: `turns` before `auto` before `together`.
     #[serde(default)]
     pub sharing: Sharing,
     /// Policy for a program that does not answer.

@@ -329,6 +329,7 @@ pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
 pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket_dir: &Path) -> Result<Tenant, DaemonError> {
     let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
     let (memory, time) = (&spec.memory, spec.time.params(None));
+    let class = serde_json::to_value(time.class).ok().and_then(|name| name.as_str().map(str::to_owned));
     Ok(Tenant {
         name: spec.name.clone(),
         memory_bytes: spec.vram_mib * MIB,
@@ -343,10 +344,7 @@ pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket_dir: &Path) -> Result<T
             weight: time.weight,
             guarantee_permille: time.guarantee_permille,
             cap_permille: time.cap_permille,
-            class: serde_json::to_value(time.class)
-                .ok()
-                .and_then(|name| Some(name.as_str()?.to_owned()))
-                .unwrap_or_default(),
+            class: class.unwrap_or_default(),
             max_run_ns: time.max_run_ns,
         },
         suspends: spec.on_stuck == OnStuck::Suspend,
