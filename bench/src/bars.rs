@@ -1,4 +1,4 @@
-//! Draws self-contained pictures of grouped bars.
+//! Draws grouped bar charts as self-contained pictures.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use plotters::prelude::{
 };
 use plotters::style::{BLACK, FontTransform};
 
-/// Colours that most people can distinguish (Okabe and Ito).
+/// Colours that most people can tell apart (Okabe and Ito).
 const COLOURS: [RGBColor; 9] = [
     RGBColor(150, 150, 150),
     RGBColor(0, 0, 0),
@@ -20,13 +20,14 @@ const COLOURS: [RGBColor; 9] = [
     RGBColor(240, 228, 66),
     RGBColor(204, 121, 167),
 ];
-/// Height of the picture, and width of a group, in pixels.
+/// Height of the picture in pixels.
 const HEIGHT: u32 = 480;
+/// Width of a group in pixels.
 const GROUP: u32 = 62;
 /// Fraction of a group's width that its bars cover.
 const FILLED: f64 = 0.84;
 
-/// Bars of one kind: a value for each group.
+/// Bars of one kind, with one value per group.
 pub struct Kind {
     /// Name in the legend.
     pub name: String,
@@ -39,17 +40,17 @@ pub struct Kind {
 pub struct Axis {
     /// Label of the axis.
     pub label: &'static str,
-    /// Value at which higher bars are cut off.
+    /// Value at which bars are cut off.
     pub top: f64,
-    /// True for a logarithmic scale, starting at 0.1.
+    /// True for a logarithmic scale that starts at 0.1.
     pub tens: bool,
 }
 
 impl Axis {
-    /// Minimum value shown.
+    /// Smallest value that a logarithmic scale shows.
     const MIN_SHOWN: f64 = 0.1;
 
-    /// Returns a value's height in the picture.
+    /// Returns the height of a value in the picture.
     fn height(self, value: f64) -> f64 {
         if self.tens { value.max(Self::MIN_SHOWN).log10() } else { value }
     }
@@ -60,7 +61,7 @@ impl Axis {
     }
 }
 
-/// Draws groups of bars, one bar of each kind per group; the line at 1 is the baseline.
+/// Draws groups of bars, with one bar per kind in each group. The line at 1 is the baseline.
 ///
 /// # Errors
 /// If the file cannot be written.

@@ -1,11 +1,11 @@
-//! Kernels on the software card's compute engine: thread instructions per second, with integers, floats, memory and
-//! divergence, on one core and on two.
+//! Kernels on the software card's compute engine: thread instructions per second for integers, floats, memory and
+//! divergence, with one core and with two.
 //!
-//! Rounds with one worker and with two alternate, and the median counts. A round's time is the wall-clock time minus
-//! the time for which the workers waited for a CPU, as counted by the kernel. The rest includes all delays that the
+//! Rounds with one and with two workers alternate, and the median counts. The time of a round is the wall-clock time
+//! without the time for which the workers waited for a CPU, which the kernel counts. It still includes all delays that
 //! workers cause each other (locks, caches, distribution of blocks, wake-ups), and a busy host hardly distorts it. The
-//! subtracted part is a separate metric; if it exceeds half of the time, the figures are rough. The limit of two cores
-//! of this host is measured with independent threads: a separate loop on one core and on two.
+//! subtracted part is a metric of its own: if it exceeds half of the time, the figures are rough. Independent threads
+//! measure the limit of this host's two cores: a separate loop on one core and on two.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use simgpu::mmu::{AddressSpace, Mmu};
 
 use crate::report::{Metric, Target, median};
 
-/// Number of measurements of each kind; the median is reported.
+/// Number of measurements of each kind. The report contains the median.
 const ROUNDS: usize = 21;
 /// Minimum time of a measurement.
 const MIN_MEASUREMENT: Duration = Duration::from_millis(60);
@@ -29,9 +29,9 @@ const MIN_MEASUREMENT: Duration = Duration::from_millis(60);
 const LOOPS: u32 = 256;
 /// Number of blocks, and number of threads per block.
 const SHAPE: (u32, u32) = (64, 256);
-/// Target speed of the float kernel on one core, in millions of instructions of threads per second.
+/// Target for the float kernel on one core, in millions of thread instructions per second.
 const ONE_CORE: f64 = 200.0;
-/// Target speed-up of the second core.
+/// Target for the speed-up with a second core.
 const TWO_CORES: f64 = 1.8;
 
 const HEAD: &str = ".kernel k
@@ -100,7 +100,7 @@ const KERNELS: [(&str, &str); 4] =
     [("integer", INTEGER), ("float", FLOAT), ("memory", MEMORY), ("divergent", DIVERGENT)];
 
 const MIB: u64 = 1 << 20;
-/// One mapping for everything: a page table for the first 128 MiB, mapped to the same VRAM addresses.
+/// Virtual address of the code. A page table maps the first 128 MiB to the same VRAM addresses.
 const CODE: u64 = 16 * MIB;
 const BANK: u64 = 17 * MIB;
 const DATA: u64 = 18 * MIB;
@@ -157,7 +157,7 @@ impl Engine {
         (result, work)
     }
 
-    /// Runs the kernel and returns the number of instructions of its threads.
+    /// Runs the kernel and returns the number of thread instructions.
     fn run(&mut self) -> Result<u64> {
         self.with(|compute, cx| compute.method(methods::LAUNCH, 0, cx)).0?;
         loop {
@@ -170,7 +170,7 @@ impl Engine {
         }
     }
 
-    /// Measures the speed of one round, in thread instructions.
+    /// Measures the speed of one round with this number of thread instructions.
     fn round(&mut self, instructions: u64) -> Result<Rate> {
         let mut done = 0;
         let time = timed(self.workers, || {
@@ -186,8 +186,8 @@ impl Engine {
     }
 }
 
-/// Reads the time in ns for which the threads of this process have waited for a CPU. Excludes the caller, which waits
-/// for the other threads. Zero if the kernel does not count this time.
+/// Returns the time in ns for which the threads of this process have waited for a CPU, except the caller, which waits
+/// for them. Zero if the kernel does not count this.
 fn waited() -> u64 {
     let own = rustix::thread::gettid().as_raw_pid().to_string();
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0 };
@@ -203,9 +203,9 @@ fn waited() -> u64 {
 /// Duration of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Time {
-    /// Duration without the time for which the kernel's threads waited for a CPU.
+    /// Duration without the time for which threads waited for a CPU.
     seconds: f64,
-    /// Part of the threads' time that they spent waiting for a CPU.
+    /// Fraction of the threads' time for which they waited for a CPU.
     waited: f64,
 }
 
@@ -220,12 +220,12 @@ impl Time {
 struct Rate {
     /// Speed in millions per second.
     millions: f64,
-    /// Part of the threads' time that they spent waiting for a CPU.
+    /// Fraction of the threads' time for which they waited for a CPU.
     waited: f64,
 }
 
-/// Times `act` with `threads` worker threads. The other threads take over a waiting thread's work, so the waiting
-/// time is divided by the number of threads.
+/// Measures `act` with `threads` worker threads. If a thread waits, the others take over its work, so the waiting time
+/// is divided by the number of threads.
 fn timed(threads: usize, act: impl FnOnce() -> Result<()>) -> Result<Time> {
     let (before, began) = (waited(), Instant::now());
     act()?;
@@ -234,7 +234,7 @@ fn timed(threads: usize, act: impl FnOnce() -> Result<()>) -> Result<Time> {
     Ok(Time { seconds: wall - waited, waited: waited / wall })
 }
 
-/// Number of steps of a loop that only calculates.
+/// Number of steps of a loop that only computes.
 const PLAIN_STEPS: u64 = 40_000_000;
 
 /// Measures a loop in `threads` independent threads.
@@ -251,7 +251,7 @@ fn plain(threads: usize) -> Result<Rate> {
                 }
                 black_box(value);
                 done.wait();
-                // The thread's wait must be read before the thread ends.
+                // Read the thread's waiting time before the thread ends.
                 done.wait();
             })
         })
@@ -268,7 +268,7 @@ fn plain(threads: usize) -> Result<Rate> {
     Ok(time?.rate(PLAIN_STEPS * threads as u64))
 }
 
-/// Returns the median rates of one thread and of two threads, measured alternately.
+/// Returns the median speeds with one thread and with two, which are measured in alternation.
 fn in_turns(mut one: impl FnMut() -> Result<Rate>, mut two: impl FnMut() -> Result<Rate>) -> Result<[Rate; 2]> {
     let mut rounds = [Vec::new(), Vec::new()];
     for _ in 0..ROUNDS {
@@ -301,7 +301,7 @@ pub fn run() -> Result<Vec<Metric>> {
         let source = format!("{HEAD}{body}{TAIL}");
         let (mut single, mut double) = (Engine::new(1, &source)?, Engine::new(2, &source)?);
         let instructions = single.run()?;
-        ensure!(double.run()? == instructions, "two workers count other instructions than one");
+        ensure!(double.run()? == instructions, "two workers count other instructions than a single worker");
         let rates = in_turns(|| single.round(instructions), || double.round(instructions))?;
         let target = if name == "float" { Target::AtLeast(ONE_CORE) } else { Target::None };
         all.extend(metrics(name, rates, target, Target::AtLeast(TWO_CORES)));

@@ -1,9 +1,9 @@
-//! The mediator's own work for guests' operations, with a guest in this process, to check the costs in the model of a
-//! real host ([`crate::model`]). A figure above the model's range misses its target, because the model's costs would be
+//! Measures the mediator's own work for operations of a guest in this process, to check the costs in the model of a
+//! real host ([`crate::model`]). A figure above the model's range misses its target, because the model's cost would be
 //! too low.
 //!
-//! These times include accesses to the software card. Such accesses are faster than accesses to a real card, which the
-//! model counts separately.
+//! The times include accesses to the software card, which are faster than those to a real card. The model counts the
+//! latter separately.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -23,13 +23,13 @@ use rig::in_process_vm::{CardConfig, MIB, wait};
 
 /// Number of measurements of each cost.
 const ROUNDS: usize = 2_001;
-/// Size of the card and of the VM, in MiB.
+/// Size of the card and of the VM in MiB.
 const VM_MIB: u64 = 32;
 /// Number of operations in a large batch.
 const OPERATIONS: u32 = 513;
-/// A page of an aperture that does not belong to a channel.
+/// A page of an aperture that no channel uses.
 const PLAIN_PAGE: u64 = 100;
-/// Number of bytes to copy for measuring the speed of reading tables.
+/// Number of bytes to copy when measuring how fast tables are read.
 const COPIED: usize = 32 << 20;
 
 /// Returns the median time of `act`, in us.

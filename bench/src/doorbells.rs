@@ -1,5 +1,5 @@
-//! Doorbells of a VM that is alone on its card, with the guest in this process: the rate, with one or several in
-//! flight, and the duration of the store to USERD, during which a virtual CPU waits.
+//! Doorbells of a VM that is alone on its card, with the guest in this process: the rate with one or several in flight,
+//! and the duration of the store to USERD, during which a virtual CPU waits.
 
 use anyhow::{Context, Result};
 use nvspec::instance::userd;
@@ -12,19 +12,19 @@ use vram::Limits;
 use crate::report::{Metric, median};
 use rig::in_process_vm::{CardConfig, guest, wait};
 
-/// Number of rounds; the median is reported.
+/// Number of rounds. The report contains the median.
 const ROUNDS: usize = 7;
 /// Number of doorbells per round.
 const DOORBELLS: usize = 20_000;
 /// Number of doorbells in flight in the queued measurement.
 const QUEUED: usize = 8;
-/// Size of the card and of the VM, in MiB.
+/// Size of the card and of the VM in MiB.
 const MIB: u64 = 32;
 
 /// Result of one round.
 struct Round {
     rate: f64,
-    /// Times of the stores in us, in ascending order.
+    /// Durations of the stores in us, in ascending order.
     stores: Vec<f64>,
 }
 
@@ -36,7 +36,7 @@ fn ring(driver: &mut Driver, channel: &mut Channel, queued: usize) -> Result<Rou
         let began = Instant::now();
         let mut between = Duration::ZERO;
         for _ in 0..queued {
-            // The time for writing rings and push buffers is attributed to the guest.
+            // The guest's own time includes writing rings and push buffers.
             let own = Instant::now();
             let put = driver.queue_fenced(channel, &object(CE0));
             between += own.elapsed();

@@ -1,10 +1,10 @@
-//! Compares the victim policies with the minimum of copied bytes, using the real memory accesses of workloads.
+//! Compares how many bytes the victim policies copy with the minimum, for the memory accesses of real workloads.
 //!
-//! Each run [records](trace) traces. The parts are `single`, `pair` and `mixed`, in which all memory in use must be on
-//! the card, so that chunks are evicted and return; and `placed`, which models the mediator for guests on a card
-//! without page faults: chunks that do not fit are in host memory for the whole run, and are accessed there.
+//! Each run [records](trace) traces. In the parts `single`, `pair` and `mixed`, all memory in use must be on the card,
+//! so that chunks are evicted and return. The part `placed` models the mediator for guests on a card without page
+//! faults: chunks that do not fit stay in host memory for the whole run, and are accessed there.
 //!
-//! Chunks are 128 KiB: with chunks of 2 MiB these programs have three to six chunks, too few for a choice.
+//! Chunks are 128 KiB. With 2 MiB these programs would only have three to six chunks, too few to choose from.
 
 mod optimum;
 mod placed;
@@ -26,11 +26,11 @@ const PROGRAMS: [(&str, u32); 6] =
 const PERCENT: [usize; 4] = [90, 75, 50, 25];
 /// Number of seeds of `random`.
 const SEEDS: u64 = 20;
-/// Input numbers of the two instances, and of the run that provides the profile.
+/// Input numbers of the two instances. The third one is that of the run that provides the profile.
 const INPUTS: [u64; 3] = [1, 3, 2];
-/// Maximum copies of the clock policy, relative to the minimum.
+/// Target for the clock policy: its copies as a multiple of the minimum.
 const TARGET: f64 = 1.2;
-/// The policy with a target.
+/// The policy that has a target.
 const JUDGED: &str = "clock";
 
 const RANDOM: Contender = Contender { name: "random", policy: Some(VictimPolicy::Random), sees: Sees::Named };
@@ -39,7 +39,7 @@ const OTHERS: [Contender; 6] = [
     Contender { name: "profiled", policy: Some(VictimPolicy::Profiled), sees: Sees::Named },
     Contender { name: JUDGED, policy: Some(VictimPolicy::Clock), sees: Sees::Named },
     Contender { name: "loops", policy: Some(VictimPolicy::Loops), sees: Sees::Named },
-    // This policy is hypothetical, because it requires reference bits on the card.
+    // This policy is hypothetical, because it needs reference bits on the card.
     Contender { name: "clock_bits", policy: Some(VictimPolicy::Clock), sees: Sees::All },
     // This policy is not part of the product.
     Contender { name: "latest", policy: None, sees: Sees::Named },
@@ -49,7 +49,7 @@ fn mib(chunks: f64) -> f64 {
     chunks * BLOCK as f64 / (1 << 20) as f64
 }
 
-/// Compares a policy's figure with the minimum. If the minimum is 0, no ratio exists, and the target is also 0.
+/// Compares a policy's figure with the minimum. If the minimum is 0 there is no ratio, and the target is 0.
 fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     match least > 0.0 {
         true => Metric::ratio(name, value, "MiB", least, if target { Target::AtMost(TARGET) } else { Target::None }),
@@ -57,7 +57,8 @@ fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     }
 }
 
-/// Numbers of card sizes at which the policy certainly meets or misses its target, given the bounds of the optimum.
+/// Numbers of card sizes at which the policy certainly meets, or certainly misses, its target, given the bounds of the
+/// optimum.
 #[derive(Debug, Default)]
 struct Verdicts {
     all: u32,
@@ -77,7 +78,7 @@ impl Verdicts {
 fn sizes(row: &str, instances: &[Instance<'_>], verdicts: &mut Verdicts) -> Vec<Metric> {
     let pieces = interleave(instances);
     let footprint: usize = instances.iter().map(|instance| instance.trace.sums().len()).sum();
-    // The card must hold all memory that one unit of work uses.
+    // The card must have room for all memory that one step of work uses.
     let most = pieces.iter().map(|piece| piece.step.len()).max().unwrap_or(0);
     let mut metrics = vec![
         Metric::plain(format!("{row}.footprint"), mib(footprint as f64), "MiB"),

@@ -1,8 +1,8 @@
-//! Full virtualization: the guest's workloads in each mode of mediation, compared with the same workloads in a VM
-//! that has a card in passthrough.
+//! Full virtualization: runs the guest's workloads in each mode of mediation, and compares them with the same workloads
+//! in a VM that has a card in passthrough.
 //!
-//! All VMs run at the same time, each on a separate software card, and alternate workload by workload, so that a change
-//! of the host's speed affects all of them alike.
+//! All VMs run at the same time, each on its own software card, and alternate with each workload, so that a change of
+//! the host's speed affects all of them alike.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +15,15 @@ use super::Request;
 use crate::report::interval::picked;
 use crate::report::{Interval, Metric, Target, median, order};
 
-/// Number of rounds of each workload, for modes without a target, and for the default and its baseline. The median
-/// is reported.
+/// Number of rounds of each workload for modes without a target. The report contains the median.
 const MIN_ROUNDS: usize = 9;
+/// Number of rounds of each workload for the default mode and its baseline.
 const MAX_ROUNDS: usize = 25;
-/// Size of each card and of the passthrough VM's VRAM in MiB.
+/// Size of each card, and of the VRAM of the passthrough VM, in MiB.
 const CARD_MIB: u32 = 512;
-/// Size of a mediated VM's VRAM in MiB.
+/// VRAM size of a mediated VM in MiB.
 const VRAM_MIB: u32 = 384;
-/// The workloads of `gpu-workloads timed`.
+/// The workloads, by their names for `gpu-workloads timed`.
 const WORKLOADS: [&str; 8] = [
     "channels",
     "copy-small-in",
@@ -43,7 +43,7 @@ struct Kind {
     name: &'static str,
     /// Lines of the VM's `[[vm]]` table.
     toml: &'static str,
-    /// True if the targets apply to this configuration.
+    /// True if the targets apply to this way.
     is_default: bool,
 }
 
@@ -75,7 +75,7 @@ struct Measured {
     counts: BTreeMap<String, f64>,
 }
 
-/// Runs the benchmark. A part is a mode of mediation, which is always measured together with the baseline.
+/// Runs the benchmark. Its parts are the modes of mediation, each of which is measured together with the baseline.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let images = tests::images()?;
     let kinds: Vec<&Kind> = KINDS.iter().filter(|kind| kind.name == BASELINE || request.wants(kind.name)).collect();
@@ -161,7 +161,7 @@ fn report(measured: &BTreeMap<(&'static str, &'static str), Measured>, kinds: &[
         for kind in kinds.iter().filter(|kind| kind.name != BASELINE) {
             let measured = of(kind.name)?;
             let rounds = measured.seconds.len();
-            // Only equal numbers of rounds are compared.
+            // Compare equal numbers of rounds.
             let [ours, theirs] = [&measured.seconds, &base.seconds].map(|of| milliseconds(&of[..rounds.min(of.len())]));
             times.entry(kind.name).or_default().push([ours.clone(), theirs.clone()]);
             let target = if kind.is_default { Target::AtMost(1.10) } else { Target::None };

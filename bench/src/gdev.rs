@@ -1,10 +1,10 @@
-//! Gdev's figures 3 and 4: copies between a guest's memory and the card through the library `gdev`, by the size of the
-//! pieces, and through the aperture or the copy engine.
+//! Gdev's figures 3 and 4: copies between a guest's memory and the card with the library `gdev`, by piece size, and
+//! through the aperture or with the copy engine.
 //!
-//! The link is modelled: a copy engine moves as many bytes in a second as the guest's processor, which a first machine
-//! measures. So both parts of a large copy take the same time, as on the papers' hosts.
+//! The link is modelled: a copy engine transfers as many bytes per second as the guest's processor, which a first
+//! machine measures. Both parts of a large copy therefore take equally long, as on the papers' hosts.
 //!
-//! Figure 5 of the paper, copies of pinned memory, has no pieces and is in figure 3's `link`.
+//! The paper's figure 5, copies of pinned memory, has no pieces. It is in figure 3's `link`.
 
 use anyhow::{Context, Result, ensure};
 use tests::guest::{self, card_toml, vm_toml};
@@ -20,7 +20,7 @@ const KERNEL: &str = "6.12";
 /// Size of the card's memory, and of the VM's, in MiB.
 const CARD_MIB: u32 = 384;
 const VRAM_MIB: u32 = 160;
-/// Number of rounds, unless the caller specifies it.
+/// Number of rounds, unless the caller sets it.
 const ROUNDS: usize = 5;
 /// Size of a large copy in bytes.
 const LARGE_BYTES: u64 = 32 << 20;
@@ -28,7 +28,7 @@ const LARGE_BYTES: u64 = 32 << 20;
 const PIECES: [u64; 7] = [64 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20];
 /// Sizes of small copies in bytes.
 const SMALL: [u64; 11] = [16, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 65_536, 262_144];
-/// Number of small copies in a measurement.
+/// Number of small copies per measurement.
 const SMALL_COUNT: u64 = 50;
 /// Both directions.
 const DIRECTIONS: [&str; 2] = ["write", "read"];
@@ -41,7 +41,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Boots a guest on a card whose link moves `bus` MiB in a second; 0 for a link without bound.
+    /// Boots a guest on a card whose link transfers `bus` MiB per second; 0 means no limit.
     fn boot(name: &str, bus: u64) -> Result<Self> {
         let time = format!("\n[card.time]\ncopy_mib_per_s = 100000\nbus_mib_per_s = {bus}\n");
         let daemon = Daemon::start(name, |paths| {
@@ -62,12 +62,12 @@ impl Machine {
     }
 }
 
-/// Returns the MiB that the guest's processor copies in a second.
+/// Returns the number of MiB that the guest's processor copies per second.
 fn processor() -> Result<u64> {
     let machine = Machine::boot("gdev-processor", 0)?;
     let us = machine.copy("write", LARGE_BYTES, 5, "--pinned")?;
     let rate = (LARGE_BYTES >> 20) as f64 / (us / 1e6);
-    ensure!(rate >= 1.0, "the guest's processor copies {rate} MiB in a second");
+    ensure!(rate >= 1.0, "the guest's processor copies {rate} MiB per second");
     Ok(rate as u64)
 }
 
@@ -89,7 +89,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures copies through the aperture relative to those by the copy engine, by size (figure 4).
+/// Compares copies through the aperture with copies by the copy engine, by size (figure 4).
 fn direct(machine: &Machine, direction: &str, rounds: usize) -> Result<Vec<Metric>> {
     let ways = ["--direct", ""];
     let mut metrics = Vec::new();
@@ -108,14 +108,14 @@ fn direct(machine: &Machine, direction: &str, rounds: usize) -> Result<Vec<Metri
         wins = wins && median(by_cpu) < median(by_engine);
         crossover = if wins { bytes } else { crossover };
     }
-    // The largest measured size up to which the aperture always wins.
+    // This is the largest measured size up to which the aperture is always faster.
     metrics.push(Metric::plain(format!("gdev.direct.{direction}.crossover"), crossover as f64, "bytes"));
     Ok(metrics)
 }
 
-/// Measures large copies by the size of their pieces (figure 3), and the gain of overlap.
+/// Measures large copies by piece size (figure 3), and the gain from overlap.
 fn pieces(machine: &Machine, direction: &str, rounds: usize) -> Result<Vec<Metric>> {
-    // Without pieces: the processor copies everything, then the copy engine does.
+    // Without pieces, the processor copies everything before the copy engine starts.
     let whole = format!("--serial --piece {LARGE_BYTES}");
     let ways: Vec<String> =
         std::iter::once(whole).chain(PIECES.iter().map(|bytes| format!("--piece {bytes}"))).collect();

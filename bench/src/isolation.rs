@@ -1,6 +1,6 @@
 //! A stock guest that computes next to an attacking guest. Its share of the time is compared with its share next to a
-//! well-behaved guest that always has work. Both shares are measured in the same run, with the mediator's accounts and
-//! the card's clock.
+//! well-behaved guest that always has work. The same run measures both, with the mediator's accounts and the card's
+//! clock.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -18,38 +18,40 @@ use tests::{guest, http};
 use super::Request;
 use crate::report::{Metric, Record, Target};
 
-/// Measured time of each attack, unless the caller specifies it.
+/// Measured time per attack, unless the caller sets it.
 const MEASURED_TIME: Duration = Duration::from_secs(10);
-/// Warm-up time, which is not measured.
+/// Time before the measurement starts.
 const WARM_UP: Duration = Duration::from_millis(700);
-/// Number of rounds of the neighbour's kernels (10 ms of card time), and number of kernels in flight, which bounds the
-/// guest's lag.
+/// Number of rounds of the neighbour's kernels, which take 10 ms of card time. The number of kernels in flight follows,
+/// which bounds the guest's lag.
 const ROUNDS_PER_KERNEL: u32 = 20;
 const IN_FLIGHT: u32 = 32;
-/// Index of the computing VM, and of the attacker or reference.
+/// Index of the computing VM.
 const NEIGHBOUR: usize = 0;
+/// Index of the attacker or of the reference VM.
 const OTHER: usize = 1;
 /// Size of each guest's RAM in MiB.
 const MEMORY_MIB: u32 = 512;
-/// Maximum measured time of the neighbour alone and next to a well-behaved guest.
+/// Maximum measured time of the neighbour alone, and next to a well-behaved guest.
 const REFERENCE: Duration = Duration::from_secs(20);
-/// Paths of the requests to the admin API during an attack, and the pause after each request.
+/// Paths of the requests to the admin API during an attack.
 const PATHS: [&str; 3] = ["/v1/vms", "/metrics", "/v1/cards"];
+/// Pause after each request.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time after which a request counts as unanswered.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Target for the latency of 99 of 100 requests, in ms.
+/// Target for the latency that 99 of 100 requests do not exceed, in ms.
 const ANSWERED_MS: f64 = 50.0;
 /// Fraction of its share that the neighbour must keep.
 const MIN_SHARE_KEPT: f64 = 0.96;
 
 /// Name of the benchmark of all policies.
 pub const ALL: &str = "isolation";
-/// Measured policies.
+/// Policies that are measured.
 pub const POLICIES: [&str; 5] = ["direct", "fifo", "credit", "band", "disengaged"];
 
-/// Measures some policies with one boot of the guests, and records each result as soon as it is known. Keeps recorded
-/// rows that are complete.
+/// Measures some policies with a single boot of the guests, and records each result as soon as it is known. Rows that
+/// are already complete are not measured again.
 pub fn run(policies: &[&str], request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
     let wanted: Vec<Rogue> = Rogue::ATTACKS.into_iter().filter(|rogue| request.wants(rogue.name)).collect();
     let missing = |metrics: &[Metric], policy: &str| -> Vec<Rogue> {
@@ -106,7 +108,7 @@ fn under(crowd: &mut Crowd, policy: &str, rogues: &[Rogue], request: &Request, r
     Ok(())
 }
 
-/// A thread that sends requests to the admin API, in sequence with pauses.
+/// A thread that sends requests to the admin API, one after another with pauses.
 struct Asking {
     ends: Arc<AtomicBool>,
     thread: JoinHandle<Vec<f64>>,
@@ -127,7 +129,7 @@ impl Asking {
                     stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
                     http::get(stream, path)
                 });
-                // A refused or broken request counts as a request with the longest latency.
+                // A request that fails counts as one with the longest latency.
                 times.push(answer.map_or(f64::INFINITY, |_| began.elapsed().as_secs_f64() * 1e3));
                 std::thread::sleep(PAUSE);
             }
@@ -145,12 +147,12 @@ impl Asking {
     }
 }
 
-/// Returns the neighbour's submissions that ended per second of the card's time.
+/// Returns the number of the neighbour's submissions that end per second of the card's time.
 fn rate(outcome: &Outcome) -> f64 {
     outcome.completed(NEIGHBOUR) as f64 * 1e9 / outcome.length.max(1) as f64
 }
 
-/// Compares the neighbour under an attack with its share.
+/// Compares the neighbour during an attack with its share.
 fn attacked(crowd: &mut Crowd, row: &str, outcome: &Outcome, share: f64, answers: &[f64]) -> Result<Vec<Metric>> {
     let (before, after) = (&outcome.before[NEIGHBOUR], &outcome.after[NEIGHBOUR]);
     let shown = guest::show(crowd.daemon(), &name_of(NEIGHBOUR))?;

@@ -1,10 +1,10 @@
-//! Hold times of the card's lock and the VMs' locks. Guests in this process work, are added and removed, contend, and
-//! run short of memory. Meanwhile another thread reads a register of the card. The longest hold is
-//! compared with the longest of these reads, which is the delay that the card or this host can cause at any moment. The
-//! processor time of each hold is also measured: it is the mediator's own contribution.
+//! Hold times of the card's lock and of the VMs' locks. Guests in this process work, are added and removed, contend,
+//! and run short of memory, while another thread reads a register of the card. The longest hold is compared with the
+//! longest of these reads, which is the delay that the card or this host can cause at any moment. The processor time of
+//! each hold is measured as well: it is the mediator's own contribution.
 //!
 //! All memory of the process is allocated at the start. Otherwise the first access to a page of the software card's
-//! VRAM causes a page fault, which a real card does not.
+//! VRAM would cause a page fault, which a real card does not.
 
 use anyhow::{Result, anyhow};
 use locks::{Holds, Measured, holds, measure_work, worked};
@@ -22,22 +22,22 @@ use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, guest, wait};
 
 const MIB: u64 = 1 << 20;
-/// Size of the card and of host memory, in MiB.
+/// Size of the card and of host memory in MiB.
 const CARD_MIB: u64 = 128;
 /// Size of a VM in MiB.
 const VM_MIB: u64 = 32;
-/// Virtual addresses of the buffers.
+/// Virtual addresses of the two buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 /// Number of pages of a buffer.
 const PAGES: u64 = 64;
-/// Target for 999 of 1000 holds, in us.
+/// Target in us for the hold time that 999 of 1000 holds do not exceed.
 const MOST_US: f64 = 50.0;
-/// Number of code locations shown per lock.
+/// Number of code locations to show per lock.
 const PLACES: usize = 6;
-/// Target for the longest hold, in us beyond the longest single access.
+/// Target for the longest hold: its excess over the longest single access, in us.
 const LONGEST_US: f64 = 1000.0;
-/// Time between two measured accesses; a shorter time would add load.
+/// Time between two measured accesses. A shorter time would add load.
 const ACCESS_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A working VM.
@@ -111,7 +111,7 @@ fn swap(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// Runs a part. Returns the durations in us of single accesses to the card during the part, in ascending order.
+/// Runs a part. Returns the durations in us of single accesses to the card meanwhile, in ascending order.
 fn with_accesses(rig: &Rig, run: fn(&Rig) -> Result<()>) -> Result<Vec<f64>> {
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -128,12 +128,12 @@ fn with_accesses(rig: &Rig, run: fn(&Rig) -> Result<()>) -> Result<Vec<f64>> {
         });
         let ran = run(rig);
         ended.store(true, Ordering::Relaxed);
-        let took = looker.join().map_err(|_| anyhow!("who accesses the card has panicked"))?;
+        let took = looker.join().map_err(|_| anyhow!("the thread that accesses the card has panicked"))?;
         ran.map(|()| took)
     })
 }
 
-/// Prints the code locations that held locks for a long time, the longest first.
+/// Prints the code locations that held locks for a long time, longest first.
 fn show_long(part: &str, kind: Measured, held: &Holds) {
     let mut long: Vec<_> = held.long().collect();
     long.sort_by_key(|(_, long)| std::cmp::Reverse(long.longest_ns));

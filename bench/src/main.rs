@@ -1,14 +1,14 @@
-//! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: measures,
-//! including a baseline in the same run. Without a name, runs all benchmarks; a name selects one benchmark, or all
+//! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: measures, together
+//! with a baseline in the same run. Without a name it runs all benchmarks; a name selects one benchmark, or all
 //! benchmarks with this prefix before the `-`. Results are written to the file at once, and `--resume` continues an
-//! interrupted run after the last completed benchmark.
+//! interrupted run after the last complete benchmark.
 //!
-//! `--all --json FOLDER` creates a file for each benchmark, as in `bench/results`, continues with the next benchmark
-//! after a failure, and with `--resume` skips completed benchmarks. `pictures --json FOLDER` draws pictures of the
-//! files in the folder.
+//! `--all --json FOLDER` creates one file per benchmark, as in `bench/results`. It continues with the next benchmark
+//! after a failure, and with `--resume` skips complete benchmarks. `pictures --json FOLDER` draws pictures of the files
+//! in the folder.
 //!
-//! [`report`] contains the metrics with baseline and target, their file and its conditions; [`model`] contains the
-//! costs of operations on a real host; [`rig::in_process_vm`] provides guests without a VMM. Real VMs and daemons come
+//! [`report`] contains the metrics with baseline and target, their file, and its conditions. [`model`] contains the
+//! costs of operations on a real host. [`rig::in_process_vm`] provides guests without a VMM. Real VMs and daemons come
 //! from the harness in `tests`.
 
 mod bars;
@@ -40,16 +40,16 @@ use anyhow::{Context, Result, bail, ensure};
 
 use report::{Metric, Record, conditions, print};
 
-/// Options of the caller.
+/// Options that the caller sets.
 #[derive(Clone, Default)]
 struct Request {
-    /// File for the figures; other output is written next to it.
+    /// File for the figures. Other output is written next to it.
     file: Option<PathBuf>,
-    /// Measured time of each part in seconds, if it can be set.
+    /// Measured time of each part in seconds, where it can be set.
     seconds: Option<u64>,
-    /// Number of rounds of each part, if it can be set.
+    /// Number of rounds of each part, where it can be set.
     rounds: Option<usize>,
-    /// Selects the parts whose name contains one of these comma-separated words, in benchmarks with parts.
+    /// Comma-separated words. In a benchmark with parts, only parts whose names contain one of them run.
     only: Option<String>,
 }
 
@@ -60,7 +60,7 @@ impl Request {
     }
 }
 
-/// A benchmark by name.
+/// A benchmark and its name.
 type Benchmark = (&'static str, fn(&Request, &mut Record) -> Result<Vec<Metric>>);
 
 const BENCHMARKS: [Benchmark; 24] = [
@@ -92,7 +92,7 @@ const BENCHMARKS: [Benchmark; 24] = [
 
 /// Returns true if `name` selects a benchmark.
 fn is_of(known: &str, name: Option<&str>) -> bool {
-    // `ALL` does the work of several benchmarks with one boot.
+    // `ALL` does the work of several benchmarks with a single boot.
     let together = |of: &str| of == isolation::ALL || !of.starts_with(isolation::ALL);
     match name {
         None => together(known),
@@ -103,7 +103,7 @@ fn is_of(known: &str, name: Option<&str>) -> bool {
     }
 }
 
-/// Name of the benchmark that draws the pictures without measurements.
+/// Name of the benchmark that only draws the pictures.
 const PICTURES: &str = "pictures";
 
 /// Arguments of the program.
@@ -134,9 +134,9 @@ impl Arguments {
     }
 }
 
-/// Computes a benchmark's figures, unless the record is complete.
+/// Computes the figures of a benchmark, unless the record has them all.
 fn make((known, benchmark): &Benchmark, request: &Request, record: &mut Record) -> Result<()> {
-    // After a run of only some parts, another call may request other parts.
+    // If this run is for some parts only, another call may request the others.
     let whole = request.only.is_none();
     if whole && record.has_ended(known) {
         return Ok(());
@@ -152,7 +152,7 @@ fn make((known, benchmark): &Benchmark, request: &Request, record: &mut Record) 
     }
 }
 
-/// Runs all benchmarks, each with a separate file in `folder`. Reports failures at the end.
+/// Runs all benchmarks, each with its own file in `folder`. Reports failures at the end.
 fn all(benchmarks: &[Benchmark], folder: &Path, request: &Request, resume: bool) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("folder {}", folder.display()))?;
     let mut failed = Vec::new();
@@ -183,7 +183,10 @@ fn all(benchmarks: &[Benchmark], folder: &Path, request: &Request, resume: bool)
 fn run(arguments: Arguments) -> Result<()> {
     let Arguments { name, resume, all: everything, request } = arguments;
     if everything {
-        ensure!(name.is_none() && request.only.is_none(), "--all is of all benchmarks and all of their parts");
+        ensure!(
+            name.is_none() && request.only.is_none(),
+            "--all runs all benchmarks with all of their parts, and takes no names"
+        );
         let folder = request.file.clone().context("--all needs --json FOLDER")?;
         return all(&BENCHMARKS, &folder, &request, resume);
     }
@@ -197,7 +200,7 @@ fn run(arguments: Arguments) -> Result<()> {
     let chosen: Vec<_> = BENCHMARKS.iter().filter(|(known, _)| is_of(known, name.as_deref())).collect();
     if chosen.is_empty() {
         let names: Vec<_> = BENCHMARKS.iter().map(|(name, _)| *name).collect();
-        bail!("there is no benchmark {:?}; there are: {}", name.unwrap_or_default(), names.join(" "));
+        bail!("there is no benchmark {:?}, expected one of: {}", name.unwrap_or_default(), names.join(" "));
     }
     let mut record = Record::open(request.file.clone(), resume)?;
     for benchmark in chosen {

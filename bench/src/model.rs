@@ -1,5 +1,5 @@
-//! Model of the time that a guest's operations take on a real host: the number of operations of each kind, multiplied
-//! by their cost.
+//! Model of the time that a guest's operations take on a real host: the number of operations of each kind, times their
+//! cost.
 //!
 //! Guests are emulated here and the card is software, so measured times say little about a host with KVM and a card.
 //! The guest's operations are the same on both: accesses, calls, flushes and interrupts depend only on the guest's
@@ -7,27 +7,27 @@
 //! software, and the operations that each platform pays for.
 //!
 //! Costs that are the same on all platforms and that cannot be counted are omitted: the guest's own processor time, and
-//! kernels. A ratio of two platforms is therefore further from 1 than the ratio of total times. The range of a ratio is
-//! its minimum and maximum over all choices of costs within their ranges, with the same choice on both sides.
+//! kernels. The ratio of two platforms is therefore farther from 1 than the ratio of total times. The range of a ratio
+//! is its minimum and maximum over all choices of costs within their ranges, with the same choice on both sides.
 
 use crate::report::Interval;
 
 /// An operation with a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Item {
-    /// Read of a register or an aperture of the card; the guest waits for it.
+    /// Read of a register or an aperture of the card. The guest waits for it.
     Read,
     /// Posted write of a register or an aperture.
     Write,
-    /// Exit of an access from the guest to its VMM, and the return.
+    /// Exit from the guest to its VMM for an access, and the return.
     Exit,
     /// Message that the VMM sends without waiting.
     Post,
-    /// Message whose reply the VMM awaits.
+    /// Message for whose reply the VMM waits.
     RoundTrip,
-    /// Interrupt of the card that is forwarded to a guest.
+    /// Interrupt of the card that the host forwards to a guest.
     Relay,
-    /// Interrupt that is forwarded by the mediator, which first determines the VM.
+    /// Interrupt that the mediator forwards after it has determined the VM.
     Wake,
     /// The mediator's own work for a register access.
     Register,
@@ -37,21 +37,21 @@ pub enum Item {
     Doorbell,
     /// The mediator's own work for a TLB flush, without reading the tables.
     Flush,
-    /// Tables read for a flush, in KiB.
+    /// Reading tables for a flush, per KiB.
     Scan,
     /// The mediator's own work for a call, without its operations.
     Call,
     /// The mediator's own work for one operation of a call.
     Operation,
-    /// Data copied by the guest's CPU, in KiB.
+    /// Copying by the guest's CPU, per KiB.
     CpuKib,
-    /// Data that the card's engines copy between host memory and card memory, in KiB.
+    /// Copying by the card's engines between host memory and card memory, per KiB.
     LinkKib,
-    /// Data that kernels move within the card's memory, in KiB.
+    /// Transfers by kernels within the card's memory, per KiB.
     VramKib,
 }
 
-/// A cost in us.
+/// Cost in us.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(
     not(test),
@@ -62,7 +62,7 @@ pub struct Cost {
     pub item: Item,
     /// Name in reports.
     pub name: &'static str,
-    /// Minimum, usual and maximum cost.
+    /// Minimum, usual and maximum cost in us.
     pub us: [f64; 3],
     /// Source of the range.
     pub source: &'static str,
@@ -71,7 +71,7 @@ pub struct Cost {
 /// Number of costs.
 const ITEMS: usize = 17;
 
-const OWN: &str = "measured beside it by `bench costs`, which says when the range is left";
+const OWN: &str = "measured by `bench costs`, which reports a value outside the range";
 
 /// Cost of each operation, in the order of [`Item`].
 #[rustfmt::skip]
@@ -79,7 +79,7 @@ pub const COSTS: [Cost; ITEMS] = [
     Cost { item: Item::Read, name: "card_read", us: [0.5, 0.8, 1.2],
         source: "PCIe round trip of a read that is not posted: 0.5 to 1 us on usual hosts" },
     Cost { item: Item::Write, name: "card_write", us: [0.05, 0.1, 0.3],
-        source: "distance of uncached stores on PCIe: 50 to 300 ns (Intel's forum on software tuning, thread 1186313)" },
+        source: "interval between uncached stores on PCIe: 50 to 300 ns (Intel's forum on software tuning, thread 1186313)" },
     Cost { item: Item::Exit, name: "exit", us: [1.5, 2.0, 3.0],
         source: "KVM_RUN from entry to exit 2,528 cycles (LKML 2020-12, vmsave and vmload), decoding of the access, and QEMU's dispatch" },
     Cost { item: Item::Post, name: "posted_message", us: [0.5, 1.0, 2.0],
@@ -105,21 +105,23 @@ pub const COSTS: [Cost; ITEMS] = [
         source: "GDDR5 of the Quadro 6000: 144 GB/s, of which kernels reach 60 to 100 %; more on later cards" },
 ];
 
-/// Number of register reads and writes that the mediator performs on the card for a doorbell, a flush and an interrupt.
+/// Number of register reads and writes on the card that the mediator makes for a doorbell.
 const DOORBELL_ACCESSES: [f64; 2] = [5.0, 4.0];
+/// Number of register reads and writes for a flush.
 const FLUSH_ACCESSES: [f64; 2] = [1.0, 2.0];
+/// Number of register reads for an interrupt.
 const INTERRUPT_READS: f64 = 3.0;
 
 macro_rules! quantities {
     ($($(#[$doc:meta])+ $field:ident: $counter:literal,)*) => {
-        /// Numbers of a guest's operations during a period.
+        /// Numbers of operations of a guest in a period.
         #[derive(Clone, Copy, Debug, Default, PartialEq)]
         pub struct Counts {
             $($(#[$doc])+ pub $field: f64,)*
         }
 
         impl Counts {
-            /// Reads each count by the name of the daemon's counter.
+            /// Reads each count with `read`, which gets the name of the daemon's counter.
             #[must_use]
             pub fn from_counters(read: impl Fn(&str) -> f64) -> Self {
                 Self { $($field: read($counter),)* }
@@ -131,7 +133,7 @@ macro_rules! quantities {
                 vec![$((stringify!($field), self.$field)),*]
             }
 
-            /// Returns the sum of both counts.
+            /// Returns the sum of two counts.
             #[must_use]
             pub fn plus(&self, other: &Self) -> Self {
                 Self { $($field: self.$field + other.$field,)* }
@@ -151,72 +153,72 @@ quantities! {
     register_reads: "register_reads",
     /// Register writes, including writes of PRAMIN.
     register_writes: "register_writes",
-    /// Reads through BAR1 and BAR3 outside the guest's plain memory.
+    /// Reads through BAR1 and BAR3 outside memory that the guest accesses directly.
     aperture_reads: "aperture_reads",
-    /// Writes through BAR1 and BAR3 outside the guest's plain memory.
+    /// Writes through BAR1 and BAR3 outside memory that the guest accesses directly.
     aperture_writes: "aperture_writes",
-    /// Number of bytes of VRAM that the guest's CPU accessed through these writes and reads, or through PRAMIN.
+    /// Number of bytes of VRAM that the guest's CPU accessed with these reads and writes, or through PRAMIN.
     aperture_bytes: "aperture_bytes",
-    /// Number of words (at most 8 bytes each) of card memory that the mediator read with the CPU for the guest: for the
-    /// guest's accesses, its page tables, and pages mapped under its apertures.
+    /// Number of words of card memory (of up to 8 bytes each) that the mediator's CPU read for the guest: for the
+    /// guest's accesses, its page tables, and pages that are mapped under its apertures.
     vram_words_read: "vram_words_read",
-    /// Words that the mediator's processor wrote for the same purposes.
+    /// Number of words that the mediator's CPU wrote for the same purposes.
     vram_words_written: "vram_words_written",
     /// Interrupts sent to the guest.
     interrupts: "interrupts",
     /// Number of doorbells.
     doorbells: "doorbells",
-    /// Flushes of the guest's TLB.
+    /// TLB flushes by the guest.
     flushes: "tlb_flushes",
     /// Updates of shadow page tables.
     shadow_updates: "shadow_syncs",
-    /// Number of bytes of the guest's page tables read for these updates.
+    /// Number of bytes of the guest's page tables that were read for these updates.
     bytes_scanned: "shadow_bytes_scanned",
-    /// Entries written for the card.
+    /// Number of entries written for the card.
     entries_written: "shadow_entries_written",
     /// Number of calls.
     calls: "pv_batches",
     /// Number of operations in the calls.
     operations: "pv_operations",
-    /// Page-table entries named in the calls.
+    /// Number of page table entries in the calls.
     entries: "pv_entries",
-    /// Number of bytes that the guest's CPU copied to and from buffers of the card.
+    /// Number of bytes that the guest's CPU copied to or from buffers of the card.
     cpu_bytes: "",
     /// Number of bytes that the card copied between host memory and its own memory.
     link_bytes: "",
-    /// Number of bytes that kernels moved within card memory, where known.
+    /// Number of bytes that kernels transferred within card memory, where known.
     vram_bytes: "",
 }
 
 impl Counts {
-    /// Returns the difference from an earlier count, `before`.
+    /// Returns the difference to an earlier count, `before`.
     #[must_use]
     pub fn minus(&self, before: &Self) -> Self {
         self.plus(&before.times(-1.0))
     }
 }
 
-/// The way in which a guest gets a card.
+/// The way in which a guest uses a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Platform {
     /// The driver runs directly on the host.
     Native,
     /// The card's BARs are mapped into a VM.
     Passthrough,
-    /// A VM's accesses are messages to the mediator.
+    /// Accesses of a VM are messages to the mediator.
     Mediated {
         /// True if the VM does not wait for writes.
         posted: bool,
     },
 }
 
-/// Number of operations of each kind that are charged.
+/// Number of operations of each kind that a platform pays for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bill([f64; ITEMS]);
 
 impl Bill {
-    /// Returns a platform's bill for a guest's operations. For [`Platform::Native`], pass the counts of a guest of
-    /// which every access is counted; they are charged as if its driver ran on the host.
+    /// Returns a platform's bill for a guest's operations. For [`Platform::Native`], pass the counts of a guest whose
+    /// accesses are all counted; the bill is that of its driver running on the host.
     #[must_use]
     pub fn for_counts(platform: Platform, counts: &Counts) -> Self {
         let mut bill = Self::default();
@@ -274,10 +276,10 @@ impl Bill {
         self.0.iter().zip(&COSTS).map(|(count, cost)| count * of(cost)).sum()
     }
 
-    /// Returns the range of the ratio of this bill to `base`, over all choices of costs, if both platforms also pay
-    /// `common` us.
+    /// Returns the range of the ratio of this bill to `base` over all choices of costs. Both platforms pay `common` us
+    /// in addition.
     ///
-    /// The ratio of two sums is monotonic in each cost, so its extremes have every cost at a bound of its range.
+    /// The ratio of two sums is monotonic in each cost, so at its extremes every cost is at a bound of its range.
     #[must_use]
     pub fn ratio(&self, base: &Self, common: f64) -> Interval {
         let differing: Vec<usize> = (0..ITEMS).filter(|&at| self.0[at] != 0.0 || base.0[at] != 0.0).collect();

@@ -1,6 +1,6 @@
-//! Pauses of VMs when another daemon takes over, by memory size and number of channels. Two daemons
-//! run concurrently, one with small VMs and one with large VMs, and are upgraded alternately while all VMs work. Also
-//! measures the pauses of VMs that move to another card ([`cards`]).
+//! Pauses of VMs when another daemon takes over, by memory size and number of channels. Two daemons run at the same
+//! time, one with small VMs and one with large VMs, and are upgraded in alternation while all VMs work. Also measures
+//! the pauses of VMs that move to another card ([`cards`]).
 
 mod cards;
 
@@ -16,24 +16,25 @@ use tests::guest::{card_toml, vm_toml};
 
 use crate::report::{Metric, Target, quantile};
 
-/// Number of VMs of each daemon, and size of each VM's VRAM in MiB.
+/// Number of VMs per daemon.
 const VMS: usize = 4;
 const VM_MIB: u32 = 256;
 /// Number of upgrades of each daemon.
 const UPGRADES: usize = 100;
-/// Loads of a small and of a large VM.
+/// Load of a small VM.
 const SMALL_VM: Load = Load { mib: 8, channels: 1 };
+/// Load of a large VM.
 const LARGE_VM: Load = Load { mib: 224, channels: 8 };
-/// Target for 99 of 100 pauses, in ms.
+/// Target in ms for the pause that 99 of 100 pauses do not exceed.
 const MOST_MS: f64 = 300.0;
 /// Number of pages of a copy.
 const PAGES: u64 = 64;
 /// Virtual address of the first buffer.
 const BASE: u64 = 0x100_0000;
-/// Virtual address of a chunk to fill. The destination is mapped after this chunk.
+/// Virtual address of the chunk to fill. The destination is mapped directly after it.
 const FILLED: u64 = 0x400_0000;
 const MIB: u64 = 1 << 20;
-/// Chunk size in bytes, unless configured otherwise.
+/// Default size of a chunk in bytes.
 const CHUNK: u64 = 2 * MIB;
 
 /// Memory and channels that a VM uses.
@@ -59,7 +60,7 @@ impl Worker {
             driver.buffer(channel, BASE, PAGES, 1);
             driver.buffer(channel, BASE + PAGES * PAGE, PAGES, 2);
         }
-        // All memory is on the card and nonzero: the first chunk is written, and copied to the other chunks.
+        // All memory must be on the card and nonzero: write the first chunk, and copy it to the others.
         let first = &mut channels[0];
         driver.buffer(first, FILLED, CHUNK / PAGE, 3);
         for _ in 1..mib * MIB / CHUNK {
@@ -72,7 +73,7 @@ impl Worker {
         Ok(Self { driver, channels })
     }
 
-    /// Copies on all channels until `stop`. Returns the time of each round, in ms.
+    /// Copies on all channels until `stop` is set. Returns the duration of each round in ms.
     pub(super) fn work(&mut self, stop: &AtomicBool) -> Result<Vec<f64>> {
         let Self { driver, channels } = self;
         let mut rounds = Vec::new();

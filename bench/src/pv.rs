@@ -1,11 +1,11 @@
-//! Para-virtualization: GPUvm's figures 4 and 5 and tables 2 to 4 on this system. Runs the papers' workloads in guests
-//! with the stock driver under full virtualization (shadowing as GPUvm published it, with apertures remapped, lazy,
-//! both, and the default), in guests with the modified driver (a call for each entry, and batches), and in a guest with
-//! a card in passthrough.
+//! Paravirtualization: GPUvm's figures 4 and 5 and tables 2 to 4 on this system. Runs the papers' workloads in guests
+//! with the stock driver under full virtualization (shadowing as GPUvm published it; with apertures remapped; lazy;
+//! both; and the default), in guests with the modified driver (one call per entry, and batches), and in a guest with a
+//! card in passthrough.
 //!
-//! All VMs run at the same time, each on a separate software card, and alternate workload by workload. The report shows
-//! the measured time next to a model's ([`crate::model`]): the guest's operations in each phase, multiplied by their
-//! cost on a real host.
+//! All VMs run at the same time, each on its own software card, and alternate with each workload. The report shows the
+//! measured time next to that of a model ([`crate::model`]): the guest's operations in each phase, times their cost on
+//! a real host.
 //!
 //! Parts: [`counting`] counts a guest's operations in each phase; [`report`] computes the figures; [`dataflow`] is
 //! Gdev's figure 11; [`contexts`] is GPUvm's figure 6; [`picture`] draws a file of figures.
@@ -29,29 +29,29 @@ use crate::model::Platform;
 use crate::report::{Metric, Target, median, order};
 use counting::Phases;
 
-/// Number of rounds of each workload, unless the caller specifies it.
+/// Number of rounds of each workload, unless the caller sets it.
 const ROUNDS: usize = 5;
 /// Size of each card in MiB.
 const CARD_MIB: u32 = 384;
-/// Size of a mediated VM's VRAM, in MiB.
+/// VRAM size of a mediated VM in MiB.
 const VRAM_MIB: u32 = 256;
 /// The guests' kernel.
 const KERNEL: &str = "6.1";
 /// Name of the step that unbinds the driver from the device and binds it again, which repeats the work of loading the
 /// driver.
 const DRIVER: &str = "driver-load";
-/// Phases of a workload, with the names in its result line; their sum is its time.
+/// Phases of a workload, by their names in its result line. Their sum is the time of the workload.
 const PHASES: [&str; 5] = ["init", "htod", "launch", "dtoh", "close"];
 
-/// The way in which a VM gets a GPU.
+/// A way to give a VM a GPU.
 struct Kind {
     name: &'static str,
     /// Lines of the VM's `[[vm]]` table.
     toml: &'static str,
-    /// Arguments on the kernel's command line for the modified driver; `None` for the stock driver.
+    /// Words on the kernel's command line for the modified driver; `None` for the stock driver.
     driver: Option<&'static str>,
     platform: Platform,
-    /// Target for the model's time relative to passthrough.
+    /// Target for the model's time, relative to passthrough.
     target: Target,
 }
 
@@ -59,7 +59,7 @@ const BASELINE: &str = "passthrough";
 const NATIVE: &str = "native";
 const OFFERED: &str = "paravirtual = { offered = true }\n";
 const TRAPPED: Platform = Platform::Mediated { posted: true };
-// QEMU waits for each write if the device has a mapped region.
+// QEMU waits for each write if any region of the device can be mapped.
 const REMAPPED: Platform = Platform::Mediated { posted: false };
 
 #[rustfmt::skip]
@@ -74,7 +74,7 @@ const KINDS: [Kind; 8] = [
     Kind { name: "pv", toml: OFFERED, driver: Some(""), platform: REMAPPED, target: Target::AtMost(1.03) },
 ];
 
-/// Duration of each round in seconds, by phase, and the counts of one further round.
+/// Duration of each round in seconds by phase, and the counts of a further round.
 #[derive(Default)]
 struct Measured {
     phases: BTreeMap<&'static str, Vec<f64>>,
@@ -85,7 +85,7 @@ struct Measured {
 /// All measurements, by workload and kind.
 type Table = BTreeMap<(&'static str, &'static str), Measured>;
 
-/// Runs the benchmark. A part is a workload.
+/// Runs the benchmark. Its parts are the workloads.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let images = tests::images()?;
     let daemon = Daemon::start("pv", configuration)?;
@@ -157,7 +157,7 @@ fn emulation(vm: &Vm) -> Result<f64> {
     Ok(median(&factors).context("no measurement")?.max(1.0))
 }
 
-/// Returns the duration of one run in seconds, by phase, by the guest's clock if the guest reports it.
+/// Returns the duration of one run in seconds by phase, by the guest's clock if the guest reports it.
 fn once(vm: &Vm, workload: &str) -> Result<BTreeMap<&'static str, f64>> {
     if workload == DRIVER {
         let began = Instant::now();
@@ -179,7 +179,7 @@ fn once(vm: &Vm, workload: &str) -> Result<BTreeMap<&'static str, f64>> {
     PHASES.into_iter().map(seconds).collect()
 }
 
-/// Counts a guest's operations in one run, by phase.
+/// Counts a guest's operations during one run, by phase.
 fn counted(daemon: &Daemon, vm: &Vm, workload: &str) -> Result<Phases> {
     if workload == DRIVER {
         return counting::driver(daemon, vm);

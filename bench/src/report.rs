@@ -14,9 +14,9 @@ pub use record::Record;
 /// Target for a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
-    /// The value must be at most this.
+    /// The value must not exceed this.
     AtMost(f64),
-    /// The value must be at least this.
+    /// The value must not be below this.
     AtLeast(f64),
     /// The value is only reported.
     None,
@@ -33,9 +33,9 @@ pub struct Metric {
     pub unit: Cow<'static, str>,
     /// Value to compare with, measured in the same run.
     pub baseline: Option<f64>,
-    /// Target for the value divided by the baseline, or for the value if no baseline exists.
+    /// Target for the ratio of value and baseline, or for the value if there is no baseline.
     pub target: Target,
-    /// Interval of the value divided by the baseline, or of the value if no baseline exists. The target applies to the
+    /// Interval of the ratio of value and baseline, or of the value if there is no baseline. The target applies to the
     /// worse bound.
     pub interval: Option<Interval>,
     /// Published value of the same metric.
@@ -49,20 +49,20 @@ impl Metric {
         Self { name, value, unit, baseline: None, target: Target::None, interval: None, peer: None }
     }
 
-    /// Creates a metric with a baseline; the target applies to the ratio.
+    /// Creates a metric with a baseline. The target applies to their ratio.
     pub fn ratio(name: impl Into<String>, value: f64, unit: &'static str, baseline: f64, target: Target) -> Self {
         Self { baseline: Some(baseline), ..Self::plain(name, value, unit).target(target) }
     }
 
-    /// Creates a metric from the samples' median and its interval. Without samples the value is NaN, which meets no
-    /// target.
+    /// Creates a metric from the median of the samples and its interval. Without samples the value is NaN, which meets
+    /// no target.
     pub fn of_samples(name: impl Into<String>, samples: &[f64], unit: &'static str) -> Self {
         let value = median(samples).unwrap_or(f64::NAN);
         Self { interval: Interval::from_samples(samples, median), ..Self::plain(name, value, unit) }
     }
 
-    /// Creates a metric from the medians of samples and of a baseline measured in the same rounds, with the interval of
-    /// their ratio.
+    /// Creates a metric from the medians of samples and of a baseline that was measured in the same rounds, with the
+    /// interval of their ratio.
     pub fn ratio_of_samples(
         name: impl Into<String>,
         samples: &[f64],
@@ -75,7 +75,7 @@ impl Metric {
         Self { interval, ..Self::ratio(name, value, unit, baseline, target) }
     }
 
-    /// Parses a metric from a row of a file of figures, if the row is a metric.
+    /// Parses a metric from a row in a file of figures; `None` if the row is not a metric.
     fn of_json(row: &Value) -> Option<Self> {
         let number = |key: &str| row[key].as_f64();
         let target = row["target"].as_str()?;
@@ -119,7 +119,7 @@ impl Metric {
         self.baseline.map_or(self.value, |baseline| self.value / baseline)
     }
 
-    /// Returns true if the worse bound of the interval, or the value without an interval, meets the target; `None`
+    /// Returns true if the worse bound of the interval, or the value if there is no interval, meets the target; `None`
     /// without a target.
     pub fn met(&self) -> Option<bool> {
         let (low, high) = self.interval.map_or((self.judged(), self.judged()), |Interval { low, high }| (low, high));
@@ -174,13 +174,13 @@ pub fn print(metrics: &[Metric]) {
     }
 }
 
-/// Formats a value. Small values get enough digits to differ.
+/// Formats a value. Small values get enough digits to tell them apart.
 fn shown(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
 
-/// Returns the order of `count` participants in a round: it rotates and alternates direction, so that a participant
-/// does not always follow the same participant.
+/// Returns the order of `count` participants in a round. It rotates and changes direction, so that a participant does
+/// not always follow the same one.
 pub fn order(count: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     order.rotate_left(round % count.max(1));
@@ -190,7 +190,7 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
     order
 }
 
-/// Returns the smallest value that a fraction of the measurements, such as 0.99, does not exceed.
+/// Returns the smallest value that a fraction of the measurements (for example 0.99) does not exceed.
 pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -213,14 +213,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn target_is_of_the_ratio_when_there_is_a_baseline() {
+    fn target_applies_to_ratio_if_there_is_a_baseline() {
         let metric = Metric::ratio("read", 24.0, "us", 20.0, Target::AtMost(1.2));
         assert_eq!(metric.met(), Some(true));
         assert_eq!(Metric { value: 24.1, ..metric }.met(), Some(false));
         assert_eq!(Metric::plain("count", 3.0, "messages").met(), None);
     }
 
-    /// Returns a metric slightly worse than its target.
+    /// Returns a metric that is slightly worse than its target.
     fn worsened(metric: &Metric) -> Metric {
         let of = metric.baseline.unwrap_or(1.0);
         let value = match metric.target {
@@ -234,14 +234,14 @@ mod tests {
     }
 
     #[test]
-    fn target_is_met_when_the_worse_end_of_the_interval_says_so() {
+    fn target_is_met_if_worse_end_of_interval_meets_it() {
         let baseline = [20.0, 21.0, 19.5, 20.5, 20.0, 19.0, 20.0];
         let slower = |by: f64| baseline.map(|value| value * by);
         let measured =
             |samples: &[f64]| Metric::ratio_of_samples("read", samples, "us", &baseline, Target::AtMost(1.1));
         let even = measured(&slower(1.05));
         assert_eq!((even.met(), even.interval.is_some()), (Some(true), true));
-        // A few rounds are slow on purpose: the median hides them, but the interval does not.
+        // A few rounds are deliberately slow: the median hides them, but the interval does not.
         let mut unsteady = slower(1.05);
         unsteady[1..4].iter_mut().for_each(|value| *value *= 1.3);
         let unsteady = measured(&unsteady);
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(metric.json()["met"], Value::Bool(false));
     }
 
-    /// Returns the documentation's files of figures, with those rows that this program's benchmarks produce.
+    /// Returns the committed files of figures, with the rows that benchmarks of this program produce.
     fn committed() -> Vec<(String, Vec<Metric>, Vec<Value>)> {
         let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
         let paths = fs::read_dir(results).unwrap().map(|entry| entry.unwrap().path());

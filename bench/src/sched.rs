@@ -1,12 +1,12 @@
 //! The scheduler in simulated time: each VM's share of the GPU under each policy, with the workloads of GPUvm's and
-//! Gdev's figures and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
+//! Gdev's figures, and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
 //!
-//! GPUvm's `madd` is assumed to take 0.5 ms, and its `long-madd` five times as long. Without preemption an engine
-//! allocates time in whole kernels: a window of 100 ms can be off by one kernel at each end, and 3 % of the window is 3
-//! ms. So policies cannot meet the target if the longest kernel is much longer than 2.5 ms; `sched.lengths` covers
+//! GPUvm's `madd` is assumed to take 0.5 ms, and its `long-madd` five times as long. Without preemption, an engine is
+//! allocated in whole kernels. A window of 100 ms can be off by one kernel at each end, and 3 % of the window is 3 ms.
+//! Policies therefore cannot meet the target if the longest kernel is much longer than 2.5 ms; `sched.lengths` covers
 //! other lengths.
 //!
-//! `sched_guests` does the same with stock guests; [`idle`] measures the effect of idle VMs.
+//! `sched_guests` does the same with stock guests, and [`idle`] measures the effect of idle VMs.
 
 mod idle;
 
@@ -22,16 +22,16 @@ use crate::report::{Metric, Target};
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// Delay of a guest between the interrupt and its next doorbell.
+/// Time from an interrupt to the guest's next doorbell.
 const THINK: Length = Length::Uniform(20 * US, 60 * US);
 const MADD: u64 = 500 * US;
 const LONG_MADD: u64 = 5 * MADD;
-/// Warm-up time, which is excluded from all figures.
+/// Time at the start of a run that all figures exclude.
 const WARM_UP_NS: u64 = SECOND;
-/// Seeds of the runs; the worst result is reported.
+/// Seeds of the runs. The report contains the worst result.
 const SEEDS: [u64; 3] = [1, 2, 3];
 
-/// A measured policy.
+/// A policy that is measured.
 struct Contender {
     name: &'static str,
     config: Config,
@@ -43,7 +43,7 @@ fn contender(name: &'static str, policy: PolicyKind, published: bool) -> Contend
     Contender { name, config: if published { papers } else { config } }
 }
 
-/// Returns all policies. The papers' policies run one submission at a time, as published.
+/// Returns all policies. Those of the papers run one submission at a time, as published.
 fn contenders() -> Vec<Contender> {
     vec![
         contender("fifo", PolicyKind::Fifo, true),
@@ -79,7 +79,7 @@ fn equal(vms: usize) -> Vec<f64> {
     vec![1.0 / vms as f64; vms]
 }
 
-/// Returns the VMs' entitlements according to their weights.
+/// Returns the VMs' entitlements by their weights.
 fn due(guests: &[Guest]) -> Vec<f64> {
     let weight = |guest: &Guest| f64::from(guest.params.weight);
     let sum: f64 = guests.iter().map(weight).sum();
@@ -101,7 +101,7 @@ fn all_waits(outcome: &Outcome) -> Histogram {
     waits
 }
 
-/// Returns Jain's index, utilisation and waits of a run, from `from` ns on.
+/// Returns Jain's index, the utilisation and the waits of a run from `from` ns on.
 fn common(row: &str, outcome: &Outcome, from: u64, wanted: &[f64]) -> Vec<Metric> {
     let shares = outcome.shares(Engine::Compute, from, u64::MAX);
     let waits = all_waits(outcome);
@@ -113,7 +113,7 @@ fn common(row: &str, outcome: &Outcome, from: u64, wanted: &[f64]) -> Vec<Metric
     ]
 }
 
-/// A part of the benchmark, by name.
+/// A part of the benchmark and its name.
 type Part = (&'static str, fn() -> Result<Vec<Metric>>);
 
 const PARTS: [Part; 13] = [
@@ -193,8 +193,8 @@ fn gpuvm_figures_7_and_8() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures BAND with other lengths of `madd`, to find windows that are too short and kernels that are too short to
-/// wait for.
+/// Measures BAND with other lengths of `madd`, to find windows that are too short, and kernels that are not worth
+/// waiting for.
 fn lengths() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for madd in [100 * US, 200 * US, MS, 2 * MS, 5 * MS] {
@@ -262,7 +262,7 @@ fn gdev_figure_15() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures the same figure with unequal copies, and with different shares of copies and compute.
+/// Measures the same figure with copies of unequal length, and with different shares for copies and compute.
 fn unequal_copies() -> Result<Vec<Metric>> {
     let guest = |copy: u64, weight: u32| {
         let kernels = Stream { depth: 2, ..Stream::looping(Length::Fixed(MS), THINK) };
@@ -360,7 +360,7 @@ fn interactive() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Compares one VM under a scheduler with the same VM without a scheduler.
+/// Compares one VM with a scheduler to the same VM without one.
 fn alone() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (kind, length, depth) in [("sync", MADD, 1), ("short", 20 * US, 8), ("queued", MADD, 4)] {
@@ -398,8 +398,8 @@ fn sixteen() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures three well-behaved VMs (two with `madd`, one with `long-madd`) next to a misbehaving VM: the lowest time
-/// among the three, relative to the VM's entitlement.
+/// Measures three well-behaved VMs (two with `madd`, one with `long-madd`) next to a misbehaving VM. The figure is the
+/// lowest time of the three, relative to the VM's entitlement.
 fn rogues() -> Result<Vec<Metric>> {
     let stream = |length, think, depth| Stream { depth, ..Stream::looping(length, think) };
     let now = Length::Fixed(0);
@@ -429,7 +429,7 @@ fn rogues() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the CPU time of this thread in seconds. CPU time is used because other programs may also use the machine.
+/// Returns the CPU time of this thread in seconds, because other programs may use the machine.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

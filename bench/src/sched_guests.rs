@@ -1,13 +1,13 @@
-//! The scheduler with stock guests (Linux 6.1, nouveau), in the same scenarios as the [simulation](super::sched):
-//! [`competing`] measures errors of shares by policies, numbers of VMs and lengths of kernels; [`figures`] the other
-//! figures of GPUvm and Gdev; [`sharing`] weights, bursts and a VM alone; and [`rogues`] misbehaving VMs.
+//! The scheduler with stock guests (Linux 6.1, nouveau), in the scenarios of the [simulation](super::sched):
+//! [`competing`] measures errors of shares by policy, number of VMs and length of kernels; [`figures`] the other
+//! figures of GPUvm and Gdev; [`sharing`] weights, bursts, and a VM alone; and [`rogues`] misbehaving VMs.
 //!
-//! Shares are measured as completed work, counted by the guests: each guest reports the end of each of its kernels,
-//! using the card's time stamp after the kernel, and a kernel's duration comes from the card's model. So fairness does
-//! not depend on the mediator's accounts, and windows need not begin or end with a whole kernel. Times are real:
-//! windows have 500 and 100 ms, and the scheduler has its default settings. As in the papers' systems, the card does
-//! not clear residue between VMs, since the software card needs longer for the clearing kernel than for most of the
-//! measured kernels; [`competing::cleared`] measures the default for comparison.
+//! Shares are those of completed work, as the guests count it. Each guest reports the end of each of its kernels with
+//! the card's timestamp after the kernel, and the card's time model gives the length of the kernel. Fairness therefore
+//! does not depend on the mediator's accounts, and windows need not begin or end with a whole kernel. Times are real:
+//! windows are 500 and 100 ms long, and the scheduler has its default settings. As in the papers' systems, the card
+//! does not clear residue between VMs, because the software card needs more time for the clearing kernel than for most
+//! of the measured kernels; [`competing::cleared`] measures the default for comparison.
 
 mod competing;
 mod figures;
@@ -27,26 +27,29 @@ use crate::report::interval::mean;
 use crate::report::{Interval, Metric, Record, Target};
 
 const MS: u64 = 1_000_000;
-/// Number of rows and columns of the kernels' matrices: a round takes 0.38 ms.
+/// Number of rows and columns of the kernels' matrices. A round takes 0.38 ms.
 const SIDE: u32 = 28;
-/// Number of rounds of the short and of the long kernel.
+/// Number of rounds of the short kernel.
 const MADD: u32 = 1;
+/// Number of rounds of the long kernel.
 const LONG_MADD: u32 = 5;
-/// Lengths of the windows for shares in ns, and of the steps that they consist of.
+/// Length in ns of the longer windows for shares.
 const HALF: u64 = 500 * MS;
+/// Length in ns of the shorter windows for shares.
 const TENTH: u64 = 100 * MS;
+/// Step in ns between the starts of the shorter windows.
 const WINDOW_STEP_NS: u64 = 10 * MS;
-/// Number of kernels that a guest keeps in flight: the same for short and long kernels, so that policies differ.
+/// Number of kernels that a guest keeps in flight. It is the same for short and long kernels, so that policies differ.
 const IN_FLIGHT: u32 = 16;
-/// Number of VMs that are booted where only some of them compete, and size of each VM's RAM in MiB.
+/// Number of VMs to boot if only some of them compete.
 const VMS: usize = 16;
 const MEMORY_MIB: u32 = 320;
-/// Warm-up time at the start of a run, which is not measured.
+/// Time before the measurement starts.
 const WARM_UP: Duration = Duration::from_millis(700);
-/// Measured time, unless the caller specifies it: twelve of the longer windows.
+/// Measured time, unless the caller sets it: twelve of the longer windows.
 const MEASURED_TIME: Duration = Duration::from_secs(6);
 
-/// A measured policy: its name in the report, and settings.
+/// A policy that is measured: its name in the report, and its settings.
 type Policy = (&'static str, &'static [&'static str]);
 
 const FIFO: Policy = ("fifo", &["--policy", "fifo"]);
@@ -54,7 +57,7 @@ const CREDIT: Policy = ("credit", &["--policy", "credit"]);
 const BAND: Policy = ("band", &["--policy", "band"]);
 const DIRECT: Policy = ("direct", &["--policy", "direct"]);
 
-/// Booted guests, and the measured time of each run.
+/// Guests that have booted, and the measured time of each run.
 struct Stage {
     crowd: Crowd,
     measured: Duration,
@@ -63,7 +66,7 @@ struct Stage {
 /// A part of the benchmark.
 struct Part {
     name: &'static str,
-    /// Number of VMs that it needs. Further VMs may be booted for another part, and are idle meanwhile.
+    /// Number of VMs that the part needs. Other parts may have booted more, which are idle meanwhile.
     vms: usize,
     run: fn(&mut Stage, &mut Record) -> Result<Vec<Metric>>,
 }
@@ -81,7 +84,7 @@ const PARTS: [Part; 10] = [
     Part { name: "rogues", vms: 4, run: |stage, _| rogues::run(stage) },
 ];
 
-/// Runs the benchmark. Records each part at its end, and skips recorded parts.
+/// Runs the benchmark. Records each part when it ends, and skips parts that are recorded.
 pub fn run(request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
     let called = |part: &Part| format!("sched-guests.{}", part.name);
     let missing = PARTS.iter().filter(|part| request.wants(part.name) && !record.has_ended(&called(part)));
@@ -109,7 +112,7 @@ impl Stage {
         self.play_for(row, policy, self.measured, loads)
     }
 
-    /// Same as [`Self::play`], for a different measured time.
+    /// Like [`Self::play`], for a different measured time.
     fn play_for(&self, row: &str, (_, settings): Policy, measured: Duration, loads: Vec<Load>) -> Result<Outcome> {
         self.crowd.set(settings)?;
         let outcome =
@@ -138,7 +141,7 @@ fn percent(name: String, value: f64) -> Metric {
     Metric::plain(name, value * 100.0, "%")
 }
 
-/// Work completed for guests with kernels of `rounds` rounds, as counted by the guests.
+/// Work that guests completed, with kernels of `rounds` rounds, as the guests count it.
 struct Work {
     uses: Uses,
     length: u64,
@@ -150,7 +153,7 @@ impl Work {
         Self { uses: outcome.counted(&lengths, WINDOW_STEP_NS), length: outcome.length }
     }
 
-    /// Returns the fraction of the time in which the card executed this work.
+    /// Returns the fraction of the time for which the card executed this work.
     fn utilisation(&self, vms: usize) -> f64 {
         (0..vms).map(|vm| self.part(vm)).sum()
     }
@@ -160,7 +163,7 @@ impl Work {
         self.uses.used(vm, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
     }
 
-    /// Returns the deviations of shares from `wanted` in windows: for each window, one deviation for each VM.
+    /// Returns how far shares deviate from `wanted`: for each window, one deviation per VM.
     fn distances(&self, window: u64, wanted: &[f64]) -> Vec<Vec<f64>> {
         let windows = self.uses.windows(Engine::Compute, window, 0, self.length);
         windows
@@ -168,8 +171,8 @@ impl Work {
             .collect()
     }
 
-    /// Returns the error of shares in windows of a length: the mean over all windows of the largest error of a VM, with
-    /// its interval; and the largest error of any VM in any window.
+    /// Returns the errors of shares in windows of a given length: the mean over all windows of the largest error of a
+    /// VM, with its interval; and the largest error of any VM in any window.
     fn errors(&self, row: &str, window: u64, wanted: &[f64], target: Target) -> [Metric; 2] {
         let distances = self.distances(window, wanted);
         let of = |windows: &[usize]| {
@@ -184,8 +187,8 @@ impl Work {
     }
 }
 
-/// Returns utilisation by completed work and by the mediator's charges, Jain's index, and waits. The waits are rounded
-/// up to the mediator's buckets.
+/// Returns the utilisation by completed work and by the mediator's charges, Jain's index, and the waits, which are
+/// rounded up to the mediator's buckets.
 fn common(row: &str, outcome: &Outcome, work: &Work, wanted: &[f64]) -> Vec<Metric> {
     let all = 0..outcome.vms.len();
     let wait = |permille| outcome.wait_ns(all.clone(), permille) as f64 / 1e3;

@@ -1,5 +1,5 @@
-//! Shadow page tables without a VM: the cost of a TLB flush by the amount changed, and the speed of scanning tables,
-//! relative to a plain copy of the same bytes.
+//! Shadow page tables without a VM: the cost of a TLB flush by the size of the change, and the speed of scanning
+//! tables, compared with a plain copy of the same bytes.
 //!
 //! An address space maps 1 GiB with 4 KiB pages: eight tables of 256 KiB in guest VRAM. Guest memory is an array, so
 //! the measured time consists of this project's own work and the reads.
@@ -19,19 +19,19 @@ use crate::report::{Metric, Target, median};
 const PAGE: u64 = 4096;
 /// Number of mapped bytes.
 const MAPPED: u64 = 1 << 30;
-/// Address of the directory in guest VRAM; the tables follow it.
+/// Address of the directory in guest VRAM. The tables follow it.
 const DIRECTORY: u64 = 0;
 const DIRECTORY_BYTES: u64 = 64 << 10;
 const TABLES: u64 = DIRECTORY + DIRECTORY_BYTES;
 const TABLE_BYTES: u64 = 256 << 10;
 /// Size of all tables in bytes.
 const ALL: u64 = MAPPED / PAGE * ENTRY_BYTES;
-/// First mapped byte of VRAM; the tables are outside the mapped range.
+/// Address of the first mapped byte of VRAM. The tables are outside the mapped range.
 const DATA: u64 = 16 << 20;
-/// Number of measurements of each kind; the median is reported.
+/// Number of measurements of each kind. The report contains the median.
 const ROUNDS: usize = 201;
 
-/// Guest VRAM that holds the tables.
+/// Guest VRAM, which contains the tables.
 struct Guest(Vec<u8>);
 
 impl GuestMemory for Guest {
@@ -100,7 +100,7 @@ impl World {
         let space = spaces.open(Place::Vram(GuestVramAddr(DIRECTORY)), &mut card).context("a space")?;
         let mut world = Self { spaces, space, guest, card };
         let done = world.prepare();
-        ensure!(done.entries_written >= MAPPED / PAGE, "{done:?} is not a whole space");
+        ensure!(done.entries_written >= MAPPED / PAGE, "{done:?} does not cover the whole space");
         world.spaces.flushed(world.space, &mut world.card);
         Ok(world)
     }
@@ -119,7 +119,7 @@ impl World {
         done
     }
 
-    /// Changes an entry's page, as the guest's CPU would.
+    /// Changes the page of an entry, as the guest's CPU would.
     fn change(&mut self, page: u64, round: u64) -> Result<()> {
         let at = TABLES + page * ENTRY_BYTES;
         put(&mut self.guest, at, entry(DATA + (page ^ (round & 1)) * PAGE)?);
@@ -137,7 +137,7 @@ fn entry(address: u64) -> Result<u64> {
     Ok(Pte::new().with_valid(true).with_frame(frame).with_aperture(PteAperture::Vram).into())
 }
 
-/// Returns the duration of `each` in microseconds, excluding the preceding `prepare`.
+/// Returns the duration of `each` in microseconds, without that of the preceding `prepare`.
 fn timed(mut prepare: impl FnMut(u64) -> Result<()>, mut each: impl FnMut()) -> Result<f64> {
     let mut times = Vec::new();
     for round in 0..ROUNDS as u64 {
@@ -159,7 +159,7 @@ pub fn run() -> Result<Vec<Metric>> {
         last.set(done);
     };
 
-    // A change of one entry requires at least reading and comparing one page of a table.
+    // The change of one entry requires reading and comparing at least one page of a table.
     let mut page = vec![0u8; PAGE as usize];
     let read = timed(
         |_| Ok(()),
@@ -185,7 +185,7 @@ pub fn run() -> Result<Vec<Metric>> {
         }
     }
 
-    // A full scan of unchanged tables, compared with a copy of the same bytes.
+    // Compare a full scan of unchanged tables with a copy of the same bytes.
     let mut copy = vec![0u8; (TABLES + ALL) as usize];
     let plain = timed(
         |_| Ok(()),
@@ -196,14 +196,14 @@ pub fn run() -> Result<Vec<Metric>> {
     )?;
     let scan = timed(
         |_| {
-            // The tables were written with unchanged contents.
+            // Report the tables as written although their contents are the same.
             world.borrow_mut().spaces.written(GuestVramAddr(DIRECTORY), TABLES + ALL);
             Ok(())
         },
         flush,
     )?;
     let scanned = last.take().bytes_scanned as f64;
-    ensure!(scanned >= ALL as f64, "a scan of {scanned} bytes is no whole scan");
+    ensure!(scanned >= ALL as f64, "a scan of {scanned} bytes is incomplete");
     let rate = |bytes: f64, time: f64| bytes / time;
     let copied = (TABLES + ALL) as f64;
     metrics.push(Metric::ratio(
@@ -214,7 +214,7 @@ pub fn run() -> Result<Vec<Metric>> {
         Target::AtLeast(0.5),
     ));
 
-    // The same change in the other modes, with one flush and one submission each.
+    // Make the same change in the other modes, with one flush and one submission each.
     for mode in Mode::ALL {
         let mut world = World::new(mode)?;
         let mut times = Vec::new();

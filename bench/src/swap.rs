@@ -1,10 +1,10 @@
 //! Overcommitted card memory: GPUswap's figures 4 to 9 and Gdev's figures 12 and 13 on this system, and quanta against
-//! thrashing. Guests run in this process ([`rig::in_process_vm`]), without booting a VM.
+//! thrashing. Guests run in this process ([`rig::in_process_vm`]), so no VM boots.
 //!
-//! The card's engines move card and host memory at fixed rates with a ratio of 25 to 1, as on GPUswap's card, so
-//! figures are ratios of modelled times, independent of this machine's speed. The rates are low enough for the software
-//! card to keep up. The times include this machine's work for a guest's driver and kernels, so ratios to modelled times
-//! are upper bounds.
+//! The card's engines transfer card and host memory at fixed rates with a ratio of 25 to 1, as on GPUswap's card.
+//! Figures are ratios of modelled times, which do not depend on this machine's speed. The rates are so low that the
+//! software card keeps up. The times include the work of this machine for a guest's driver and kernels, so ratios to
+//! modelled times are upper bounds.
 
 mod bandwidth;
 mod delay;
@@ -29,18 +29,18 @@ use super::Request;
 use crate::report::Metric;
 use rig::in_process_vm::{MIB, timing};
 
-/// Rate at which an engine moves card memory, in bytes per second.
+/// Rate at which an engine transfers card memory, in bytes per second.
 const VRAM_RATE: u64 = 800 * MIB;
-/// Rate at which an engine moves data to or from host memory, in bytes per second.
+/// Rate at which an engine transfers data to or from host memory, in bytes per second.
 const BUS_RATE: u64 = 32 * MIB;
 /// Number of copy engines.
 const LANES: f64 = 2.0;
-/// Default chunk size in bytes.
+/// Default size of a chunk in bytes.
 const CHUNK: u64 = 2 * MIB;
 /// Upper bound of all waits.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Returns the time model for work.
+/// Returns the time model.
 fn time() -> Option<TimeModel> {
     Some(timing(VRAM_RATE, BUS_RATE))
 }
@@ -70,10 +70,10 @@ fn quantile(values: &[f64], permille: usize) -> Result<f64> {
     Ok(sorted[(last * permille).div_ceil(1000).min(last)])
 }
 
-/// A part of the benchmark by name.
+/// A part of the benchmark and its name.
 type Part<'a> = (&'static str, &'a dyn Fn() -> Result<Vec<Metric>>);
 
-/// Runs the benchmark. The pictures of figures 4 and 5 are written next to the file of figures.
+/// Runs the benchmark. Writes the pictures of figures 4 and 5 next to the file of figures.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let picture = |of: &str| request.file.as_deref().map(|file| file.with_extension(format!("{of}.svg")));

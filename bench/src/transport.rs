@@ -1,5 +1,5 @@
-//! Cost of a trapped access, compared with a bare echo server on the same kind of socket in the same VM; and the number
-//! of messages for loading nouveau once.
+//! Cost of a trapped access, compared with an echo server on the same kind of socket in the same VM, and the number of
+//! messages for loading nouveau once.
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -10,13 +10,13 @@ use vmm_glue::{IrqCounts, Link, Server, ServerOptions, SocketOptions, StopHandle
 
 use crate::report::{Metric, Target, median};
 
-/// Number of measurements of each kind; the median is reported.
+/// Number of measurements of each kind. The report contains the median.
 const ROUNDS: usize = 7;
-/// Number of accesses in a measurement.
+/// Number of accesses per measurement.
 const READS: u32 = 3_000;
 const WRITES: u32 = 30_000;
 
-/// An echo server on a separate thread, until dropped.
+/// An echo server on its own thread, which ends on drop.
 struct Echo {
     stop: StopHandle,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -67,7 +67,7 @@ pub fn run() -> Result<Vec<Metric>> {
     vm.wait_ready()?;
     let (echo, sync) = ("0000:00:10.0", "0000:00:11.0");
 
-    // Measurements are interleaved, so that a change of the host's speed affects all alike.
+    // Interleave measurements, so that a change of the host's speed affects all of them alike.
     let mut reads = [Vec::new(), Vec::new()];
     let mut writes = [Vec::new(), Vec::new(), Vec::new()];
     for round in 0..ROUNDS {

@@ -1,9 +1,9 @@
-//! Xen domains: counts exits of loading the driver and of each workload (accesses of the domain that this process
-//! serves), and the number of buffered exits. The domain has a shared card and its own pages under the apertures, as
-//! recommended to operators; for comparison it has the card in passthrough, where each access is an exit.
+//! Xen domains: counts the exits while the driver loads and during each workload (accesses of the domain that this
+//! process serves), and the number of buffered exits. The domain has a shared card, and pages of its own under the
+//! apertures, as operators are advised; for comparison it gets the card in passthrough, where each access is an exit.
 //!
-//! Xen, domain 0 and the domain are all emulated on two processors, so times are valid only for this machine; numbers
-//! of exits are generally valid.
+//! Xen, domain 0 and the domain are all emulated on two processors, so times are valid only for this machine, while
+//! numbers of exits are valid in general.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -11,12 +11,12 @@ use tests::xen::{Domain, DomainSpec, XenMachine};
 
 use crate::report::{Metric, Target};
 
-/// Size of the card and of the VM, in MiB.
+/// Size of the card and of the VM in MiB.
 const CARD_MIB: u32 = 128;
 const VM_MIB: u32 = 64;
-/// Size of domain 0 in MiB.
+/// Memory of domain 0 in MiB.
 const DOM0_MIB: u32 = 1400;
-/// Names of the workloads; each runs equally often in both modes.
+/// The workloads and their names. Each runs equally often in both modes.
 const WORKLOADS: [(&str, &str); 4] = [
     ("copy", "copy --engine ce0 --from vram --to vram --size 65536 --count 20"),
     ("fences", "fences --count 50"),
@@ -24,7 +24,7 @@ const WORKLOADS: [(&str, &str); 4] = [
     ("mmul", "workload --name mmul --scale 1 --rounds 1"),
 ];
 
-/// Number of exits of a domain so far.
+/// Numbers of exits of a domain so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Exits {
     reads: u64,
@@ -49,7 +49,7 @@ impl Exits {
     }
 }
 
-/// Cost of one step: number of exits, and seconds by this host's clock.
+/// Cost of a step: its number of exits, and its time in seconds by this host's clock.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     exits: Exits,
@@ -63,7 +63,7 @@ fn measure(machine: &XenMachine, step: impl FnOnce() -> Result<()>) -> Result<Co
     Ok(Cost { exits: Exits::read(machine)?.since(before), seconds })
 }
 
-/// Returns the steps with a shared card or in passthrough: first loading the driver, then the workloads.
+/// Runs the steps with a shared card or in passthrough: loads the driver first, and then runs the workloads.
 fn steps(machine: &XenMachine, domain: &Domain<'_>) -> Result<Vec<(&'static str, Cost)>> {
     let mut all = vec![("load", measure(machine, || domain.load_driver())?)];
     for (name, args) in WORKLOADS {

@@ -1,15 +1,14 @@
-//! The interface to a physical card that all layers above use, at the level of a PCI function.
+//! The interface to a physical card for all layers above, at the level of a PCI function.
 //!
-//! The trait is on the consumer's side: [`Card`] lists the functions that `channels`, `mediator` and the passthrough
-//! path call. A real card with VFIO can provide all of them except [`Card::access_counts`], which may return `None`.
-//! `simgpu` implements the trait in software; `vfio-card` implements it with mapped BARs, `VFIO_IOMMU_MAP_DMA` and
-//! `VFIO_DEVICE_SET_IRQS`.
+//! [`Card`] lists the functions that its users (`channels`, `mediator` and the passthrough path) call. A real card
+//! behind VFIO can provide all of them except [`Card::access_counts`], which may return `None`. `simgpu` implements the
+//! trait in software; `vfio-card` implements it with mapped BARs, `VFIO_IOMMU_MAP_DMA` and `VFIO_DEVICE_SET_IRQS`.
 //!
 //! Parts: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
 //! access, [`InterruptMode`] and [`AccessCounts`].
 //!
-//! Not in this crate: PCI configuration space (the host's PCI core owns the real configuration space, and `devmodel`
-//! contains that of a vGPU), power states, and anything that needs a driver.
+//! Not in this crate: PCI configuration space (the host's PCI core owns that of the card, and `devmodel` contains that
+//! of a vGPU), power states, and anything that needs a driver.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -41,7 +40,7 @@ pub struct Identity {
     pub bar3_size: u64,
 }
 
-/// The two memory BARs. Page tables written by the driver determine the target of an offset.
+/// The two memory BARs. Page tables that the driver writes map their offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aperture {
     /// BAR1: general access to VRAM, and the doorbells (USERD).
@@ -50,22 +49,22 @@ pub enum Aperture {
     Bar3,
 }
 
-/// Ways in which the card signals. Both modes signal edges on the event descriptor.
+/// The card's signalling mode. In both modes, edges are signalled on the event descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptMode {
-    /// One MSI message per edge; the card's own re-arm register permits the next message.
+    /// One MSI message per edge. The driver permits the next message with the card's re-arm register.
     Msi,
-    /// A level interrupt, signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
+    /// A level interrupt. It is signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
     Intx,
 }
 
-/// A mapping of host memory of any origin. It stays mapped for the lifetime of the value.
+/// A mapping of host memory from any source. It stays mapped for the lifetime of the value.
 pub trait HostMemory: Send + Sync + Debug {
     /// Returns the whole mapping.
     fn as_volatile_slice(&self) -> VolatileSlice<'_, ()>;
 
-    /// Returns true if the card may access `len` bytes at `offset`. Called before each access, because the first access
-    /// to unused memory would be charged to this process instead of the memory's owner.
+    /// Returns true if the card may access `len` bytes at `offset`. Called before each access: the first access to
+    /// untouched memory would charge its allocation to this process, and not to the owner of the memory.
     fn may_touch(&self, _offset: usize, _len: usize) -> bool {
         true
     }
@@ -77,8 +76,8 @@ impl HostMemory for MmapRegion {
     }
 }
 
-/// Host memory that the card may read and, if `writable` is set, write: a range of a mapping that stays alive as long
-/// as this value.
+/// Host memory that the card may read and, if `writable` is set, write: a range of a mapping, which lives as long as
+/// this value.
 #[derive(Clone, Debug)]
 pub struct DmaMemory {
     region: Arc<dyn HostMemory>,
@@ -88,7 +87,7 @@ pub struct DmaMemory {
 }
 
 impl DmaMemory {
-    /// Creates the range of `len` bytes at `offset` of `region`.
+    /// Creates the range of `len` bytes at `offset` in `region`.
     ///
     /// # Errors
     /// If the range is not within the mapping.
@@ -123,7 +122,7 @@ impl DmaMemory {
     /// Returns the `len` bytes at `offset` within this range.
     ///
     /// # Errors
-    /// If the bytes are not within the range, or may not be accessed.
+    /// If the bytes are not within the range, or the card may not access them.
     pub fn slice(&self, offset: usize, len: usize) -> Result<VolatileSlice<'_, ()>, VolatileMemoryError> {
         let end = offset.checked_add(len).ok_or(VolatileMemoryError::Overflow { base: offset, offset: len })?;
         if end > self.len {
@@ -142,10 +141,10 @@ impl DmaMemory {
     }
 }
 
-/// Reason that host memory could not be mapped for, or unmapped from, the card.
+/// Reason why host memory could not be mapped for the card, or unmapped.
 #[derive(Debug, thiserror::Error)]
 pub enum DmaError {
-    /// The range or a part of it is already mapped.
+    /// Part of the range is already mapped.
     #[error("I/O address range {iova:#x}+{len:#x} overlaps a mapping at {existing:#x}")]
     Overlap {
         /// First I/O virtual address of the request.
@@ -155,7 +154,7 @@ pub enum DmaError {
         /// First I/O virtual address of the existing mapping.
         existing: u64,
     },
-    /// The card cannot generate an address in this range.
+    /// The card cannot generate all addresses in this range.
     #[error("I/O address range {iova:#x}+{len:#x} is beyond the card's {bits} address bits")]
     OutOfReach {
         /// First I/O virtual address of the request.
@@ -181,7 +180,7 @@ pub enum DmaError {
         /// Size of the request in bytes.
         len: u64,
     },
-    /// The rounded allocation exceeds the limit.
+    /// Pinning would allocate more untouched memory than the limit permits.
     #[error(
         "I/O address range {iova:#x}+{len:#x} has memory that the VM never touched, more than `memory.ram.touch_mib` allows; \
          raise it, or have the VMM touch its memory first (QEMU: `prealloc=on`)"
@@ -192,7 +191,7 @@ pub enum DmaError {
         /// Size of the request in bytes.
         len: u64,
     },
-    /// The host's IOMMU cannot map an address in this range.
+    /// The host's IOMMU cannot map all addresses in this range.
     #[error(
         "I/O address range {iova:#x}+{len:#x} is not mapped by the host's IOMMU: it is reserved, for interrupts for \
          example, or has more address bits than the IOMMU"
@@ -203,7 +202,7 @@ pub enum DmaError {
         /// Size of the request in bytes.
         len: u64,
     },
-    /// The process must not pin more memory.
+    /// The process may not pin this much memory.
     #[error(
         "{len:#x} bytes for I/O address {iova:#x} cannot be pinned: this process may pin {limit:#x} bytes; raise \
          RLIMIT_MEMLOCK (LimitMEMLOCK=infinity in the daemon's unit)"
@@ -216,10 +215,10 @@ pub enum DmaError {
         /// Number of bytes that may be pinned.
         limit: u64,
     },
-    /// The host accepts no more mappings for the card.
+    /// The host accepts no further mappings for the card.
     #[error(
-        "{len:#x} bytes at I/O address {iova:#x} would be a mapping more than the host takes: there are {mappings}; raise \
-         `dma_entry_limit` of the module vfio_iommu_type1, or have VMs lend larger pieces (huge pages)"
+        "{len:#x} bytes at I/O address {iova:#x} would exceed the host's limit of mappings: there are {mappings}; \
+         raise `dma_entry_limit` of the module vfio_iommu_type1, or have VMs lend larger pieces (huge pages)"
     )]
     Exhausted {
         /// First I/O virtual address of the request.
@@ -234,35 +233,35 @@ pub enum DmaError {
     Host(#[source] std::io::Error),
 }
 
-/// Counts of accesses by the card's engines and kernels to card and host memory, in bursts of at most
-/// [`AccessCounts::BURST_BYTES`], per block. Excludes accesses of CPUs through the BARs, and the card's own accesses to
-/// page tables, context images, push buffers, semaphores, code and cached constants.
+/// Access counts of the card's engines and kernels to card memory and host memory, in bursts of at most
+/// [`AccessCounts::BURST_BYTES`], per block. They exclude accesses by CPUs through the BARs, and the card's own
+/// accesses to page tables, context images, push buffers, semaphores, code, and cached constants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessCounts {
-    /// One count per block of VRAM, in address order.
+    /// One count per block of VRAM, in order of addresses.
     pub vram: Vec<u64>,
     /// One count per accessed block of host memory, by the I/O virtual address of its first byte.
     pub system: BTreeMap<u64, u64>,
 }
 
 impl AccessCounts {
-    /// Block size in bytes, which equals the size of the card's large pages. Blocks are aligned to it.
+    /// Size of a block in bytes, which is that of the card's large pages. Blocks are aligned to their size.
     pub const BLOCK_BYTES: u64 = 128 << 10;
-    /// Maximum number of bytes in a burst: the memory's transfer size.
+    /// Maximum number of bytes in a burst: the transfer size of the memory.
     pub const BURST_BYTES: u64 = 128;
 }
 
 /// A card's PCI function. All methods may be called from any thread.
 pub trait Card: Send + Sync {
-    /// Returns the function's identity and the sizes of its BARs. Constant.
+    /// Returns the function's identity and the sizes of its BARs, which never change.
     fn identity(&self) -> Identity;
 
-    /// Reads the 32-bit register at byte `offset` of BAR0. `offset` is a multiple of 4 within BAR0; any other offset
-    /// reads as all ones, like an unclaimed access.
+    /// Reads the 32-bit register at byte `offset` of BAR0. `offset` must be a multiple of 4 within BAR0; any other
+    /// offset reads as all ones, like an unclaimed access.
     fn read32(&self, offset: u32) -> u32;
 
-    /// Writes the 32-bit register at byte `offset` of BAR0. `offset` is a multiple of 4 within BAR0; a write at any
-    /// other offset is lost.
+    /// Writes the 32-bit register at byte `offset` of BAR0. `offset` must be a multiple of 4 within BAR0; a write at
+    /// any other offset is lost.
     fn write32(&self, offset: u32, value: u32);
 
     /// Reads bytes at `offset` of a memory BAR. Unmapped pages read as all ones.
@@ -277,44 +276,45 @@ pub trait Card: Send + Sync {
     /// See [`DmaError`].
     fn map_dma(&self, iova: u64, memory: DmaMemory) -> Result<(), DmaError>;
 
-    /// Removes a mapping. After the call the card can no longer access the memory: accesses in flight have ended.
+    /// Removes a mapping. When the call returns, accesses in flight have ended, and the card can no longer access the
+    /// memory.
     ///
     /// # Errors
     /// See [`DmaError`].
     fn unmap_dma(&self, iova: u64, len: u64) -> Result<(), DmaError>;
 
-    /// Signals interrupts on `event` from now on; `None` turns them off.
+    /// Signals later interrupts on `event`; `None` turns interrupts off.
     fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>);
 
-    /// Lets a masked INTx line signal again. Signals immediately if the line is still asserted.
+    /// Unmasks the INTx line. Signals immediately if the line is still asserted.
     fn unmask_intx(&self);
 
-    /// Performs a function-level reset: registers return to their power-on values, work is abandoned, and interrupts
-    /// are turned off. Memory mapped for DMA stays mapped. VRAM contents are undefined afterwards.
+    /// Resets the function: registers return to their power-on values, work is abandoned, and interrupts are turned
+    /// off. Memory mapped for DMA stays mapped. The contents of VRAM are undefined afterwards.
     fn reset(&self);
 
-    /// Returns the reason that the card must not be used any longer, if the host has reported one: the host needs the
-    /// card back, or the card no longer works as a function of its bus. Called at intervals.
+    /// Returns the reason why the card must no longer be used, if the host has reported one: the host needs the card
+    /// back, or the card no longer works as a function of its bus. Callers poll this.
     fn lost(&self) -> Option<&'static str> {
         None
     }
 
-    /// I/O virtual addresses that [`Card::map_dma`] refuses: addresses that the host's IOMMU reserves, for example for
-    /// interrupts, and addresses beyond the card's width. Constant.
+    /// Returns the I/O virtual addresses that [`Card::map_dma`] refuses: those that the host's IOMMU reserves, for
+    /// example for interrupts, and those beyond the card's address width. They never change.
     fn unmappable(&self) -> Vec<Range<u64>> {
         Vec::new()
     }
 
-    /// Returns true if a context image by any author has no more power than the methods of a channel, provided that it
-    /// does not name registers. This is unknown for real cards.
+    /// Returns true if a context image from an untrusted author has no more power than the methods of a channel,
+    /// provided that it does not list registers. This is unknown for real cards.
     fn takes_any_image(&self) -> bool {
         false
     }
 
-    /// Returns the number of accesses by engines and kernels to each part of memory since the last call with `reset`,
-    /// if the card counts them. A real card does not count them; an offline profile is used instead.
+    /// Returns the number of accesses by engines and kernels to each block of memory since the last call with `reset`,
+    /// if the card counts them. A real card does not; an offline profile takes its place.
     ///
-    /// Counts belong to addresses: read the counts before memory is moved or assigned to another tenant.
+    /// Counts belong to addresses: read them before memory is moved or assigned to another tenant.
     fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
         let _ = reset;
         None

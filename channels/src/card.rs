@@ -15,7 +15,7 @@ use nvspec::regs::pfifo;
 /// hardware, and a channel without work in progress leaves within a few microseconds. The code does not wait for a
 /// channel with work, because that would block other channels.
 const MAX_LEAVE_POLLS: u32 = 16;
-/// Flags of a runlist entry, as drivers write them.
+/// Flags of a runlist entry, with the value that drivers write.
 const RUNLIST_FLAGS: u32 = 4;
 /// Number of attempts to read both words of a USERD address consistently. The high word changes once in 4 GiB.
 const WIDE_READS: u32 = 4;
@@ -83,19 +83,19 @@ pub(crate) fn stop(host: &mut impl Host, channel: ChannelId) {
     host.write32(register, pfifo::CHANNEL_STATE::ENABLED.with(state, 0));
 }
 
-/// Asks the card to take a channel off its engines, without waiting.
+/// Starts to remove a channel from its engines, without waiting.
 pub(crate) fn ask_kick(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.encode(channel.0.into()));
 }
 
-/// Returns the last channel that the card was asked to take off, and true if that request is still pending.
+/// Returns the last channel whose removal was requested, and true if that request is still pending.
 pub(crate) fn kicked(host: &mut impl Host) -> (ChannelId, bool) {
     let state = host.read32(pfifo::PREEMPT::OFFSET);
     let channel = u8::try_from(pfifo::PREEMPT::CHANNEL.get(state)).unwrap_or(u8::MAX);
     (ChannelId(channel), pfifo::PREEMPT::PENDING.is_set(state))
 }
 
-/// Asks the card to take a channel off its engines, and polls a few times until it has left.
+/// Starts to remove a channel from its engines, and polls a few times until it has left.
 pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck> {
     ask_kick(host, channel);
     if (0..MAX_LEAVE_POLLS).any(|_| !kicked(host).1) { Ok(()) } else { Err(Stuck { channel }) }

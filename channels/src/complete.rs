@@ -21,13 +21,13 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Number of one VM's channels that are polled per interrupt. If more channels have work in flight, they are polled in
 /// turn, so that other VMs do not wait for all of them.
 pub(crate) const MAX_POLLED_PER_VM: usize = 32;
-/// All engines, one bit each.
+/// Mask of all engines.
 const ENGINES: u32 = (1 << engine::COUNT) - 1;
 
 impl Channels {
     /// Returns the submissions that have ended since the last call, in the order of each channel. Channels without work
-    /// in flight cost nothing. If a VM has many channels, each call polls some of them ([`Self::is_deferred`]). With
-    /// `doubt`, engines are polled as well.
+    /// in flight cause no register reads. If a VM has many channels, each call polls some of them
+    /// ([`Self::is_deferred`]). With `doubt`, engines are polled as well.
     pub fn completed(&mut self, host: &mut impl Host, now: u64, doubt: bool) -> Vec<Completion> {
         let Self { layout, slots, vms, deferred, .. } = self;
         *deferred = false;
@@ -136,7 +136,8 @@ impl Channels {
     }
 
     /// Returns true if a channel of the shadow `directory` has work that is in flight or waits to be pulled. The card
-    /// is read only if any work is in flight. As with completions, a guest can make this false too early for itself.
+    /// is read only if any work is in flight. As with completions, a guest can make this return false too early, but
+    /// only for its own channels.
     pub fn busy_directory(&self, host: &mut impl Host, directory: VramAddr) -> bool {
         let bounds = self.slots.iter().zip(0..).filter_map(|(slot, number)| match slot {
             Slot::Bound(bound) if bound.directory == directory => Some((bound, ChannelId(number))),

@@ -1,4 +1,4 @@
-//! Measures how long each engine's work and each channel makes no progress.
+//! Measures the time for which the current work of an engine, or a channel, makes no progress.
 
 mod saved;
 
@@ -45,7 +45,7 @@ impl Watchdog {
         Self { limit_ns, episodes: [None; engine::COUNT as usize] }
     }
 
-    /// Returns the limit for VMs without a limit of their own.
+    /// Returns the limit for VMs that have no limit of their own.
     #[must_use]
     pub const fn limit_ns(&self) -> u64 {
         self.limit_ns
@@ -66,7 +66,7 @@ impl Watchdog {
 }
 
 impl Episode {
-    /// Same as [`Watchdog::sample`], for one episode.
+    /// Like [`Watchdog::sample`], for a single episode.
     pub(crate) fn sample(
         episode: &mut Option<Self>,
         signature: Option<Signature>,

@@ -1,9 +1,9 @@
 //! Context images: the state of a channel that an engine's firmware saves while another channel uses the engine.
 //!
-//! PGRAPH's firmware writes registers that an image names, anywhere in BAR0, whenever it loads the context. Therefore
-//! the host owns the images, and a guest's pointer only states that a context exists. The card's pointer names the
-//! channel's image in the mediator's memory, which is mapped after the channel's work area. The mapping is privileged,
-//! and a channel's work makes no privileged accesses.
+//! PGRAPH's firmware loads a context by writing registers anywhere in BAR0, and the image lists these registers.
+//! Therefore the host owns the images, and a guest's pointer only states that a context exists. The card's pointer
+//! refers to the channel's image in the mediator's memory, which is mapped after the channel's work area. The mapping
+//! is privileged, and a channel's work makes no privileged accesses.
 
 use crate::block::{BLOCK, CONTEXTS};
 use crate::work::{PAGE_STRIDE, Span, WORK_BYTES};
@@ -32,7 +32,7 @@ impl Golden {
     pub(crate) fn new(graph: &[u8], layout: &Layout) -> Self {
         let mut bytes = graph.to_vec();
         bytes.resize(usize::try_from(layout.graph_image_bytes()).unwrap_or(0), 0);
-        // The host's images never name registers.
+        // The host's images never list registers.
         bytes.iter_mut().zip(0..graph_image::HEAD_BYTES).for_each(|(byte, _)| *byte = 0);
         Self(bytes)
     }
@@ -41,7 +41,7 @@ impl Golden {
         &self.0
     }
 
-    /// Restores the contents; `None` if they name registers, which the host's images never do.
+    /// Restores the contents. Returns `None` if they list registers, which the host's images never do.
     pub(crate) fn restored(bytes: Vec<u8>) -> Option<Self> {
         let named = bytes.iter().zip(0..graph_image::HEAD_BYTES).any(|(byte, _)| *byte != 0);
         (!named).then_some(Self(bytes))

@@ -11,7 +11,7 @@ use nvspec::instance::{context, ramfc, userd, vm};
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
 /// Mask of the bits of a page-aligned address.
 const PAGE_MASK: u64 = VA_MASK & !(userd::BYTES - 1);
-/// Mask of the low bits of an instance block's directory and USERD words, which name the target.
+/// Mask of the low bits of an instance block's directory and USERD words. These bits select the target.
 const TARGET_BITS: u32 = 3;
 
 /// Offset of the first byte of the range that contains all context pointers.
@@ -20,7 +20,7 @@ pub(crate) const CONTEXTS_FIRST: u64 = context::GR;
 pub(crate) const CONTEXTS_BYTES: usize = 0x38;
 const _: () = assert!(context::CE1 + 8 - context::GR == CONTEXTS_BYTES as u64);
 
-/// Reason that a guest's instance block is refused.
+/// Reason why a guest's instance block is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InstanceError {
     /// The data is shorter than an instance block.
@@ -33,7 +33,7 @@ pub enum InstanceError {
     #[error("the channel's GPFIFO ring has 2^{0} entries, more than 2^{max}", max = ramfc::GP_ENTRIES_LOG2_MAX)]
     RingSize(u32),
     /// The directory's target is invalid.
-    #[error("the channel's page directory is in no memory")]
+    #[error("the channel's page directory has an invalid target")]
     Directory,
 }
 

@@ -1,13 +1,13 @@
 //! Virtual channels of guests, on the physical channels of a card.
 //!
-//! A guest's channel numbers (0 to 127) are its own; the card's 128 channels are shared by all VMs. All structures of
-//! running channels belong to the host: instance blocks are built field by field from a guest's block; USERD pages, the
-//! runlist and the GPFIFO rings that the card fetches are in card memory that no guest writes.
+//! A guest has its own channel numbers (0 to 127), while all VMs share the card's 128 channels. All structures of
+//! running channels belong to the host. It builds an instance block field by field from the guest's block. The USERD
+//! pages, the runlist and the GPFIFO rings that the card fetches are in card memory that no guest writes.
 //!
-//! A guest's doorbell alone gives no work to the card. [`Channels::pull`] checks the guest's ring entries up to the
-//! doorbell, and copies them into the host's ring, followed by a completion record. The record is a part of a push
-//! buffer: when all earlier work has ended, it releases a semaphore with a number and the card's time, and raises the
-//! non-stall interrupt. [`Channels::start`] lets the card fetch the entries during the VM's slice.
+//! A guest's doorbell does not start work on the card by itself. [`Channels::pull`] checks the guest's ring entries up
+//! to the doorbell, and copies them into the host's ring, followed by a completion record. The record is a range of a
+//! push buffer: when all earlier work has ended, it releases a semaphore with a number and the card's time, and raises
+//! the non-stall interrupt. [`Channels::start`] permits the card to fetch the entries during the VM's slice.
 //! [`Channels::completed`] returns the submissions that have ended. The guest sees its progress in its own indices and
 //! addresses, and does not see the host's ring.
 //!
@@ -15,7 +15,7 @@
 //! uses: at [`work_va`], with the pages of [`Layout::work_pages`]. In this mapping only the semaphores are writable. A
 //! work area must be mapped only where its channel is bound; otherwise another VM could write its semaphores.
 //!
-//! Context images belong to the host as well, and no guest work reads or writes them: they name registers that the
+//! Context images belong to the host as well, and no guest work reads or writes them: they list registers that the
 //! card's firmware writes. A guest's context pointers only determine whether the card gets a context
 //! ([`Layout::image_pages`]).
 //!
@@ -34,8 +34,7 @@
 //! channel, writes the pointers, and enables it again. Other writes of a guest to its block after bind have no effect.
 //!
 //! Limits:
-//! - of the PBDMA's state only the ring's indices are kept from unbind to bind; the position within a fetched range is
-//!   lost;
+//! - of the PBDMA's state, only the ring's indices survive an unbind; the position within a fetched range is lost;
 //! - a record's methods are inserted between a guest's methods: each submission must set address and payload of its own
 //!   host semaphore methods, and must not end within a method's data (or after 510 entries), as drivers do;
 //! - ring control entries other than NOPs are refused.
@@ -159,8 +158,8 @@ pub trait GuestRing {
     /// If nothing is mapped at this address, or the memory cannot be read.
     fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped>;
 
-    /// Records that a part of a push buffer was pulled: `dwords` words from `va` on. Lets implementers track the memory
-    /// that work refers to.
+    /// Records that a range of a push buffer was pulled: `dwords` words from `va` on. Implementers use this to track
+    /// the memory that work refers to.
     fn taken(&mut self, va: GpuVa, dwords: u32) {
         let _ = (va, dwords);
     }

@@ -62,7 +62,7 @@ pub(crate) struct Bound {
     pub(crate) permit: Permit,
     /// State on the card: [`RunState::Running`] or [`RunState::Stopped`].
     pub(crate) told: RunState,
-    /// The channel's number must not be reused after its end.
+    /// True if the channel's number must not be reused after its end.
     pub(crate) stranded: bool,
     /// Time since which the channel has made no progress, if the reason is unknown.
     pub(crate) still: Option<Episode>,
@@ -72,9 +72,9 @@ pub(crate) struct Bound {
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(crate) cap: u32,
-    /// Reasons that the VM's channels are paused, one bit for each [`Pause`].
+    /// Mask of the reasons ([`Pause`]) for which the VM's channels are paused.
     pub(crate) paused: u8,
-    /// The VM's own completion reports are trusted.
+    /// True if the VM's own completion reports are trusted.
     pub(crate) trusted: bool,
     /// Physical channels by the guest's number.
     pub(crate) channels: BTreeMap<u8, ChannelId>,
@@ -86,9 +86,9 @@ pub(crate) struct Vm {
     pub(crate) refused: BTreeMap<u8, Refused>,
     /// Saved words of unbound channels, by the guest's number.
     pub(crate) saved: BTreeMap<u8, SavedWords>,
-    /// Engines for which the VM was not notified of ended work, one bit each.
+    /// Mask of the engines for which the VM was not notified of ended work.
     pub(crate) news: u32,
-    /// The VM was notified for some engine since work last ended.
+    /// True if the VM was notified for some engine since work last ended.
     pub(crate) told: bool,
     /// Maximum time for which the VM's channels may keep an engine busy without progress.
     pub(crate) hang_limit: Option<u64>,
@@ -110,7 +110,7 @@ pub struct Channels {
     serial: u64,
     /// Number of the next submission.
     pub(crate) submissions: u64,
-    /// A submission seems to have ended while an engine works for its channel.
+    /// True if a submission seems to have ended while an engine works for its channel.
     pub(crate) deferred: bool,
     pub(crate) watchdog: Watchdog,
     pub(crate) preemptions: Preemptions,
@@ -274,8 +274,8 @@ impl Channels {
         true
     }
 
-    /// Makes `list` the VM's part of the runlist, and submits the union of all VMs' parts to the card. Channels that
-    /// were removed from the list leave their engines when the card takes them off; the result states if all have left;
+    /// Makes `list` the VM's part of the runlist, and submits the union of all VMs' parts to the card. The card removes
+    /// channels that are no longer listed from their engines. The result states whether all of them have left;
     /// otherwise [`Self::runlists_taken`] reports it later.
     pub fn submit_runlist(
         &mut self,

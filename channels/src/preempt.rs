@@ -68,22 +68,23 @@ impl Preemptions {
 }
 
 impl Channels {
-    /// Starts to take the channel off its engines. An enabled and listed channel may be scheduled again immediately.
-    /// [`Self::preempting`] returns true while the preemption is pending. Does nothing if the channel is not bound.
+    /// Starts to remove the channel from its engines. If it is enabled and listed, it may be scheduled again
+    /// immediately. [`Self::preempting`] returns true while the preemption is pending. Does nothing if the channel is
+    /// not bound.
     pub fn preempt(&mut self, card: &mut (impl Host + GuestMemory), vm: TenantId, channel: VirtualChannelId) {
         let Some(physical) = self.physical(vm, channel) else { return };
         self.refresh(card, physical);
         self.ask_to_leave(card, physical);
     }
 
-    /// Begins to take a physical channel off its engines.
+    /// Starts to remove a physical channel from its engines.
     pub fn ask_to_leave(&mut self, host: &mut impl Host, physical: ChannelId) {
         self.preemptions.push(physical);
         self.preemptions.advance(host);
     }
 
-    /// Asks the card to take a physical channel off its engines, bound or [stuck](crate::RunState::Stuck), and polls a
-    /// few times until it has left. The channel may be scheduled again at once if it is bound, enabled and listed.
+    /// Starts to remove a physical channel from its engines, bound or [stuck](crate::RunState::Stuck), and polls a few
+    /// times until it has left. The channel may be scheduled again at once if it is bound, enabled and listed.
     ///
     /// # Errors
     /// [`Stuck`] if the channel is not off its engines yet.
@@ -91,7 +92,7 @@ impl Channels {
         card::kick(host, physical)
     }
 
-    /// Begins to take all of a VM's channels off the engines. The VM is paused, so no channel is scheduled again.
+    /// Starts to remove all of a VM's channels from the engines. The VM is paused, so no channel is scheduled again.
     /// [`Self::vacating`] returns the remaining channels.
     pub fn vacate(&mut self, host: &mut impl Host, vm: TenantId) {
         let Some(record) = self.vms.get(&vm) else { return };

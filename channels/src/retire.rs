@@ -1,4 +1,4 @@
-//! First half of ending a channel: the channel does not work any longer, but its number is not reused yet.
+//! First half of ending a channel: the channel does no more work, but its number is not reused yet.
 //!
 //! Between the two halves its work area is removed from its address space; if its number were reused earlier, other
 //! channels of the old address space could write the new channel's semaphores.

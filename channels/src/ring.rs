@@ -60,7 +60,7 @@ pub(crate) struct Ring {
     pub(crate) gp_put: u32,
     /// Index of the next entry to pull from the guest's ring.
     pub(crate) next: u32,
-    /// Index up to which entries may be pulled, and the number of the doorbell that allowed it.
+    /// Index up to which entries may be pulled, and the number of the doorbell that permitted it.
     target: (u32, u64),
     /// Number of accepted doorbells.
     doorbells: u64,
@@ -70,7 +70,7 @@ pub(crate) struct Ring {
     started: u64,
     /// Host position that the card had reached at the last poll.
     get: u64,
-    /// Pulled submissions in flight, oldest first. The card may have the first of them already.
+    /// Pulled submissions in flight, oldest first. The card may already have fetched the first of them.
     pub(crate) records: VecDeque<Record>,
     /// Number of submissions so far.
     submitted: u64,
@@ -80,9 +80,9 @@ pub(crate) struct Ring {
     /// For each record slot, the end of the last range before the record; 0 without such a range.
     ends: Box<[u64]>,
     last_end: u64,
-    /// Reason that the guest's ring cannot be read further.
+    /// Reason why the guest's ring cannot be read further.
     pub(crate) fault: Option<RingFault>,
-    /// Position and GET at the last comparison; GET is `None` if there was no comparison since the card was at rest.
+    /// Position and GET at the last comparison. GET is `None` if there was no comparison since the card was idle.
     pub(crate) seen: (u64, Option<u32>),
 }
 
@@ -121,7 +121,7 @@ impl Ring {
         self.doorbells
     }
 
-    /// Allows entries to be pulled up to `gp_put`, unless a later doorbell was already allowed.
+    /// Permits pulls of entries up to `gp_put`, unless a later doorbell has already permitted them.
     pub(crate) fn allow(&mut self, gp_put: u32, doorbell: u64) {
         if doorbell > self.target.1 {
             self.target = (gp_put, doorbell);

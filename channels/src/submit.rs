@@ -1,4 +1,4 @@
-//! USERD: accepts doorbells and reports progress, both in the guest's terms.
+//! USERD: accepts doorbells and reports progress, both with the guest's own indices and addresses.
 
 use crate::card;
 use crate::complete::is_worked_for;

@@ -48,7 +48,7 @@ pub enum Pause {
     Standstill,
 }
 
-/// Reason that keeps a channel from running.
+/// Reason why a channel does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hindrance {
     /// The guest has not enabled or listed the channel.
@@ -84,7 +84,7 @@ impl Pause {
     }
 }
 
-/// Reason that a channel is not bound.
+/// Reason why a channel is not bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {
     /// No VM has that number.
@@ -107,9 +107,9 @@ pub enum BindError {
     Stuck(#[from] Stuck),
 }
 
-/// The card did not take a channel off its engines in time.
+/// The card did not remove a channel from its engines before the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the card does not let go of channel {}; the engine that runs it must be reset", .channel.0)]
+#[error("channel {} stays on the card; the engine that runs it must be reset", .channel.0)]
 pub struct Stuck {
     /// The physical channel.
     pub channel: ChannelId,
@@ -120,7 +120,7 @@ pub struct Stuck {
 pub struct Submitted {
     /// Number of this VM's channels that are in the runlist now.
     pub listed: u32,
-    /// Number of entries that name no bound channel, or repeat a channel.
+    /// Number of entries that refer to no bound channel, or repeat a channel.
     pub ignored: u32,
     /// True if no removed channel is on an engine. If false, `Channels::runlists_taken` reports it later.
     pub taken: bool,
@@ -169,7 +169,7 @@ pub struct PullError {
     pub pulled: Pulled,
 }
 
-/// Reason that a guest's ring cannot be read further.
+/// Reason why a guest's ring cannot be read further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
     /// The ring is not mapped at this address.
@@ -179,7 +179,7 @@ pub enum RingFault {
         va: GpuVa,
     },
     /// An entry is not supported.
-    #[error("GPFIFO entry {index} ({raw:#018x}) names the host's addresses or an operation that is not supported")]
+    #[error("GPFIFO entry {index} ({raw:#018x}) contains one of the host's addresses or an unsupported operation")]
     Entry {
         /// Index of the entry in the guest's ring.
         index: u32,
@@ -238,7 +238,7 @@ pub struct Stall {
     pub at: GpuVa,
 }
 
-/// Reason that a doorbell is rejected.
+/// Reason why a doorbell is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DoorbellError {
     /// No channel is bound at this address.

@@ -1,6 +1,6 @@
-//! Splits accesses of any size and alignment into aligned 32-bit register accesses with byte lanes.
+//! Splits accesses of any size and alignment into accesses to aligned 32-bit registers, with byte lanes.
 
-/// The part of an access within one aligned dword.
+/// The part of an access that is within one aligned dword.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// Byte offset of the dword.
@@ -36,7 +36,8 @@ impl Lane {
     }
 }
 
-/// Returns the lane at byte `offset` for an access with `left` remaining bytes; at least one byte, unless `left` is 0.
+/// Returns the lane at byte `offset` for an access with `left` remaining bytes. The lane covers at least one byte,
+/// unless `left` is 0.
 #[must_use]
 pub fn lane(offset: u64, left: usize) -> Lane {
     let first = (offset & 3) as u8;

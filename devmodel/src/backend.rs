@@ -1,8 +1,8 @@
-//! The interface to the card's owner: one trait, implemented by the mediator (and by a mock in the tests).
+//! The interface to the card's owner: a trait that the mediator implements (and a mock in the tests).
 //!
-//! Everything in this module is in the guest's own terms: guest VRAM addresses, guest bus addresses, virtual channel
-//! and engine numbers. The implementer handles translation, bounds and isolation; the vGPU only decodes, and refuses
-//! invalid encodings.
+//! All addresses and numbers in this module are the guest's: guest VRAM addresses, guest bus addresses, and virtual
+//! channel and engine numbers. The implementer does the translation, the bounds checks and the isolation; the vGPU only
+//! decodes, and refuses invalid encodings.
 
 use nvspec::addr::GuestVramAddr;
 use nvspec::falcon::Falcon;
@@ -30,26 +30,27 @@ pub use nvspec::addr::Place;
 
 /// The access is outside the guest's memory; the implementer has not changed `data`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the access is outside of what the guest may reach")]
+#[error("the guest may not access this address")]
 pub struct Denied;
 
-/// Reason that a write to VRAM or through an aperture failed. The part that was already written may be written again.
+/// Reason why a write to VRAM or through an aperture failed. Some bytes may have been written; the caller may write
+/// them again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteFailure {
     /// The write is outside the guest's memory, and is lost.
     #[error(transparent)]
     Denied(#[from] Denied),
-    /// No memory is available for the write at present.
+    /// No memory is currently available for the write.
     #[error(transparent)]
     NoMemory(#[from] NoMemory),
 }
 
 /// No memory is available for the guest's write. The same write may succeed later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no memory for what the guest writes")]
+#[error("no memory is available for the guest's write")]
 pub struct NoMemory;
 
-/// State of a channel, as shown in its register.
+/// State of a channel, as its register shows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelState {
     /// True if the guest has made the channel runnable.
@@ -62,7 +63,7 @@ pub struct ChannelState {
     pub pending: bool,
 }
 
-/// State of an engine, as shown in its register.
+/// State of an engine, as its register shows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStatus {
     /// Channel on the engine, if it belongs to this guest.
@@ -71,17 +72,17 @@ pub struct EngineStatus {
     pub busy: bool,
 }
 
-/// Ways in which a vGPU signals its guest.
+/// A signal from a vGPU to its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptLine {
-    /// One MSI message. Only called while the guest has MSI enabled and re-armed.
+    /// One MSI message. The vGPU sends it only while MSI is enabled, and after the guest has re-armed it.
     Msi,
-    /// The INTx level: true if asserted. Only called when it changes.
+    /// The INTx level: true if asserted. The vGPU sends it only when the level changes.
     Intx(bool),
 }
 
-/// Requests of a vGPU to the mediator. The vGPU is borrowed during calls, so an implementation must not call back into
-/// it; it reports later through the vGPU's event methods.
+/// Requests from a vGPU to the mediator. The vGPU is borrowed during a call, so an implementation must not call back
+/// into it; the mediator reports results later, through the vGPU's event methods.
 pub trait Backend {
     /// Reads guest VRAM.
     ///
@@ -95,36 +96,36 @@ pub trait Backend {
     /// [`WriteFailure::Denied`] if a byte is outside the guest's VRAM; [`WriteFailure::NoMemory`].
     fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure>;
 
-    /// Reads through an aperture, translated by the guest's page tables. `offset` is within the BAR.
+    /// Reads through an aperture, which the guest's page tables translate. `offset` is within the BAR.
     ///
     /// # Errors
     /// [`Denied`] if there is no valid mapping.
     fn aperture_read(&mut self, aperture: Aperture, offset: u64, data: &mut [u8]) -> Result<(), Denied>;
 
-    /// Writes through an aperture, translated by the guest's page tables. `offset` is within the BAR.
+    /// Writes through an aperture, which the guest's page tables translate. `offset` is within the BAR.
     ///
     /// # Errors
-    /// [`WriteFailure::Denied`] without a valid, writable mapping; [`WriteFailure::NoMemory`].
+    /// [`WriteFailure::Denied`] if no valid, writable mapping exists; [`WriteFailure::NoMemory`].
     fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8]) -> Result<(), WriteFailure>;
 
-    /// Handles the guest's binding of an aperture's instance block; `None` unbinds it.
+    /// Handles the guest's binding of an instance block to an aperture; `None` unbinds it.
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>);
 
-    /// Handles a move of PRAMIN, BAR0's window on VRAM, to `base`; `None` if the guest moved it outside VRAM. Needed
-    /// only to map memory in the window; trapped accesses are [read](Self::vram_read) and [written](Self::vram_write)
-    /// by address.
+    /// Handles a move of PRAMIN, BAR0's window on VRAM, to `base`; `None` if the guest moved it outside VRAM. Only an
+    /// implementation that maps memory into the window needs this; the vGPU [reads](Self::vram_read) and
+    /// [writes](Self::vram_write) trapped accesses by address.
     fn place_window(&mut self, _base: Option<GuestVramAddr>) {}
 
-    /// Handles the guest's TLB flush for one page directory, or for all directories (`None`).
+    /// Handles the guest's TLB flush for one page directory, or for all directories with `None`.
     fn flush_tlb(&mut self, directory: Option<Place>, hub_only: bool);
 
     /// Handles the guest's flush of posted aperture writes. When this returns, the GPU sees all earlier writes.
     fn flush_apertures(&mut self) {}
 
-    /// Handles the guest's start of a falcon of its vGPU with this code and data. The code is never executed.
+    /// Handles the start of one of the vGPU's falcons with this code and data. No falcon executes the code.
     fn firmware_started(&mut self, _falcon: Falcon, _code: &[u32], _data: &[u32]) {}
 
-    /// Handles the guest's binding of a channel's instance block; `None` unbinds it.
+    /// Handles the guest's binding of an instance block to a channel; `None` unbinds it.
     fn bind_channel(&mut self, channel: VirtualChannelId, instance: Option<Place>);
 
     /// Handles the guest's enabling or stopping of a channel.
@@ -133,22 +134,23 @@ pub trait Backend {
     /// Returns the current state of the channel.
     fn channel_state(&mut self, channel: VirtualChannelId) -> ChannelState;
 
-    /// Handles the guest's submission of a runlist of `length` entries. `VGpu::runlist_done` reports its completion.
+    /// Handles the submission of a runlist of `length` entries. The mediator reports its completion through
+    /// `VGpu::runlist_done`.
     fn submit_runlist(&mut self, list: Place, length: u32);
 
-    /// Starts taking a channel off its engines, on the guest's request.
+    /// Starts to take a channel off its engines, at the guest's request.
     fn preempt(&mut self, channel: VirtualChannelId);
 
-    /// Returns true if the channel has not left its engines yet since [`Self::preempt`].
+    /// Returns true if the channel has not left its engines since [`Self::preempt`].
     fn preempting(&mut self, channel: VirtualChannelId) -> bool;
 
     /// Returns an engine's state for this guest. `engine` is below `nvspec::fifo::engine::COUNT`.
     fn engine_status(&mut self, engine: u32) -> EngineStatus;
 
-    /// Stops (`true`) or allows scheduling of the guest's own channels on the engines whose bits are set.
+    /// Stops scheduling the guest's own channels on the engines whose bits are set; resumes it if `blocked` is false.
     fn block_engines(&mut self, engines: u32, blocked: bool);
 
-    /// Resets an engine for the guest: only the guest's own channels on that engine lose their state. `engine` is below
+    /// Resets an engine for the guest: only the guest's own channels on this engine lose their state. `engine` is below
     /// `nvspec::fifo::engine::COUNT`.
     fn reset_engine(&mut self, engine: u32);
 
@@ -161,6 +163,6 @@ pub trait Backend {
     /// Signals the guest.
     fn interrupt(&mut self, line: InterruptLine);
 
-    /// Allows or forbids the device to access the guest's RAM, as set in the PCI command register.
+    /// Permits or forbids the device to access the guest's RAM, according to the PCI command register.
     fn bus_master(&mut self, enabled: bool);
 }

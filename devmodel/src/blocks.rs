@@ -1,7 +1,8 @@
-//! The register blocks of a vGPU, in the order of the address map. Each file has the block's state, `read`, `write`,
-//! `reset` and tests.
+//! The register blocks of a vGPU, in the order of the address map. Each file contains a block's state, `read`, `write`,
+//! `reset`, and tests.
 //!
-//! Blocks never reference each other: effects go through `Cx`, and the interrupt line queries each block's level.
+//! Blocks never refer to each other. Effects on the outside go through `Cx`, and the interrupt line queries the level
+//! of each block.
 
 pub mod board;
 pub mod falcon;
@@ -62,8 +63,8 @@ impl Cx<'_> {
         self.denials.write(Site::Register(at.offset), reason, u64::from(value));
     }
 
-    /// Decodes the location of a structure of `bytes`. A structure in VRAM must be within the guest's VRAM; the backend
-    /// checks structures in RAM. Invalid encodings are counted as denials at `at`.
+    /// Decodes the address of a structure of `bytes` bytes. A structure in VRAM must be within the guest's VRAM; the
+    /// backend checks structures in RAM. Counts an invalid encoding as a denial at `at`.
     pub fn place(&mut self, at: At, written: u32, target: u32, address: u64, bytes: u64) -> Option<Place> {
         let Some(place) = Place::new(Target::from_bits(target), address) else {
             self.deny_write(at, Reason::Target, written);
@@ -79,7 +80,7 @@ impl Cx<'_> {
         Some(place)
     }
 
-    /// Same as [`Cx::place`], for an instance block whose address is given in units of 4 KiB.
+    /// Like [`Cx::place`], for an instance block whose address is in units of 4 KiB.
     pub fn instance(&mut self, at: At, written: u32, target: u32, page: u32) -> Option<Place> {
         self.place(at, written, target, page_address(page), INSTANCE_BYTES)
     }
@@ -90,8 +91,8 @@ pub(crate) fn page_address(page: u32) -> u64 {
     u64::from(page) << 12
 }
 
-/// Unacknowledged events of a guest, in addition to the event shown in its registers. Their number is bounded: further
-/// events are dropped and counted, just as hardware with one set of registers drops the second event.
+/// Events that the guest has not acknowledged, in addition to the one that its registers show. When the backlog is
+/// full, further events are dropped and counted, like the second event on hardware with a single set of registers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Backlog<T> {
     waiting: std::collections::VecDeque<T>,
@@ -105,7 +106,7 @@ impl<T> Default for Backlog<T> {
 }
 
 impl<T> Backlog<T> {
-    /// Maximum number of waiting events: one for each channel.
+    /// Maximum number of waiting events: one per channel.
     const MAX_WAITING: usize = nvspec::fifo::CHANNELS as usize;
 
     pub fn push(&mut self, event: T) {
@@ -116,7 +117,7 @@ impl<T> Backlog<T> {
         }
     }
 
-    /// Removes and returns the oldest event that `wanted` accepts.
+    /// Removes and returns the oldest event for which `wanted` returns true.
     pub fn take(&mut self, wanted: impl Fn(&T) -> bool) -> Option<T> {
         let at = self.waiting.iter().position(wanted)?;
         self.waiting.remove(at)

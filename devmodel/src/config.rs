@@ -1,4 +1,4 @@
-//! Description of a vGPU, from which the mediator creates it.
+//! The description from which the mediator creates a vGPU.
 
 use crate::pci::{BadBar, BadCapability, PciIdentity};
 use nvspec::chip::{CLASS_3D_CONTROLLER, Chip, VENDOR_NVIDIA};
@@ -6,7 +6,7 @@ use nvspec::fifo::CHANNELS;
 use nvspec::regs::windows;
 use std::sync::Arc;
 
-/// Smallest VRAM that a driver can work with.
+/// Smallest VRAM size in bytes that a driver can work with.
 pub const MIN_VRAM_BYTES: u64 = 16 << 20;
 /// Size of a card's address space in bytes.
 const MAX_VRAM_BYTES: u64 = 1 << nvspec::addr::BUS_BITS;
@@ -21,7 +21,7 @@ pub struct VGpuConfig {
     pub pci: PciIdentity,
     /// Size of the VRAM that the guest sees, in bytes; a multiple of 1 MiB.
     pub vram_bytes: u64,
-    /// Maximum number of channels that the guest may bind at a time; the guest always sees 128 channels.
+    /// Maximum number of channels that the guest may bind at a time. The guest always sees 128 channels.
     pub channels: u32,
     /// The contents of PROM: the VBIOS image.
     pub vbios: Arc<[u8]>,
@@ -71,7 +71,7 @@ impl VGpuConfig {
     }
 }
 
-/// Reason that a description is invalid.
+/// Reason why a description is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The size of a BAR cannot be encoded.

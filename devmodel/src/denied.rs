@@ -1,4 +1,4 @@
-//! Refused accesses: a counter for each register and reason, and a log line for the first access of each.
+//! Refused accesses: counts them per register and reason, and logs the first access of each pair.
 
 use nvspec::regs;
 use saved_state::Invalid;
@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Number of (register, reason) pairs that are counted separately; all others are counted together. This bounds the
+/// Number of (register, reason) pairs that are counted separately. All other pairs share a counter, which bounds the
 /// memory and the log lines that one guest can cause.
 const DISTINCT: usize = 512;
 
-/// Reason that an access was refused.
+/// Reason why an access was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Reason {
-    /// No known register has this offset.
+    /// No known register is at this offset.
     Unknown,
     /// The register is known and its policy is `Deny`.
     Policy,
     /// The address is outside the guest's VRAM.
     OutsideVram,
-    /// The target code names memory that a vGPU does not have.
+    /// The target code names a kind of memory that a vGPU does not have.
     Target,
     /// The channel does not exist.
     Channel,
@@ -27,7 +27,7 @@ pub enum Reason {
     ChannelLimit,
     /// The runlist is too long or not in memory.
     Runlist,
-    /// The address is not mapped by the guest's page tables.
+    /// The guest's page tables do not map the address.
     Unmapped,
     /// The vGPU does not support the feature.
     Unsupported,
@@ -52,13 +52,13 @@ impl fmt::Display for Reason {
 /// Location of a refused access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Site {
-    /// Byte offset in BAR0, a multiple of 4; for windows, the offset of the register that sets their location.
+    /// Byte offset in BAR0, a multiple of 4. For windows it is the offset of the register that sets their location.
     Register(u32),
     /// BAR1.
     Bar1,
     /// BAR3.
     Bar3,
-    /// All sites after the first few hundred.
+    /// All sites after the first few hundred distinct ones.
     Elsewhere,
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for Site {
     }
 }
 
-/// Number of refused accesses for one site and reason.
+/// Numbers of refused accesses for a site and a reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
     /// Number of refused reads.
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_stays_bounded_whatever_a_guest_touches() {
+    fn memory_stays_bounded_for_any_accesses() {
         let mut denials = Denials::default();
         for offset in (0..0x10_0000).step_by(4) {
             denials.read(Site::Register(offset), Reason::Unknown);

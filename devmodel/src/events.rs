@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 pub struct MmuFault {
     /// Fault unit, from `nvspec::mmu::fault::unit`; below 32.
     pub unit: u32,
-    /// Instance block of the channel or aperture, as named by the guest.
+    /// Instance block of the channel or aperture, at the guest's address.
     pub instance: Option<Place>,
     /// The faulting address.
     pub va: GpuVa,
-    /// Reason, from `nvspec::mmu::fault`.
+    /// Reason, a constant in `nvspec::mmu::fault`.
     pub reason: u32,
     /// Client within the hub or cluster.
     pub client: u32,
@@ -27,7 +27,7 @@ pub struct MmuFault {
 }
 
 impl MmuFault {
-    /// Creates the fault that a driver requests to recover a hung engine. It is not caused by an access.
+    /// Creates the fault that a driver triggers to recover a hung engine. No access caused it.
     #[must_use]
     pub fn triggered(unit: u32) -> Self {
         Self { unit, instance: None, va: GpuVa(0), reason: 0, client: 0, hub: true, write: false, gpc: 0 }
@@ -67,10 +67,10 @@ pub struct CopyError {
     pub engine: u32,
     /// Cause of the interrupt, as bits of `ce0::INTR`.
     pub intr: u32,
-    /// Instance block of the channel, as named by the guest.
+    /// Instance block of the channel, at the guest's address.
     pub instance: Option<Place>,
-    /// The firmware's report about the method, in the format of `nvspec::class::ce90b5::error`: code, subchannel,
-    /// method.
+    /// The firmware's report about the method (code, subchannel, method), in the format of
+    /// `nvspec::class::ce90b5::error`.
     pub report: u32,
     /// The method's data.
     pub data: u32,
@@ -83,7 +83,7 @@ pub struct GraphError {
     pub intr: u32,
     /// Code of a data error.
     pub code: u32,
-    /// Instance block of the channel, as named by the guest.
+    /// Instance block of the channel, at the guest's address.
     pub instance: Option<Place>,
     /// Subchannel of the method.
     pub subchannel: u32,
@@ -95,19 +95,19 @@ pub struct GraphError {
     pub data: u32,
     /// Units that trapped, as bits of `pgraph::TRAP`.
     pub trap: u32,
-    /// Report of a multiprocessor, if one trapped.
+    /// Report of a multiprocessor, if one of them trapped.
     pub sm: Option<SmError>,
 }
 
 /// A multiprocessor stopped on an error of this guest's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmError {
-    /// Number of the cluster. The first cluster is used if the guest's GPU does not have this number.
+    /// Number of the cluster. If the guest's GPU does not have this cluster, the first one is used.
     pub gpc: u32,
-    /// Number of the TPC in the cluster. The first TPC is used if the guest's GPU does not have this number.
+    /// Number of the TPC in the cluster. If the guest's GPU does not have this TPC, the first one is used.
     pub tpc: u32,
-    /// Error of the warp, from `compute90c0::warp_error`.
+    /// Error of the warp, a constant in `compute90c0::warp_error`.
     pub warp: u32,
-    /// Errors that do not belong to a warp, as bits.
+    /// Mask of errors that do not belong to a warp.
     pub global: u32,
 }

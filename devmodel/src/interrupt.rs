@@ -1,17 +1,17 @@
-//! The interrupt line: converts the units' pending bits to MSI messages or to the INTx level.
+//! The interrupt line: converts the units' pending bits to MSI messages or an INTx level.
 //!
 //! The card sends one MSI message and then stays silent until the driver re-arms MSI. If a unit is still pending when
-//! the driver re-arms, or re-enables the line, it signals again. INTx is a plain level.
+//! the driver re-arms MSI or re-enables the line, the card signals again. INTx is a plain level.
 
 use crate::backend::{Backend, InterruptLine};
 use serde::{Deserialize, Serialize};
 
-/// State of signalling.
+/// State of the interrupt line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interrupts {
     /// True if the next rise of the line sends a message.
     armed: bool,
-    /// The INTx level as last reported to the backend.
+    /// The INTx level that was last reported to the backend.
     intx: bool,
     /// Number of messages sent.
     pub messages: u64,
@@ -25,7 +25,7 @@ impl Default for Interrupts {
     }
 }
 
-/// Signalling mode, as configured by the guest in configuration space.
+/// Signalling mode that the guest has set in configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signalling {
     /// True if MSI is enabled.
@@ -35,12 +35,12 @@ pub struct Signalling {
 }
 
 impl Interrupts {
-    /// Allows the next message, on the guest's request.
+    /// Permits the next message, at the guest's request.
     pub fn rearm(&mut self) {
         self.armed = true;
     }
 
-    /// Signals the level of the card's interrupt line, `line`, in the configured way.
+    /// Signals the level `line` of the card's interrupt line, with MSI or INTx as configured.
     pub fn evaluate(&mut self, line: bool, how: Signalling, backend: &mut dyn Backend) {
         let intx = line && !how.msi && !how.intx_disabled;
         if intx != self.intx {
@@ -57,7 +57,7 @@ impl Interrupts {
         }
     }
 
-    /// Handles a change of MSI's enable bit: a message can be sent again.
+    /// Handles a change of MSI's enable bit: the next message may be sent.
     pub fn mode_changed(&mut self) {
         // GUESS: no public source says whether enabling MSI re-arms it. A driver that enables MSI while the line is
         // asserted must get a message.
@@ -83,7 +83,7 @@ impl Interrupts {
         self.intx
     }
 
-    /// Restores the power-on state; lowers INTx. The counters are kept.
+    /// Restores the power-on state, which lowers INTx. Keeps the counters.
     pub fn reset(&mut self, backend: &mut dyn Backend) {
         if self.intx {
             backend.interrupt(InterruptLine::Intx(false));

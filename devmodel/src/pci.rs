@@ -1,21 +1,22 @@
-//! PCI configuration space of a vGPU (and of a card in passthrough): a PCI Express endpoint with three memory BARs,
-//! power management, MSI with one 64-bit vector; optionally an expansion ROM, a function-level reset, and a
-//! vendor-specific capability.
+//! PCI configuration space of a vGPU or of a card in passthrough: a PCI Express endpoint with three memory BARs, power
+//! management, and MSI with one 64-bit vector. An expansion ROM, a function-level reset and a vendor-specific
+//! capability are optional.
 //!
-//! The VMM emulates much of configuration space itself (QEMU: BAR addresses, MSI delivery) and forwards the writes, so
-//! this file contains only the state that the device needs: command register, MSI enable, and the sizes of the BARs.
+//! The VMM emulates much of configuration space itself (in QEMU, BAR addresses and the delivery of MSI) and forwards
+//! writes. This file therefore only keeps state that the device needs: the command register, the MSI enable bit, and
+//! the sizes of the BARs.
 //!
-//! This module does not include the contents of the expansion ROM, I/O BARs, and extended capabilities.
+//! The module does not include the contents of the expansion ROM, I/O BARs, or extended capabilities.
 //!
-//! Sources: PCI Local Bus 3.0 chapter 6, PCI Express Base 2.1 chapter 7; a GF100's capability offsets.
+//! Sources: PCI Local Bus 3.0 chapter 6; PCI Express Base 2.1 chapter 7; the capability offsets of a GF100.
 
 mod saved;
 
 /// Size of configuration space in bytes.
 pub const CONFIG_BYTES: usize = 4096;
-/// Size in bytes of the part of configuration space that has capabilities.
+/// Size in bytes of the part of configuration space that holds capabilities.
 const LEGACY_BYTES: usize = 256;
-/// Id of a vendor-specific capability. Source: PCI Local Bus 3.0, appendix H.
+/// ID of a vendor-specific capability. Source: PCI Local Bus 3.0, appendix H.
 const VENDOR_SPECIFIC: u8 = 0x09;
 
 /// Standard header offsets.
@@ -38,7 +39,7 @@ mod header {
     pub const INTERRUPT_PIN: usize = 0x3d;
 }
 
-/// Capabilities, at a GF100's offsets.
+/// Capabilities, at the offsets that a GF100 uses.
 mod capability {
     pub const POWER: usize = 0x60;
     pub const POWER_CAPS: usize = 0x62;
@@ -58,7 +59,7 @@ mod capability {
     pub const LINK_STATUS: usize = 0x8a;
     pub const DEVICE_CONTROL_2: usize = 0xa0;
     pub const LINK_CONTROL_2: usize = 0xa8;
-    /// Offset that a GF100 does not use.
+    /// An offset that a GF100 does not use.
     pub const VENDOR: usize = 0xc0;
 }
 
@@ -67,7 +68,7 @@ mod command {
     pub const MEMORY: u8 = 1 << 1;
     pub const MASTER: u8 = 1 << 2;
     pub const WRITABLE: u16 = 0x0546;
-    /// Bit of the register's high byte.
+    /// Bit in the high byte of the register.
     pub const INTX_DISABLE: u8 = 1 << 2;
 }
 
@@ -75,15 +76,15 @@ const STATUS_INTERRUPT: u8 = 1 << 3;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const MSI_ENABLE: u8 = 1 << 0;
 const MSI_64BIT: u16 = 1 << 7;
-/// Power state D0, in the low byte of power management's control word.
+/// Power state field (0 is D0) in the low byte of the power management control word.
 const POWER_STATE: u8 = 3;
-/// Function-level reset support, in the highest byte of the PCI Express device capabilities.
+/// Support for function-level reset, in the highest byte of the PCI Express device capabilities.
 const CAN_RESET: u8 = 1 << 4;
-/// Starts a function-level reset; in the high byte of the device control word. Reads as 0.
+/// Starts a function-level reset. The bit is in the high byte of the device control word, and reads as 0.
 const INITIATE_RESET: u8 = 1 << 7;
 /// Enables the expansion ROM, in the lowest byte of its BAR.
 const ROM_ENABLE: u8 = 1 << 0;
-/// Permitted sizes of an expansion ROM's BAR in bytes.
+/// Valid sizes of an expansion ROM's BAR in bytes.
 const ROM_BYTES: std::ops::RangeInclusive<u64> = 2 << 10..=16 << 20;
 
 /// Identity of a function, and the sizes of its BARs.
@@ -109,7 +110,7 @@ pub struct PciIdentity {
     pub bar3_bytes: u64,
 }
 
-/// Changes by a configuration write that affect the device; `None` means unchanged.
+/// Changes that a write to configuration space makes to the device; `None` means unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PciEvents {
     /// True if the function may access host memory.
@@ -120,7 +121,7 @@ pub struct PciEvents {
     pub intx_disabled: Option<bool>,
     /// True if the function signals with MSI.
     pub msi: Option<bool>,
-    /// True if the function must be reset, including configuration space. The other fields are then `None`.
+    /// True if the function must be reset, including its configuration space. The other fields are then `None`.
     pub reset: bool,
 }
 
@@ -141,14 +142,14 @@ pub struct BadBar {
     limit: &'static str,
 }
 
-/// An expansion ROM size that PCI cannot encode.
+/// The configured size of the expansion ROM cannot be encoded in PCI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an expansion ROM of {0:#x} bytes: it has a power of two from 2 KiB to 16 MiB")]
+#[error("an expansion ROM of {0:#x} bytes: must be a power of two from 2 KiB to 16 MiB")]
 pub struct BadRom(u64);
 
 /// A vendor-specific capability that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a vendor-specific capability of {0} bytes: it has at least 3 and ends below byte 256 of configuration space")]
+#[error("a vendor-specific capability of {0} bytes: must have at least 3, and end below byte 256")]
 pub struct BadCapability(usize);
 
 /// One function's configuration space.
@@ -195,11 +196,11 @@ impl PciConfig {
         Ok(Self { initial: bytes.clone(), bytes, writable })
     }
 
-    /// Appends a vendor-specific capability. The first three bytes of `body`, which are the capability's id, link and
-    /// length, are filled in by this function.
+    /// Appends a vendor-specific capability. The first three bytes of `body` are the capability's ID, link and length;
+    /// this function fills them in.
     ///
     /// # Errors
-    /// If it does not fit into the first 256 bytes, or `body` is shorter than the three bytes.
+    /// If the capability does not fit into the first 256 bytes, or `body` is shorter than these three bytes.
     pub fn add_vendor_capability(&mut self, body: &[u8]) -> Result<(), BadCapability> {
         let room = LEGACY_BYTES.saturating_sub(capability::VENDOR);
         let [id, next, length] = [VENDOR_SPECIFIC, 0, u8::try_from(body.len()).unwrap_or(0)];
@@ -222,7 +223,7 @@ impl PciConfig {
         Ok(())
     }
 
-    /// Gives the function an expansion ROM of `bytes`.
+    /// Gives the function an expansion ROM of `bytes` bytes.
     ///
     /// # Errors
     /// If the size is not a power of two from 2 KiB to 16 MiB.
@@ -265,7 +266,7 @@ impl PciConfig {
         u32::from_le_bytes(word)
     }
 
-    /// Writes the writable bits at byte `offset`, and returns the changes.
+    /// Writes the writable bits at byte `offset`, and returns the resulting changes.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> PciEvents {
         let before = self.state();
         for (at, new) in (offset..=u64::MAX).zip(data) {
@@ -276,7 +277,7 @@ impl PciConfig {
         if self.take_reset() { PciEvents { reset: true, ..PciEvents::default() } } else { self.changes_since(before) }
     }
 
-    /// Returns true if a reset was requested, and clears the request. Read-only bits are never set.
+    /// Returns true if a reset was requested, and clears the request. Read-only bits never count as a request.
     fn take_reset(&mut self) -> bool {
         let byte = self.bytes.get_mut(capability::DEVICE_CONTROL.saturating_add(1));
         byte.is_some_and(|byte| {
@@ -317,13 +318,13 @@ impl PciConfig {
         self.byte(capability::MSI_CONTROL) & MSI_ENABLE != 0
     }
 
-    /// Returns true if the function is in power state D0: in other states its BARs do not answer.
+    /// Returns true if the function is in power state D0. In other states its BARs do not answer.
     #[must_use]
     pub fn is_awake(&self) -> bool {
         self.byte(capability::POWER_CONTROL) & POWER_STATE == 0
     }
 
-    /// Sets in the status register whether the function has a pending interrupt.
+    /// Sets the status register's bit for a pending interrupt.
     pub fn set_interrupt_status(&mut self, pending: bool) {
         if let Some(status) = self.bytes.get_mut(header::STATUS) {
             *status = (*status & !STATUS_INTERRUPT) | if pending { STATUS_INTERRUPT } else { 0 };
@@ -351,7 +352,7 @@ impl PciConfig {
     }
 }
 
-/// Configuration space under construction, without guest input.
+/// Configuration space under construction. It contains no guest input.
 struct Image {
     bytes: Box<[u8; CONFIG_BYTES]>,
     writable: Box<[u8; CONFIG_BYTES]>,
@@ -382,7 +383,7 @@ impl Image {
         self.set(h::BAR1, &0xcu64.to_le_bytes(), &address_mask(identity.bar1_bytes).to_le_bytes());
         self.set(h::BAR3, &0xcu64.to_le_bytes(), &address_mask(identity.bar3_bytes).to_le_bytes());
 
-        // Power management 1.2: D0 and D3hot, registers survive D3hot.
+        // Power management 1.2: D0 and D3hot; registers keep their values in D3hot.
         self.read_only(cap::POWER, &[0x01, 0x68]);
         self.read_only(cap::POWER_CAPS, &0x0003u16.to_le_bytes());
         self.set(cap::POWER_CONTROL, &0x0008u16.to_le_bytes(), &0x0003u16.to_le_bytes());
@@ -509,9 +510,9 @@ mod tests {
     }
 
     #[test]
-    fn reset_is_asked_for_only_where_there_is_one() {
+    fn reset_is_requested_only_if_function_has_one() {
         let mut config = config();
-        // A driver writes back the value that it has read, with the highest bit of device control set.
+        // A driver writes back the value that it read, with the highest bit of device control set.
         let control = [0x10, 0xa8];
         assert!(!config.write(0x80, &control).reset);
         config.add_reset();

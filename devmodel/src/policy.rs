@@ -1,8 +1,8 @@
-//! Policy for accesses to registers: the table's types and its lookup. The table itself is in `table`.
+//! Policy for register accesses: the types of the table, and its lookup. The table itself is in `table`.
 //!
-//! The default is to deny: a dword is denied if it is neither a declared register with a line in the table nor in one
-//! of the named ranges. A policy cannot refer to the physical card; accesses to registers that are not virtual become
-//! operations of [`crate::Backend`], which checks them again in its own terms.
+//! The default is denial: an access is denied unless the dword is a declared register with a line in the table, or in a
+//! named range. A policy cannot refer to the physical card: accesses that need the card become calls to
+//! [`crate::Backend`], which checks them again in its own terms.
 
 mod table;
 
@@ -11,11 +11,11 @@ pub use table::{RANGES, REGISTERS, Register};
 /// Handling of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// Virtual: plain storage of this vGPU, according to the register's access rights.
+    /// Virtual: plain storage in this vGPU, with the register's access rights.
     Store,
-    /// Virtual: state of this vGPU with behaviour.
+    /// Virtual: state with behaviour in this vGPU.
     Model,
-    /// An operation on channels, page tables, memory or the clock.
+    /// Translated: an operation on channels, page tables, memory or the clock.
     Translate,
     /// Denied and counted.
     Deny,
@@ -33,21 +33,21 @@ impl Policy {
     }
 }
 
-/// A line of the table for a declared register.
+/// A line of the table, for a declared register.
 #[derive(Clone, Copy, Debug)]
 pub struct Line {
     /// Name of the register's block.
     pub block: &'static str,
     /// Name of the register.
     pub name: &'static str,
-    /// Byte offset of the (first) register in BAR0.
+    /// Byte offset in BAR0 of the register, or of the first one of an array.
     pub offset: u32,
     /// Handling of an access.
     pub policy: Policy,
 }
 
-/// A line of the table for a range without declared registers. Declared registers within it have separate lines, which
-/// take precedence.
+/// A line of the table, for a range without declared registers. A declared register within the range has its own line,
+/// which takes precedence.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
     /// Name of the range.
@@ -62,7 +62,7 @@ pub struct Range {
     pub kind: RangeKind,
 }
 
-/// The ranges without declared registers.
+/// Kinds of ranges without declared registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeKind {
     /// The window on VRAM.
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_not_in_the_table_is_nothing() {
+    fn offset_outside_the_table_has_no_target() {
         assert_eq!(find(0x6000c), Target::Nothing, "the peephole's data port");
         assert_eq!(find(0x800000), Target::Nothing);
         assert_eq!(find(u32::MAX), Target::Nothing);

@@ -1,4 +1,5 @@
-//! Plain registers, for which reads return the last write. Storage is sparse, in pages, and covers all of BAR0.
+//! Plain registers, which read as the last written value. The storage is sparse, consists of pages, and covers all of
+//! BAR0.
 
 mod saved;
 
@@ -10,8 +11,8 @@ const PAGES: usize = (windows::BAR0_BYTES / 4096) as usize;
 
 type Page = Box<[u32; PAGE_DWORDS]>;
 
-/// The values of all plain registers. Takes at most the size of BAR0; in practice, the size of the registers that the
-/// policy table makes writable, which is below 1 MiB.
+/// The values of all plain registers. They need at most the size of BAR0 and, with the registers that the policy table
+/// makes writable, less than 1 MiB.
 #[derive(Clone)]
 pub struct Storage {
     pages: Vec<Option<Page>>,

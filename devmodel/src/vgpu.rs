@@ -1,4 +1,4 @@
-//! The vGPU: the virtual register file, its events, and the effects of the VMM's accesses.
+//! The vGPU: its virtual register file, its events, and the effects of accesses by the VMM.
 
 #[macro_use]
 mod dispatch;
@@ -45,7 +45,7 @@ pub struct VGpu {
     pmu: Pmu,
     copy: [CopyEngine; 2],
     graph: Graph,
-    /// Interrupt level of the mediator's own interface, which the function has in addition to the chip.
+    /// Interrupt level of the mediator's own interface, which the function has in addition to the chip's.
     beside: bool,
 }
 
@@ -136,10 +136,10 @@ impl VGpu {
         }
     }
 
-    /// Writes BAR0 with any size and alignment. A write to a part of a register does not change its other bytes.
+    /// Writes BAR0 with any size and alignment. A write to part of a register leaves its other bytes unchanged.
     ///
     /// # Errors
-    /// [`NoMemory`] for a write that starts in the window on VRAM: no register was written, and the write may be
+    /// [`NoMemory`], if the write starts in the window on VRAM. No register has been written, and the write may be
     /// retried.
     pub fn bar0_write(&mut self, offset: u64, data: &[u8], backend: &mut dyn Backend) -> Result<(), NoMemory> {
         if let Some(end) = pramin_end(offset, data.len()) {
@@ -204,7 +204,7 @@ impl VGpu {
             // The ROM is read-only.
             Target::Range(RangeKind::Prom) => {}
             Target::Range(RangeKind::Pramin) => {
-                // Without memory, the word is lost: callers use this function instead of `bar0_write` only for
+                // Without memory, the word is lost: callers use this function, and not `bar0_write`, only for
                 // registers.
                 let _lost = self.pramin_write(u64::from(offset), &value.to_le_bytes(), backend);
             }
@@ -252,7 +252,7 @@ impl VGpu {
         }
     }
 
-    /// Reports that the guest's submitted runlist is active.
+    /// Reports that the runlist that the guest submitted is active.
     pub fn runlist_done(&mut self, backend: &mut dyn Backend) {
         self.pfifo.runlist_done();
         self.evaluate(backend);
@@ -276,18 +276,18 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Reports a scheduler error. `code` has the format of `pfifo::SCHED_ERROR_REASON`. The mediator reports a context
-    /// switch that does not complete through [`Self::ctxsw_timeout`]; a guest cannot cause other errors.
+    /// Reports a scheduler error. `code` has the format of `pfifo::SCHED_ERROR_REASON`. The mediator reports a stuck
+    /// context switch through [`Self::ctxsw_timeout`]; a guest cannot cause other errors.
     #[cfg(test)]
     pub(crate) fn sched_error(&mut self, code: u32, backend: &mut dyn Backend) {
         self.pfifo.sched_error(code);
         self.evaluate(backend);
     }
 
-    /// Reports a channel of this guest that did not leave an engine; the mediator has taken it off. The guest sees the
-    /// same as on hardware: an interrupt, and an engine in the middle of a context switch, until the guest resets the
-    /// engine or unbinds the channel. `engine` is from `nvspec::fifo::engine`. One hang is shown at a time; other hangs
-    /// wait.
+    /// Reports a channel of this guest that did not leave an engine; the mediator has removed it from there. As on
+    /// hardware, the guest sees an interrupt, and an engine in the middle of a context switch, until it resets the
+    /// engine or unbinds the channel. `engine` is a number in `nvspec::fifo::engine`. The guest sees one hang at a
+    /// time.
     pub fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId, backend: &mut dyn Backend) {
         self.pfifo.ctxsw_timeout(engine, channel);
         self.evaluate(backend);
@@ -309,13 +309,13 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Returns the card's time in ns at which [`VGpu::tick`] must be called.
+    /// Returns the card time in ns at which [`VGpu::tick`] must be called.
     #[must_use]
     pub fn alarm_at(&self) -> Option<u64> {
         self.ptimer.alarm_at()
     }
 
-    /// Returns the start of the PRAMIN window, if it is in VRAM. The guest's VRAM may end before it.
+    /// Returns the start of the PRAMIN window if it is on VRAM. The guest's VRAM may end before it.
     #[must_use]
     pub fn window_base(&self) -> Option<GuestVramAddr> {
         self.pbus.window_base()
@@ -327,7 +327,7 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Resumes a vGPU that was saved at card time `then`, with a different client and clock: the guest's time does not
+    /// Resumes a vGPU that was saved at card time `then`. Client and clock may be different: the guest's time does not
     /// go back, and pending interrupts are signalled again, because the previous client may not have delivered them.
     pub fn resumed(&mut self, then: u64, backend: &mut dyn Backend) {
         self.ptimer.advance(then.saturating_sub(backend.now_ns()));
@@ -335,7 +335,7 @@ impl VGpu {
         self.tick(backend);
     }
 
-    /// Sets the interrupt level of the mediator's own interface, which the function has in addition to the chip.
+    /// Sets the interrupt level of the mediator's own interface, which the function has in addition to the chip's.
     pub fn set_beside(&mut self, asserted: bool, backend: &mut dyn Backend) {
         if asserted != self.beside {
             self.beside = asserted;
@@ -343,7 +343,7 @@ impl VGpu {
         }
     }
 
-    /// Resets everything to the power-on state. The counters of refused accesses and signals keep their values.
+    /// Resets everything to the power-on state, except the counters of refused accesses and signals.
     pub fn reset(&mut self, backend: &mut dyn Backend) {
         let Self {
             config: _,
@@ -389,7 +389,7 @@ fn site(aperture: Aperture) -> Site {
     }
 }
 
-/// Returns the number of an access's bytes within the window on VRAM, if the access starts in the window.
+/// Returns how many bytes of an access are within the window on VRAM, if the access starts there.
 fn pramin_end(offset: u64, bytes: usize) -> Option<usize> {
     let (base, end) = (u64::from(windows::pramin::BASE), u64::from(windows::pramin::END));
     if !(base..end).contains(&offset) {

@@ -1,8 +1,8 @@
-//! Checks that trapped accesses do not allocate. This covers registers that drivers access often, memory windows, and a
-//! repeated denied access.
+//! Checks that trapped accesses do not allocate: accesses to registers that drivers use often, to memory windows, and
+//! to a register that is denied repeatedly.
 
 #![expect(unsafe_code, reason = "a global allocator that counts")]
-// UNSAFETY: `GlobalAlloc` is an unsafe trait; both functions only count and forward to the system's allocator.
+// UNSAFETY: `GlobalAlloc` is an unsafe trait; both functions only count, and forward to the system's allocator.
 
 use devmodel::{
     Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, VGpu, VGpuConfig, WriteFailure,
@@ -13,13 +13,14 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Counts only this thread, because the test harness has other threads.
+    /// Number of allocations of this thread, because the test harness has other threads.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
 struct Counting;
 
-// SAFETY: every request goes to `System` unchanged, which upholds the trait's contract; counting does not allocate.
+// SAFETY: every request goes to `System` unchanged, and `System` upholds the trait's contract; counting does not
+// allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
@@ -36,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A mediator that accepts all requests without storing any state.
+/// A mediator that accepts all requests and keeps no state.
 #[derive(Default)]
 struct Null {
     now: u64,
@@ -86,7 +87,8 @@ impl Backend for Null {
     fn bus_master(&mut self, _: bool) {}
 }
 
-/// Runs one round of a driver's usual work: submit, handle an interrupt, flush, read the time, access memory.
+/// Does one round of a driver's usual work: submits, handles an interrupt, flushes, reads the time, and accesses
+/// memory.
 fn turn(gpu: &mut VGpu, null: &mut Null, round: u32) {
     let wr =
         |gpu: &mut VGpu, null: &mut Null, at: u64, value: u32| gpu.bar0_write(at, &value.to_le_bytes(), null).unwrap();
@@ -120,7 +122,7 @@ fn turn(gpu: &mut VGpu, null: &mut Null, round: u32) {
     wr(gpu, null, 0x002100, 0x100);
     wr(gpu, null, 0x002634, 0);
     wr(gpu, null, 0x419848, round);
-    // The same access is denied repeatedly.
+    // Repeat the same denied access.
     gpu.bar0_read(0x06000c, &mut word, null);
 }
 
@@ -132,7 +134,7 @@ fn a_hundred_thousand_accesses_allocate_nothing() {
     gpu.config_write(0x6a, &[1], &mut null);
     gpu.bar0_write(0x002140, &[0xff; 4], &mut null).unwrap();
     gpu.bar0_write(0x002628, &[1, 0, 0, 0], &mut null).unwrap();
-    // Allocates the pages of stored registers, and logs the denied access.
+    // The first round allocates the pages of stored registers and logs the denied access.
     turn(&mut gpu, &mut null, 1);
 
     let before = ALLOCATIONS.get();

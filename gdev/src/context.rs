@@ -63,11 +63,33 @@ pub fn open(target: &Target) -> Result<Context> {
             let backend = crate::nouveau::Nouveau::new(&crate::nouveau::Device::open(node)?)?;
             Context::erased(Box::new(backend), crate::nouveau::TUNING)
         }
+        #[cfg(feature = "vgpu")]
+        Target::Vgpu(socket) => Context::erased(Box::new(crate::vgpu::Vgpu::open(socket)?), crate::vgpu::TUNING),
+        #[cfg(not(feature = "vgpu"))]
+        Target::Vgpu(_) => return Err(Error::Unsupported { device: "this build of gdev", what: "vGPUs without a VM" }),
         #[cfg(feature = "cuda")]
         Target::Cuda(number) => Context::erased(Box::new(crate::cuda::Cuda::open(*number)?), crate::cuda::TUNING),
         #[cfg(not(feature = "cuda"))]
         Target::Cuda(_) => return Err(Error::Unsupported { device: "this build of gdev", what: "CUDA" }),
     })
+}
+
+/// Returns the size of a device's memory in bytes.
+///
+/// # Errors
+/// If the device cannot be opened, or on a driver error.
+pub fn memory_bytes(target: &Target) -> Result<u64> {
+    match target {
+        Target::Nouveau(node) => crate::nouveau::Device::open(node)?.parameter(crate::nouveau::uapi::param::FB_SIZE),
+        #[cfg(feature = "vgpu")]
+        Target::Vgpu(socket) => crate::vgpu::memory_bytes(socket),
+        #[cfg(not(feature = "vgpu"))]
+        Target::Vgpu(_) => Err(Error::Unsupported { device: "this build of gdev", what: "vGPUs without a VM" }),
+        #[cfg(feature = "cuda")]
+        Target::Cuda(number) => crate::cuda::memory_bytes(*number),
+        #[cfg(not(feature = "cuda"))]
+        Target::Cuda(_) => Err(Error::Unsupported { device: "this build of gdev", what: "CUDA" }),
+    }
 }
 
 impl Context {
@@ -335,6 +357,12 @@ impl<B: Backend + ?Sized> Context<B> {
     /// If the segment does not exist.
     pub fn attached(&mut self, segment: Segment) -> Result<u64> {
         self.backend.attached(segment)
+    }
+
+    /// Returns the fence of the last operation; `None` if none was submitted.
+    #[must_use]
+    pub fn last(&self) -> Option<Fence> {
+        self.backend.last()
     }
 
     fn is_idle(&mut self) -> Result<bool> {

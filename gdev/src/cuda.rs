@@ -61,6 +61,21 @@ pub fn device_count() -> Result<i32> {
     Ok(count)
 }
 
+/// Returns the size of a device's memory in bytes.
+///
+/// # Errors
+/// If the library is missing, or if it does not have the device.
+pub(crate) fn memory_bytes(device: i32) -> Result<u64> {
+    let library = Library::load()?;
+    let mut bytes = 0;
+    // SAFETY: the pointer is a local variable.
+    unsafe {
+        library.init(0)?;
+        library.device_memory(&raw mut bytes, device)?;
+    }
+    Ok(bytes as u64)
+}
+
 /// A context on a CUDA device.
 #[derive(Debug)]
 pub struct Cuda {

@@ -12,7 +12,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The name of a target has none of the known forms.
-    #[error("{0:?} is not a target; use nouveau, nouveau:/dev/dri/renderD128, cuda, or cuda:NUMBER")]
+    #[error("{0:?} is not a target; use nouveau, nouveau:/dev/dri/renderD128, vgpu:/SOCKET, cuda, or cuda:NUMBER")]
     Target(String),
     /// A device cannot be opened.
     #[error("{device}: {why}; {remedy}")]

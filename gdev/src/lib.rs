@@ -1,12 +1,12 @@
 //! Gdev's programming interface (USENIX ATC 2012): one small library for every program that computes on a GPU.
 //!
-//! - [`open`] creates a [`Context`] on a [`Target`]: nouveau's render node (in a virtual machine or on a host), or a
-//!   device of the CUDA driver API.
+//! - [`open`] creates a [`Context`] on a [`Target`]: nouveau's render node (in a virtual machine or on a host), a vGPU
+//!   whose driver is this process, or a device of the CUDA driver API.
 //! - A context has memory ([`Place::Vram`], or pinned RAM), copies with [`Fence`]s, kernels ([`Image`], [`Grid`],
 //!   [`Params`]), and shared [`Segment`]s.
 //! - Small copies go through the aperture; larger ones are divided into pieces, so that the CPU and a copy engine work
 //!   at the same time ([`Tuning`]).
-//! - [`Backend`] is the interface to a kind of device: [`nouveau`] and [`cuda`].
+//! - [`Backend`] is the interface to a kind of device: [`nouveau`], [`vgpu`] and [`cuda`].
 //!
 //! Not in this crate: a compiler for kernels, graphics, and order between the work of two contexts.
 //!
@@ -24,9 +24,11 @@ mod segment;
 mod target;
 mod tuning;
 mod types;
+#[cfg(feature = "vgpu")]
+pub mod vgpu;
 
 pub use backend::Backend;
-pub use context::{Context, open};
+pub use context::{Context, memory_bytes, open};
 pub use error::{Error, Result};
 pub use segment::{Segment, SegmentRequest, Shared};
 pub use target::Target;

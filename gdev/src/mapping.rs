@@ -21,6 +21,10 @@ pub struct Mapping {
 // SAFETY: the mapping belongs to this value alone, and any thread of the process may access it.
 unsafe impl Send for Mapping {}
 
+// SAFETY: each access is one machine instruction on memory that Rust does not use, so concurrent accesses are no data
+// races of this program.
+unsafe impl Sync for Mapping {}
+
 /// Width of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {

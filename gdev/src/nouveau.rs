@@ -13,7 +13,7 @@
 
 pub mod device;
 pub mod mediator;
-mod methods;
+pub(crate) mod methods;
 pub mod push;
 pub mod uapi;
 
@@ -411,14 +411,7 @@ impl Backend for Nouveau {
     }
 
     fn load(&mut self, image: Image<'_>) -> Result<Module> {
-        let Image::Sm20(program) = image else {
-            return Err(Error::Image("nouveau loads programs for sm_20, neither PTX nor cubins".into()));
-        };
-        if let Some(kernel) = program.kernels.iter().find(|kernel| kernel.params > methods::MAX_PARAMS_BYTES) {
-            let (name, bytes) = (&kernel.name, kernel.params);
-            let most = methods::MAX_PARAMS_BYTES;
-            return Err(Error::Image(format!("kernel {name:?} has {bytes} bytes of parameters, at most {most}")));
-        }
+        let program = methods::program(image, self.name())?;
         let local = program.kernels.iter().map(|kernel| kernel.local_bytes).max().unwrap_or(0);
         self.provide_local(local)?;
         let bytes = program.bytes();
@@ -439,20 +432,13 @@ impl Backend for Nouveau {
     }
 
     fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Memory]) -> Result<Fence> {
-        if grid.blocks.iter().any(|blocks| *blocks > methods::MAX_BLOCKS) {
-            return Err(Error::Grid { blocks: grid.blocks, threads: grid.threads });
-        }
         let number = self.done.launches;
         if number - self.collected == STAMPED {
             // The previous submission waited for its pushbuffer, so all launches except the last have ended.
             self.collect_times(number - self.in_flight)?;
         }
         let loaded = self.modules.get(module.index).ok_or(Error::Module(module.index))?;
-        let kernel = loaded.program.kernel(name).ok_or_else(|| Error::Kernel(name.to_owned()))?;
-        let (expected, given) = (u64::from(kernel.params), params.bytes().len() as u64);
-        if given != expected {
-            return Err(Error::Parameters { kernel: name.to_owned(), expected, given });
-        }
+        let kernel = methods::kernel(&loaded.program, name, grid, params)?;
         let mut list = vec![Use::read(&loaded.code), Use::write(&self.bank)];
         list.extend(self.local.iter().map(Use::write));
         for used in uses {

@@ -13,6 +13,8 @@ const FIRST_NODE: &str = "/dev/dri/renderD128";
 pub enum Target {
     /// A render node of nouveau, in a guest or on a host.
     Nouveau(PathBuf),
+    /// A vGPU of the mediator, by the socket that the operator assigned; this process is its driver.
+    Vgpu(PathBuf),
     /// A device of the CUDA driver API, by its number.
     Cuda(i32),
 }
@@ -39,6 +41,7 @@ impl FromStr for Target {
             None if name == "nouveau" => Self::Nouveau(FIRST_NODE.into()),
             None if name == "cuda" => Self::Cuda(0),
             Some(("nouveau", path)) if path.starts_with('/') => Self::Nouveau(path.into()),
+            Some(("vgpu", path)) if path.starts_with('/') => Self::Vgpu(path.into()),
             Some(("cuda", number)) => Self::Cuda(number.parse().ok().filter(|at| *at >= 0).ok_or_else(unknown)?),
             _ => return Err(unknown()),
         })
@@ -58,7 +61,20 @@ mod tests {
             "nouveau:/dev/dri/renderD129".parse::<Target>().expect("valid"),
             Target::Nouveau("/dev/dri/renderD129".into())
         );
-        for wrong in ["", "cuda:", "cuda:-1", "cuda:x", "nouveau:", "nouveau:renderD128", "opencl", "cuda:0:1"] {
+        assert_eq!("vgpu:/run/vm.sock".parse::<Target>().expect("valid"), Target::Vgpu("/run/vm.sock".into()));
+        for wrong in [
+            "",
+            "vgpu",
+            "vgpu:",
+            "vgpu:vm.sock",
+            "cuda:",
+            "cuda:-1",
+            "cuda:x",
+            "nouveau:",
+            "nouveau:renderD128",
+            "opencl",
+            "cuda:0:1",
+        ] {
             assert!(matches!(wrong.parse::<Target>(), Err(Error::Target(_))), "{wrong}");
         }
     }

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
 /*
- * What a guest's driver and gpu-mediator agree on. Made from pv/src/abi.rs by
+ * The interface between a guest's driver and gpu-mediator. Generated from pv/src/abi.rs by
  *   cargo run -p pv --example header
- * docs/design/paravirtual.md tells how it is used.
+ * docs/design/paravirtual.md describes how it is used.
  */
 #ifndef GPU_MEDIATOR_ABI_H
 #define GPU_MEDIATOR_ABI_H
 
 #include <linux/types.h>
 
-/* Version of this interface. */
+/* Version of the interface. */
 #define GMPV_VERSION_MAJOR 0x1
 /* See GMPV_VERSION_MAJOR. */
 #define GMPV_VERSION_MINOR 0x0
-/* Id of a vendor-specific capability. */
+/* ID of a vendor-specific capability. */
 #define GMPV_CAPABILITY_ID 0x9
-/* Marks the capability as the mediator's: "GMPV". */
+/* Identifies the capability as the mediator's: "GMPV". */
 #define GMPV_SIGNATURE 0x56504d47
 /* Maximum number of entries of the queue. */
 #define GMPV_MAX_QUEUE 0x100
@@ -23,7 +23,7 @@
 #define GMPV_MAX_BATCH_BYTES 0x10000
 /* Maximum number of operations in a batch. */
 #define GMPV_MAX_BATCH_OPS 0x400
-/* Sizes of operations are multiples of this number of bytes. */
+/* Unit of the size of operations, in bytes. */
 #define GMPV_UNIT 0x8
 /* Maximum number of bytes that one operation fills or copies. */
 #define GMPV_MAX_MEMORY_BYTES 0x1000000ULL
@@ -49,29 +49,29 @@
 
 /* The device's registers: 32 bits each, at byte offsets from offset of struct gmpv_capability. */
 
-/* Read: GMPV_SIGNATURE. */
+/* Read: the value GMPV_SIGNATURE. */
 #define GMPV_REGISTER_SIGNATURE 0x0
-/* Read: offered features. */
+/* Read: the features that the device offers. */
 #define GMPV_REGISTER_FEATURES 0x4
-/* One of GMPV_STATUS_*. */
+/* A value in GMPV_STATUS_*. */
 #define GMPV_REGISTER_STATUS 0x8
 /* Number of entries of the queue: a power of two up to GMPV_MAX_QUEUE. */
 #define GMPV_REGISTER_QUEUE_SIZE 0xc
-/* Guest physical address of the descriptor table, low and high half; a multiple of 16. */
+/* Guest-physical address of the descriptor table, low and high half; a multiple of 16. */
 #define GMPV_REGISTER_QUEUE_DESCRIPTORS 0x10
-/* Guest physical address of the available ring, low and high half; a multiple of 2. */
+/* Guest-physical address of the available ring, low and high half; a multiple of 2. */
 #define GMPV_REGISTER_QUEUE_AVAILABLE 0x18
-/* Guest physical address of the used ring, low and high half; a multiple of 4. */
+/* Guest-physical address of the used ring, low and high half; a multiple of 4. */
 #define GMPV_REGISTER_QUEUE_USED 0x20
-/* Write, of any value: the available ring contains new batches. */
+/* Write (any value): tells the device that the available ring contains new batches. */
 #define GMPV_REGISTER_DOORBELL 0x28
 /* Read: number of batches that have ended since the queue was set up, modulo 2^32. */
 #define GMPV_REGISTER_ENDED 0x2c
-/* Read: 1 while the device requests an interrupt. */
+/* Read: 1 while the device asserts its interrupt. */
 #define GMPV_REGISTER_INTERRUPT 0x30
 /*
- * 1: the device requests an interrupt when batches have ended, unless the available ring's flags
- * forbid it.
+ * Value 1: the device asserts its interrupt when batches have ended, unless the flags of the
+ * available ring forbid it.
  */
 #define GMPV_REGISTER_INTERRUPT_ENABLE 0x34
 /* Size of the registers in bytes. */
@@ -79,9 +79,9 @@
 
 /* Values of GMPV_REGISTER_STATUS. */
 
-/* Nothing is set up. */
+/* The interface is not set up. */
 #define GMPV_STATUS_RESET 0x0
-/* Written by the driver when features and queue are set up. */
+/* The driver writes this value when it has set up the features and the queue. */
 #define GMPV_STATUS_READY 0x1
 /* The queue is set up incorrectly, or has become unusable. */
 #define GMPV_STATUS_FAILED 0x80
@@ -90,9 +90,9 @@
 
 /* The operation is done. */
 #define GMPV_RESULT_DONE 0x0
-/* An operation before it failed. */
+/* An earlier operation of the batch failed. */
 #define GMPV_RESULT_NOT_BEGUN 0x1
-/* The batch cannot be read: sizes that do not fit, or a code that version 1 does not have. */
+/* The batch is malformed: its sizes do not fit, or version 1 does not define one of its codes. */
 #define GMPV_RESULT_MALFORMED 0x2
 /* The operation belongs to a feature that was not offered or not accepted. */
 #define GMPV_RESULT_UNSUPPORTED 0x3
@@ -102,7 +102,7 @@
 #define GMPV_RESULT_EXISTS 0x5
 /* The object is of another type. */
 #define GMPV_RESULT_WRONG_TYPE 0x6
-/* An index, count, address or size that the object does not have. */
+/* The object does not have this index, count, address or size. */
 #define GMPV_RESULT_RANGE 0x7
 /* A reserved bit or field is not 0, or a value has no meaning. */
 #define GMPV_RESULT_INVALID 0x8
@@ -124,7 +124,7 @@
 
 /* Codes of operations, and the bodies after their headers. */
 
-/* Creates a table. */
+/* Creates an empty table. */
 #define GMPV_OP_TABLE_CREATE 0x1
 /* Frees the table's handle. */
 #define GMPV_OP_TABLE_DESTROY 0x2
@@ -138,22 +138,19 @@
 #define GMPV_OP_ENTRIES_ZERO 0x6
 /*
  * Binds the address space of an instance block (of a channel or an aperture) to the directory
- * `handle`, regardless of the directory in the block; with handle 0, to the block's own directory
- * again.
+ * `handle`, which takes precedence over the directory in the block; handle 0 selects the block's own
+ * directory again.
  */
 #define GMPV_OP_DIRECTORY_BIND 0x7
-/* Flushes the TLB: afterwards, memory that was unmapped before cannot be reached. */
+/* Flushes the TLB of the directory `handle`, or of all address spaces with handle 0. */
 #define GMPV_OP_FLUSH 0x8
-/*
- * Reserves the channel `handle`; fails with GMPV_RESULT_LIMIT if the virtual machine has its maximum
- * number of channels.
- */
+/* Reserves the channel `handle`. */
 #define GMPV_OP_CHANNEL_CREATE 0x10
 /* Binds the channel `handle` to its instance block. */
 #define GMPV_OP_CHANNEL_BIND 0x11
-/* Lets the channel `handle` run while it is in the runlist. */
+/* Permits the channel `handle` to run while it is on the runlist. */
 #define GMPV_OP_CHANNEL_ENABLE 0x12
-/* Keeps the channel `handle` from running. */
+/* Stops the channel `handle` from running. */
 #define GMPV_OP_CHANNEL_DISABLE 0x13
 /* Unbinds the channel `handle`. */
 #define GMPV_OP_CHANNEL_DESTROY 0x14
@@ -161,22 +158,22 @@
 #define GMPV_OP_RUNLIST 0x15
 /* Fills guest VRAM with a word. */
 #define GMPV_OP_MEMORY_FILL 0x20
-/* Copies guest VRAM; the two ranges must not overlap. */
+/* Copies guest VRAM. */
 #define GMPV_OP_MEMORY_COPY 0x21
 /*
- * Sets the priority with which a range of guest VRAM stays on the card; chunks of the lowest priority
- * are evicted first.
+ * Sets the eviction priority of a range of guest VRAM: chunks with the lowest priority are evicted
+ * first.
  */
 #define GMPV_OP_BUFFER_PRIORITY 0x22
-/* Finds or creates a segment by its key; the answer's value is its handle. */
+/* Finds or creates a segment by its key. */
 #define GMPV_OP_SHARE_GET 0x30
-/* Maps the segment `handle` for a channel; the answer's value is its GPU virtual address there. */
+/* Maps the segment `handle` for a channel. */
 #define GMPV_OP_SHARE_ATTACH 0x31
-/* Unmaps the segment `handle` for a channel; work that still uses it faults. */
+/* Unmaps the segment `handle` for a channel. */
 #define GMPV_OP_SHARE_DETACH 0x32
 /* Queries or changes the segment `handle`. */
 #define GMPV_OP_SHARE_CONTROL 0x33
-/* Executes the query `handle`, one of GMPV_QUERY_*; the answer's value is the result. */
+/* Executes the query `handle`, a value in GMPV_QUERY_*. */
 #define GMPV_OP_QUERY 0x40
 
 /* Shared segments. */
@@ -186,8 +183,8 @@
 /* With GMPV_SHARE_CREATE: fails if a segment has that key. */
 #define GMPV_SHARE_EXCLUSIVE 0x2
 /*
- * Uses the segments of the group to which the operator has assigned the virtual machine, instead of
- * the virtual machine's own segments.
+ * Uses the segments of the group that the operator has assigned to the virtual machine, and not the
+ * virtual machine's own.
  */
 #define GMPV_SHARE_ABROAD 0x4
 /* Attaches the segment read-only. */
@@ -202,7 +199,7 @@
 
 /* Commands of GMPV_OP_SHARE_CONTROL. */
 
-/* Returns the segment's size in bytes as the answer's value. */
+/* Returns the segment's size in bytes as the value of the answer. */
 #define GMPV_SHARE_CONTROL_SIZE 0x1
 /* Returns the number of address spaces of all virtual machines to which the segment is attached. */
 #define GMPV_SHARE_CONTROL_ATTACHED 0x2
@@ -210,7 +207,7 @@
 #define GMPV_SHARE_CONTROL_MODE 0x3
 /* Sets the segment's mode. */
 #define GMPV_SHARE_CONTROL_SET_MODE 0x4
-/* Removes the key; the segment is freed when it is no longer attached. */
+/* Removes the key. */
 #define GMPV_SHARE_CONTROL_REMOVE 0x5
 
 /* Queries of GMPV_OP_QUERY. */
@@ -221,11 +218,13 @@
 #define GMPV_QUERY_QUOTA 0x2
 /* Guaranteed amount of this VRAM on the card. */
 #define GMPV_QUERY_GUARANTEE 0x3
-/* Amount of this VRAM that is on the card now. */
+/* Amount of this VRAM that is currently on the card. */
 #define GMPV_QUERY_PLACED 0x4
-/* Amount of this VRAM that is in host memory now. */
+/* Amount of this VRAM that is currently in host memory. */
 #define GMPV_QUERY_HOST 0x5
-/* Amount of this VRAM that would be on the card if all virtual machines used their entitlements. */
+/*
+ * Amount of this VRAM that would be on the card if all virtual machines used their full entitlements.
+ */
 #define GMPV_QUERY_ENTITLEMENT 0x6
 /* Amount of free memory on the card. */
 #define GMPV_QUERY_FREE 0x7
@@ -234,7 +233,7 @@
  * 2 if memory of this one is.
  */
 #define GMPV_QUERY_PRESSURE 0x8
-/* Share of the card's time to which the virtual machine is entitled, in millionths. */
+/* Fraction of the card's time to which the virtual machine is entitled, in millionths. */
 #define GMPV_QUERY_TIME_SHARE 0x9
 /* Total size of the page tables that the virtual machine may still create. */
 #define GMPV_QUERY_TABLE_BYTES_LEFT 0xa
@@ -268,7 +267,7 @@ _Static_assert(sizeof(struct gmpv_capability) == 20, "struct gmpv_capability");
 struct gmpv_batch_header {
 	/* Number of operations that follow: 1 to GMPV_MAX_BATCH_OPS. */
 	__le32 ops;
-	/* Size of the operations in bytes; bytes after them are ignored. */
+	/* Size of the operations in bytes. */
 	__le32 bytes;
 };
 _Static_assert(sizeof(struct gmpv_batch_header) == 8, "struct gmpv_batch_header");
@@ -287,11 +286,11 @@ _Static_assert(sizeof(struct gmpv_op_header) == 8, "struct gmpv_op_header");
 /* Header of the answer to a batch. */
 struct gmpv_answer_header {
 	/*
-	 * GMPV_RESULT_DONE if all operations are done; GMPV_RESULT_MALFORMED if the batch cannot be read, so
+	 * GMPV_RESULT_DONE if all operations are done; GMPV_RESULT_MALFORMED if the batch is malformed, so
 	 * that no operation was started; otherwise the status of the operation that failed.
 	 */
 	__le32 status;
-	/* Number of operations that are done: all operations before the one that failed. */
+	/* Number of operations that are done: all those before the one that failed. */
 	__le32 done;
 };
 _Static_assert(sizeof(struct gmpv_answer_header) == 8, "struct gmpv_answer_header");
@@ -309,7 +308,7 @@ _Static_assert(sizeof(struct gmpv_answer) == 16, "struct gmpv_answer");
 
 /* Body of GMPV_OP_TABLE_CREATE. */
 struct gmpv_table_create {
-	/* One of GMPV_KIND_*. */
+	/* A value in GMPV_KIND_*. */
 	__le32 kind;
 	/* Always 0. */
 	__le32 reserved;
@@ -342,7 +341,7 @@ struct gmpv_entries_run {
 };
 _Static_assert(sizeof(struct gmpv_entries_run) == 24, "struct gmpv_entries_run");
 
-/* Body of GMPV_OP_ENTRIES_LIST (followed by the entries) and of GMPV_OP_ENTRIES_ZERO. */
+/* Body of GMPV_OP_ENTRIES_LIST, which the entries follow, and of GMPV_OP_ENTRIES_ZERO. */
 struct gmpv_entries {
 	/* Index of the first entry. */
 	__le32 first;
@@ -397,7 +396,7 @@ struct gmpv_buffer_priority {
 	__le64 address;
 	/* Number of bytes. */
 	__le64 bytes;
-	/* Priority: initially 0 for all memory. */
+	/* Priority, initially 0 for all memory. */
 	__le32 priority;
 	/* Always 0. */
 	__le32 reserved;
@@ -406,13 +405,13 @@ _Static_assert(sizeof(struct gmpv_buffer_priority) == 24, "struct gmpv_buffer_pr
 
 /* Body of GMPV_OP_SHARE_GET. */
 struct gmpv_share_get {
-	/* Key on which the users agree; 0 for a segment that other machines cannot find by a key. */
+	/* Key on which the users of the segment agree; 0 for a segment that other machines cannot find. */
 	__le64 key;
 	/* Size in bytes, rounded up to 4 KiB. */
 	__le64 bytes;
-	/* Flags from GMPV_SHARE_*. */
+	/* Flags in GMPV_SHARE_*. */
 	__le32 flags;
-	/* Rights from GMPV_SHARE_MODE_*. */
+	/* Rights in GMPV_SHARE_MODE_*, used only if the segment is created. */
 	__le32 mode;
 };
 _Static_assert(sizeof(struct gmpv_share_get) == 24, "struct gmpv_share_get");
@@ -421,14 +420,14 @@ _Static_assert(sizeof(struct gmpv_share_get) == 24, "struct gmpv_share_get");
 struct gmpv_share_attach {
 	/* Channel whose address space the segment is mapped in. */
 	__le32 channel;
-	/* Flags from GMPV_SHARE_*; 0 to detach. */
+	/* Flags in GMPV_SHARE_*; 0 to detach. */
 	__le32 flags;
 };
 _Static_assert(sizeof(struct gmpv_share_attach) == 8, "struct gmpv_share_attach");
 
 /* Body of GMPV_OP_SHARE_CONTROL. */
 struct gmpv_share_control {
-	/* One of GMPV_SHARE_CONTROL_*. */
+	/* A value in GMPV_SHARE_CONTROL_*. */
 	__le32 command;
 	/* New value; 0 for queries. */
 	__le32 argument;

@@ -90,8 +90,8 @@ impl Apt {
                 mirror.main
             )));
         }
-        // Sid has no security suite, and a small mirror may lack the security suite: an older package is better than
-        // none.
+        // Sid has no security suite, and a small mirror may lack it. In both cases, use the older package of the main
+        // archive.
         apt.write("apt.sources", &sources(suite, &mirror, &keyring, false))?;
         apt.update(&mut step).with_context(|| format!("{} does not have {}", mirror.main, suite.target()))?;
         progress.line(&format!("images: no security suite for {} there; going on without", suite.base));
@@ -106,7 +106,7 @@ impl Apt {
             command
         };
         let mut step = progress.step(format!("resolving {}", packages.join(", ")));
-        // apt would not list files that an interrupted run has fetched; with an empty folder it lists all files.
+        // apt leaves out files that an interrupted run has fetched. With an empty folder it lists all files.
         let empty = self.root.join("empty");
         fs::create_dir_all(empty.join("partial")).with_context(|| format!("cannot create {}", empty.display()))?;
         let mut list = resolve("--print-uris");
@@ -121,7 +121,7 @@ impl Apt {
         listed.iter().map(|l| fetched(&archives.join(&l.file))).collect()
     }
 
-    /// Same as [`Self::fetch_closure`], except packages that are `unneeded`.
+    /// Like [`Self::fetch_closure`], but leaves out packages that are `unneeded`.
     pub fn fetch_closure_without(
         &self,
         packages: &[String],
@@ -158,7 +158,9 @@ impl Apt {
         let mut list = self.command("apt-get");
         list.arg("-qq").args(self.preference()).args(["--print-uris", "download", package]);
         let listed = parse_uris(&String::from_utf8_lossy(&exec::run(&mut list, APT, &mut step, String::new)?.stdout));
-        let [listed] = listed.as_slice() else { bail!("apt-get names {} files for {package}, not one", listed.len()) };
+        let [listed] = listed.as_slice() else {
+            bail!("apt-get lists {} files for {package}, expected one", listed.len())
+        };
         let mut command = self.command("apt-get");
         command.arg("-qq").args(self.preference()).args(["download", package]).current_dir(&folder);
         exec::run(&mut command, APT, &mut step, || format!("{} of {}", mib(size_of(&folder)), mib(listed.size)))?;
@@ -207,7 +209,7 @@ impl Apt {
         let mut set = |name: &str, value: &str| text.push_str(&format!("{name} \"{value}\";\n"));
         let inside = |name: &str| self.root.join(name).to_string_lossy().into_owned();
         if inside("").contains(['"', '\n', '\\']) {
-            bail!("the cache folder {} has a character in its path that apt cannot take", self.root.display());
+            bail!("the cache folder {} has a character in its path that apt does not support", self.root.display());
         }
         set("Dir::State", &inside("state"));
         set("Dir::State::status", &inside("state/status"));

@@ -123,7 +123,7 @@ impl Entry<'_> {
                 return Ok(symlink(std::str::from_utf8(&self.contents)?, &path)?);
             }
             CHARACTER_DEVICE => return Ok(()),
-            kind => bail!("it is of the kind {kind:o}, which nothing here makes"),
+            kind => bail!("it has the unsupported type {kind:o}"),
         }
         Ok(fs::set_permissions(&path, fs::Permissions::from_mode(self.mode & 0o7777))?)
     }

@@ -61,7 +61,7 @@ fn missing(name: &str, package: &str, error: std::io::Error) -> anyhow::Error {
 fn drain(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // A read error means that the child has ended; its exit status explains the reason.
+        // A read error means that the child has ended. Its exit status gives the reason.
         let _ = pipe.read_to_end(&mut bytes);
         bytes
     })

@@ -58,8 +58,7 @@ impl Coccinelle {
             let patched = fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
             if let Some(absent) = head.hooks.iter().find(|hook| !patched.contains(*hook)) {
                 bail!(
-                    "the hook {absent} has found no place in {} of Linux {kernel}: the driver has changed there; {name} in \
-                     {} has to be adapted",
+                    "the hook {absent} does not match {} of Linux {kernel}: the driver has changed; adapt {name} in {}",
                     head.file,
                     patches.display()
                 );
@@ -87,7 +86,7 @@ pub fn library_folders(root: &Path) -> Vec<PathBuf> {
 /// Returns the dynamic loader in one of `folders`.
 pub fn loader(folders: &[PathBuf]) -> Result<PathBuf> {
     let found = folders.iter().map(|folder| folder.join("ld-linux-x86-64.so.2")).find(|path| path.is_file());
-    found.context("the packages hold no dynamic loader")
+    found.context("the packages contain no dynamic loader")
 }
 
 fn parse(text: &str) -> Result<Head> {
@@ -96,9 +95,9 @@ fn parse(text: &str) -> Result<Head> {
     let one = |key: &str| text.lines().find_map(|line| value(line, key));
     let hooks: Vec<_> = text.lines().filter_map(|line| value(line, "hook")).collect();
     if hooks.is_empty() {
-        bail!("it names no hook");
+        bail!("its header has no hook");
     }
-    Ok(Head { kernel: one("kernel"), file: one("file").context("it names no file")?, hooks })
+    Ok(Head { kernel: one("kernel"), file: one("file").context("its header has no file")?, hooks })
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ impl Kbuild {
     pub fn prepare(root: &Path, release: &str) -> Result<Self> {
         if root.to_string_lossy().contains(|c: char| c.is_whitespace() || ":#$'\"\\".contains(c)) {
             bail!(
-                "make cannot build in {}, for the characters in its path; set GPU_MEDIATOR_CACHE to another folder",
+                "make cannot build in {}: its path has unsupported characters; use another GPU_MEDIATOR_CACHE",
                 root.display()
             );
         }
@@ -57,7 +57,7 @@ impl Kbuild {
         let loader = loader(&libraries)?;
         let libraries = std::env::join_paths(&libraries).context("library folders")?;
         let prefix = format!("exec {} --library-path {}", loader.display(), libraries.to_string_lossy());
-        let tools = fs::read_dir(root.join("usr/lib")).context("the packages hold no build tools")?;
+        let tools = fs::read_dir(root.join("usr/lib")).context("the packages contain no build tools")?;
         for folder in tools.flatten().filter(|e| e.file_name().to_string_lossy().starts_with("linux-kbuild-")) {
             wrap(&folder.path(), &prefix)?;
         }

@@ -98,7 +98,7 @@ fn fill(package: &Fetched, modules: &[&str], folder: &Path, progress: &Progress)
     let vmlinuz = only_entry(&all.join("boot"), "vmlinuz-")?;
     let release = vmlinuz.file_name().unwrap_or_default().to_string_lossy().replace("vmlinuz-", "");
     let tree = ["usr/lib/modules", "lib/modules"].iter().map(|d| all.join(d).join(&release)).find(|d| d.is_dir());
-    let tree = tree.ok_or_else(|| anyhow!("the package {} holds no modules", package.package.name))?;
+    let tree = tree.ok_or_else(|| anyhow!("the package {} contains no modules", package.package.name))?;
 
     let order = modinfo::closure(&tree.join("kernel"), modules)?;
     let target = folder.join("modules");
@@ -135,6 +135,6 @@ fn only_entry(folder: &Path, prefix: &str) -> Result<PathBuf> {
     found.retain(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with(prefix)));
     match found.pop() {
         Some(path) if found.is_empty() => Ok(path),
-        _ => bail!("{} does not hold exactly one {prefix}*", folder.display()),
+        _ => bail!("{} does not contain exactly one {prefix}*", folder.display()),
     }
 }

@@ -117,7 +117,7 @@ pub fn ensure(progress: &Progress) -> Result<Images> {
     ensure_with(progress, false)
 }
 
-/// Same as [`ensure`]. With `refresh`, the package versions are resolved again even if older versions are in the cache.
+/// Like [`ensure`]. With `refresh`, the package versions are resolved again even if older versions are in the cache.
 pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         bail!("the guests are x86-64 Linux machines; this host is not one, and no cross recipe exists");
@@ -137,7 +137,7 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     let mut kernels = Vec::new();
     let mut initramfs = Vec::new();
     for kernel in unpacked {
-        // Keep the paravirtual kernel, if it exists: otherwise every run with the stock kernel would remove it.
+        // Keep the paravirtual kernel if it exists. Otherwise every run with the stock kernel would remove it.
         if let Some(hooked) = pv::find(&kernel, &cache)? {
             initramfs.push(initramfs::key_of(&hooked, &programs)?);
         }
@@ -160,8 +160,8 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(Images { qemu, kernels })
 }
 
-/// Same as [`ensure_with`], and also creates everything else that a test boots or starts, except the images of suites
-/// that run only by name: these suites create their own images.
+/// Like [`ensure_with`], but also creates all other files that tests boot or start, except the images of suites that
+/// run only on request: these suites create their own images.
 pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     let images = ensure_with(progress, refresh)?;
     for kernel in &images.kernels {
@@ -179,7 +179,7 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(images)
 }
 
-/// Same as [`ensure`] for the kernel called `name`, with the paravirtual driver instead of the stock driver. The
+/// Like [`ensure`] for the kernel called `name`, but with the paravirtual driver instead of the stock driver. The
 /// modules are built from the kernel's sources, which takes minutes the first time.
 pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
@@ -195,7 +195,7 @@ pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     bootable(hooked, &guest_programs(&manifest, progress)?, &cache, progress)
 }
 
-/// Creates the programs of a monitoring host if they are missing. Otherwise same as [`ensure_with`].
+/// Like [`ensure_with`], but creates only the programs of a monitoring host.
 pub fn ensure_monitoring(progress: &Progress, refresh: bool) -> Result<Monitoring> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -234,7 +234,7 @@ pub fn ensure_fleet(progress: &Progress) -> Result<PathBuf> {
     let cache = Cache::open(progress)?;
     let mut record = cache.load_record();
     let files = system::ensure(FLEET, &manifest.fleet, &cache, &mut record.fleet, progress);
-    let files = files.context("the Debian system with engines")?;
+    let files = files.context("the Debian system with cluster software")?;
     cache.store_record(&record)?;
     Ok(files)
 }

@@ -32,7 +32,7 @@ impl Library {
 pub fn list(command: &mut Command) -> Result<Vec<Library>> {
     let program = command.get_program().to_string_lossy().into_owned();
     let text = exec::probe(command.env("LD_TRACE_LOADED_OBJECTS", "1"));
-    let text = text.with_context(|| format!("the dynamic loader does not say what {program} is linked to"))?;
+    let text = text.with_context(|| format!("the dynamic loader does not list the libraries of {program}"))?;
     parse(&text).with_context(|| format!("libraries of {program}"))
 }
 
@@ -41,7 +41,7 @@ fn parse(text: &str) -> Result<Vec<Library>> {
     for line in text.lines().map(str::trim) {
         let (name, rest) = line.split_once(" => ").unwrap_or((line, line));
         let path = rest.rsplit_once(" (0x").map_or(rest, |(path, _)| path);
-        // A line without a path and without an arrow names a file that the kernel itself maps.
+        // A line without a path and without an arrow is a file that the kernel itself maps.
         if Path::new(path).is_absolute() {
             let name = name.rsplit_once(" (0x").map_or(name, |(name, _)| name).to_owned();
             libraries.push(Library { is_loader: name.starts_with('/'), name, path: path.into() });

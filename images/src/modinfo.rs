@@ -31,7 +31,7 @@ pub fn closure(folder: &Path, modules: &[&str]) -> Result<Vec<Module>> {
     for module in modules {
         visit(&normal(module), &files, &mut seen, &mut order)?;
         if !order.iter().any(|found| found.name == normal(module)) {
-            bail!("the kernel package holds no module {module}");
+            bail!("the kernel package contains no module {module}");
         }
     }
     Ok(order)
@@ -92,8 +92,8 @@ fn dependencies(elf: &[u8]) -> Result<Vec<String>> {
     Ok(parse(section.data().context("unreadable .modinfo section")?))
 }
 
-/// Returns the dependencies named by `depends=` and, before `post:`, by `softdep=pre:`, in a section of NUL-terminated
-/// strings.
+/// Returns the dependencies in a section of NUL-terminated strings: those that `depends=` lists, and those that
+/// `softdep=pre:` lists before `post:`.
 fn parse(modinfo: &[u8]) -> Vec<String> {
     let mut names = Vec::new();
     for entry in modinfo.split(|b| *b == 0) {

@@ -34,7 +34,7 @@ impl Monitoring {
     /// Returns the command that checks the server's configuration and the metrics that it will read.
     ///
     /// # Errors
-    /// Same as [`Self::prometheus`].
+    /// See [`Self::prometheus`].
     pub fn promtool(&self) -> Result<Command> {
         self.command("usr/bin/promtool")
     }
@@ -42,7 +42,7 @@ impl Monitoring {
     /// Returns the proxy's command.
     ///
     /// # Errors
-    /// Same as [`Self::prometheus`].
+    /// See [`Self::prometheus`].
     pub fn nginx(&self) -> Result<Command> {
         self.command("usr/sbin/nginx")
     }
@@ -96,8 +96,8 @@ fn make(recipe: &MonitoringRecipe, suite: &Suite, cache: &Cache, progress: &Prog
         });
         unpacked.collect()
     };
-    // The packages are known only after the download, so the key depends on the recipe, and the item is created again
-    // on request.
+    // The packages are known only after the download. The key therefore depends on the recipe alone, and a new package
+    // version is used only when a refresh is requested.
     let inputs = [VERSION, suite.target()].into_iter().chain(recipe.packages.iter().map(String::as_str));
     let key = key(&inputs.collect::<Vec<_>>());
     let mut packages = Vec::new();

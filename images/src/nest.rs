@@ -85,7 +85,7 @@ fn portable(recipe: &NestRecipe, qemu: &Qemu) -> Result<(Vec<(String, PathBuf)>,
         files.push((name, library.path));
     }
     let loader = loader.context("it has no dynamic loader")?;
-    let help = exec::probe(qemu.command().args(["-L", "help"])).context("`-L help` says nothing")?;
+    let help = exec::probe(qemu.command().args(["-L", "help"])).context("`-L help` prints nothing")?;
     for name in &recipe.firmware {
         let path = help.lines().map(|folder| Path::new(folder).join(name)).find(|path| path.is_file());
         let path = path.with_context(|| format!("{name} is in none of its folders:\n{help}"))?;

@@ -51,7 +51,7 @@ pub fn ensure(
     let folder = match cache.find("pv", &key) {
         Some(folder) => folder,
         None => {
-            let made = record.kernels.get(&kernel.name).context("nothing says where the kernel comes from")?.clone();
+            let made = record.kernels.get(&kernel.name).context("the suite of the kernel is not recorded")?.clone();
             let suite = recipes.0.from.iter().find(|suite| suite.target() == made.suite);
             let suite =
                 suite.with_context(|| format!("images/manifest.toml no longer has the suite {}", made.suite))?;
@@ -122,7 +122,7 @@ impl Build<'_> {
         kbuild.build(&build, &mut step)?;
         for (from, to) in [(build.join(MODULE), MODULE), (driver.join(DRIVER), DRIVER)] {
             let to = self.folder.join(to);
-            fs::rename(&from, &to).with_context(|| format!("the build made no {}", from.display()))?;
+            fs::rename(&from, &to).with_context(|| format!("the build created no {}", from.display()))?;
             kbuild::strip(&to, &mut step)?;
         }
         for folder in [headers, build, tools] {
@@ -166,22 +166,22 @@ impl Build<'_> {
         let fetched = self.fetch_same(apt, &format!("linux-source-{}", self.kernel.name))?;
         let all = self.folder.join("source");
         packages.push(self.unpack(&fetched, &all)?);
-        // This package may be as large as all others together.
+        // This package may be as large as all other packages together.
         remove(&fetched.path)?;
         let archives: Vec<_> = files_below(&all.join("usr/src"))?;
         let archive = archives.iter().find(|path| path.to_string_lossy().ends_with(".tar.xz"));
-        let archive = archive.with_context(|| format!("the package {} holds no sources", fetched.package.name))?;
+        let archive = archive.with_context(|| format!("the package {} contains no sources", fetched.package.name))?;
         let mut step = self.progress.step(format!("unpacking nouveau of Linux {}", self.kernel.name));
         unpack_driver(archive, &all, &mut step)?;
         let driver = all.join(DRIVER_FOLDER);
-        fs::rename(&driver, to).with_context(|| format!("the kernel's sources hold no {DRIVER_FOLDER}"))?;
+        fs::rename(&driver, to).with_context(|| format!("the kernel's sources contain no {DRIVER_FOLDER}"))?;
         remove(&all)
     }
 
     /// Fetches a package in the kernel's version.
     fn fetch_same(&self, apt: &Apt, name: &str) -> Result<Fetched> {
         let version = self.made.packages.first().map(|package| package.version.as_str());
-        let version = version.context("nothing says which version the kernel has")?;
+        let version = version.context("the version of the kernel is not recorded")?;
         let explain = |error: Error| {
             error.context(format!(
                 "{name} {version}, as old as the kernel in the cache, cannot be had; `cargo xtask setup --refresh` takes the \

@@ -15,7 +15,7 @@ use crate::recipe::{Made, QemuRecipe, RECIPE_VERSION, Record, Suite};
 
 /// Name of the program.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
-/// The environment variable that names a QEMU to use unchanged.
+/// The environment variable with the path of a QEMU to use unchanged.
 pub const QEMU_VARIABLE: &str = "GPU_MEDIATOR_QEMU";
 
 /// Command that starts QEMU.
@@ -44,7 +44,7 @@ impl Qemu {
 pub fn ensure(recipe: &QemuRecipe, cache: &Cache, record: &mut Record, progress: &Progress) -> Result<Qemu> {
     if let Some(path) = env::var_os(QEMU_VARIABLE) {
         let qemu = Qemu { program: path.into(), args: Vec::new(), env: Vec::new(), version: String::new() };
-        return check(qemu, recipe).map_err(|e| e.context(format!("the QEMU that {QEMU_VARIABLE} names")));
+        return check(qemu, recipe).map_err(|e| e.context(format!("the QEMU in {QEMU_VARIABLE}")));
     }
     let host = Qemu { program: PROGRAM.into(), args: Vec::new(), env: Vec::new(), version: String::new() };
     if let Ok(qemu) = check(host, recipe) {
@@ -104,8 +104,8 @@ fn make(recipe: &QemuRecipe, suite: &Suite, cache: &Cache, progress: &Progress) 
     Ok((qemu, Made { recipe: RECIPE_VERSION.into(), key, suite: suite.target().into(), packages }))
 }
 
-/// Returns the command for a QEMU that was unpacked into `root`, which runs with its own loader, libraries and
-/// firmware.
+/// Returns the command for a QEMU that was unpacked into `root`. It runs with the loader, libraries and firmware from
+/// `root`.
 fn unpacked(root: &Path) -> Result<Qemu> {
     let text = |path: &Path| -> Result<String> {
         path.to_str().map(str::to_owned).ok_or_else(|| anyhow!("the cache folder's path is not UTF-8"))
@@ -114,7 +114,7 @@ fn unpacked(root: &Path) -> Result<Qemu> {
         .iter()
         .map(|d| root.join(d).join("ld-linux-x86-64.so.2"))
         .find(|p| p.exists())
-        .ok_or_else(|| anyhow!("the unpacked packages hold no dynamic loader"))?;
+        .ok_or_else(|| anyhow!("the unpacked packages contain no dynamic loader"))?;
     let libraries: BTreeSet<_> = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib64", "lib64", "usr/lib"]
         .iter()
         .map(|d| root.join(d))

@@ -1,8 +1,8 @@
 //! A Debian system with systemd, on which the Debian package is installed, as on an operator's host.
 //!
-//! The system stays in its initramfs. The packages are unpacked, not configured. This module does the necessary work of
-//! their maintainer scripts: users and groups, the merged `/usr`, and dpkg's database, in which all packages are
-//! installed, so that dpkg really checks the dependencies of packages that are installed later.
+//! The system stays in its initramfs. The packages are unpacked, not configured. This module replaces the necessary
+//! parts of their maintainer scripts: it creates users and groups, the merged `/usr`, and dpkg's database. The database
+//! lists all packages as installed, so that dpkg checks the dependencies of packages that are installed later.
 //!
 //! The system has no udev, D-Bus, logins or network.
 //!
@@ -216,8 +216,8 @@ fn add(archive: &mut Archive, name: &str, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Adds the users and groups of every Debian, none of which can log in, and a PAM configuration that does not prompt
-/// when root changes users.
+/// Adds Debian's standard users and groups, none of which can log in, and a PAM configuration that does not prompt when
+/// root changes users.
 fn accounts(archive: &mut Archive, root: &Path) -> Result<()> {
     let master = |name: &str| read(&root.join(format!("usr/share/base-passwd/{name}.master")));
     let (users, groups) = (master("passwd")?, master("group")?);

@@ -73,7 +73,7 @@ fn complete(root: &Path) -> Result<()> {
     for name in MERGED.into_iter().filter(|name| !root.join(name).exists()) {
         symlink(format!("usr/{name}"), root.join(name)).with_context(|| format!("cannot link {name}"))?;
     }
-    // The scripts of base-files would make this link, which programs of Debian read.
+    // The maintainer scripts of base-files would create this link, which Debian's programs read.
     let origins = root.join("etc/dpkg/origins");
     if origins.join("debian").exists() {
         symlink("debian", origins.join("default")).context("cannot link the default origin")?;

@@ -48,7 +48,7 @@ const ARCHIVE: &str = "tools.cpio";
 const HYPERVISOR: &str = "xen";
 /// The folder for libraries in domain 0.
 const LIBRARIES: &str = "lib";
-/// The script that starts xenstored and names domain 0; domains can be created after it has ended.
+/// The script that starts xenstored and sets up domain 0. Domains can be created after the script has ended.
 pub const START: &str = "etc/xen-start";
 
 const SCRIPT: &str = "#!/bin/busybox sh
@@ -199,7 +199,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
     for folder in ["proc/xen", "var", "var/lib", "var/log"] {
         archive.folder(folder);
     }
-    // The same program under each of its names.
+    // Link the program to each of its names.
     for name in ["xenstore-list", "xenstore-read", "xenstore-ls", "xenstore-write"] {
         archive.link(&format!("bin/{name}"), "/usr/bin/xenstore");
     }
@@ -208,7 +208,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// Returns true if a program names a dynamic loader.
+/// Returns true if a program requires a dynamic loader.
 fn is_dynamic(path: &Path) -> Result<bool> {
     use object::{Object, ObjectSection};
     let bytes = read(path)?;
@@ -224,14 +224,14 @@ fn hypervisor(boot: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
         name.starts_with("xen-") && name.ends_with(".gz")
     };
     let Some(path) = entries.flatten().map(|entry| entry.path()).find(named) else {
-        bail!("{} holds no hypervisor", boot.display());
+        bail!("{} contains no hypervisor", boot.display());
     };
     let output = exec::run(Command::new("gzip").arg("-dc").arg(&path), "gzip", step, String::new)?;
     let mut image = output.stdout;
     let wanted = INTERCEPTED.to_le_bytes();
     let places: Vec<usize> = image.windows(4).enumerate().filter(|(_, at)| **at == wanted).map(|(at, _)| at).collect();
     let [place] = places[..] else {
-        bail!("{} names what it intercepts in {} places: see `INTERCEPTED`", path.display(), places.len());
+        bail!("{} contains the mask of intercepted accesses {} times: see `INTERCEPTED`", path.display(), places.len());
     };
     image[place..place + 4].copy_from_slice(&(INTERCEPTED & !CR0_READ).to_le_bytes());
     Ok(image)

@@ -40,7 +40,7 @@ pub struct RunlistEntry {
     pub flags: u32,
 }
 
-/// Entry of a GPFIFO ring: 8 bytes. It names a range of a push buffer; an entry without dwords is a control entry,
+/// Entry of a GPFIFO ring: 8 bytes. It refers to a range of a push buffer. An entry without dwords is a control entry,
 /// whose opcode (see [`gp_opcode`]) is in the address bits 39:32.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
@@ -253,7 +253,7 @@ pub mod host_method {
         use crate::Field;
         /// Operation of the semaphore.
         pub const OPERATION: Field = Field::new(4, 0);
-        /// Lets other channels use the engine while an acquire waits.
+        /// Permits other channels to use the engine while an acquire waits.
         pub const ACQUIRE_SWITCH: Field = Field::new(12, 12);
         /// Releases without waiting until the engine is idle.
         pub const RELEASE_WFI_DISABLE: Field = Field::new(20, 20);
@@ -282,7 +282,7 @@ pub mod host_method {
 
 /// Error codes of the scheduler in its reason register. Source: nouveau.
 pub mod sched_error {
-    /// An engine did not complete a context switch in time.
+    /// An engine did not complete a context switch before the timeout.
     pub const CTXSW_TIMEOUT: u32 = 0x0a;
 }
 

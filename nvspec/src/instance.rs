@@ -2,7 +2,7 @@
 //! submits. The constants are byte offsets of 32-bit words.
 //!
 //! Sources: rnndb `fifo/gf100_pfifo.xml` and `memory/gf100_mem.xml`; nouveau's `gpfifogf100.c`; NVIDIA's published
-//! RAMFC layout of the next generation, whose named words agree with both.
+//! RAMFC layout of the next generation, which agrees with both in all words that have a name here.
 
 /// Size of an instance block in bytes.
 pub const INSTANCE_BYTES: u64 = 0x1000;
@@ -11,7 +11,7 @@ pub const INSTANCE_BYTES: u64 = 0x1000;
 pub mod ramfc {
     /// Size of RAMFC in bytes.
     pub const BYTES: u64 = 0x200;
-    /// Index after the last GPFIFO entry that the host knows to be written (saved state).
+    /// Index after the last GPFIFO entry that the host has seen as written (saved state).
     pub const GP_PUT: u64 = 0x000;
     /// USERD physical address, low word: target in bits 1:0, address in 31:9.
     pub const USERD_LO: u64 = 0x008;

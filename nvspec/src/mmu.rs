@@ -1,7 +1,8 @@
 //! The Fermi MMU's memory formats: page directory entries (PDE) and page table entries (PTE).
 //!
-//! A 40-bit virtual address is split into bits 39:27 (directory index) and, below, either 26:17 and 16:0 (large pages)
-//! or 26:12 and 11:0 (small pages). Each directory entry names both a large-page and a small-page table.
+//! A 40-bit virtual address has a directory index in bits 39:27. The lower bits are a table index and an offset: 26:17
+//! and 16:0 for large pages, or 26:12 and 11:0 for small pages. Each directory entry refers to both a large-page and a
+//! small-page table.
 //!
 //! Source: rnndb `memory/gf100_vm.xml`, nouveau's `vmmgf100.c`.
 
@@ -34,10 +35,10 @@ pub const LPT_BYTES: u64 = LPT_ENTRIES as u64 * ENTRY_BYTES;
 pub const HOST_VA_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) << PDE_SHIFT);
 const _: () = assert!(HOST_VA_BASE.0 + PDE_SPAN == 1 << VA_BITS);
 
-/// Memory that holds a directory entry's table. The encoding differs from that of [`crate::addr::Target`].
+/// Memory that contains the table of a directory entry. The encoding differs from that of [`crate::addr::Target`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableTarget {
-    /// The entry names no table.
+    /// The entry refers to no table.
     None,
     /// The card's own memory.
     Vram,
@@ -88,13 +89,13 @@ pub struct Pde {
 }
 
 impl Pde {
-    /// Returns the byte address of the large-page table in the space that `large_target` names.
+    /// Returns the byte address of the large-page table in the space that `large_target` selects.
     #[must_use]
     pub const fn large_address(self) -> u64 {
         (self.large_frame() as u64) << 12
     }
 
-    /// Returns the byte address of the small-page table in the space that `small_target` names.
+    /// Returns the byte address of the small-page table in the space that `small_target` selects.
     #[must_use]
     pub const fn small_address(self) -> u64 {
         (self.small_frame() as u64) << 12
@@ -115,7 +116,7 @@ impl Pde {
     }
 }
 
-/// Memory that holds a page.
+/// Memory that contains a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PteAperture {
     /// The card's own memory.
@@ -161,7 +162,7 @@ pub struct Pte {
     pub read_only: bool,
     /// Contents are encrypted.
     pub encrypted: bool,
-    /// Address in units of 4 KiB, in the space that `aperture` names.
+    /// Address in units of 4 KiB, in the space that `aperture` selects.
     #[bits(28)]
     pub frame: u32,
     /// Accesses are not cached.
@@ -201,7 +202,7 @@ impl Pte {
             .with_privileged(matches!(rights, Rights::Privileged))
     }
 
-    /// Returns the byte address of the page in the space that `aperture` names.
+    /// Returns the byte address of the page in the space that `aperture` selects.
     #[must_use]
     pub const fn address(self) -> u64 {
         (self.frame() as u64) << 12
@@ -245,7 +246,7 @@ pub mod kind {
 /// Reasons for access faults, as numbers in the fault registers. Source: rnndb `fifo/gf100_pfifo.xml`, nouveau's fault
 /// reason table.
 pub mod fault {
-    /// The directory entry names no table.
+    /// The directory entry refers to no table.
     pub const PDE: u32 = 0x0;
     /// The address is beyond a shortened table.
     pub const PDE_SIZE: u32 = 0x1;

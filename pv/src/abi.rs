@@ -1,26 +1,26 @@
-//! The binary interface between a guest's driver and the mediator, version 1. Both sides must agree on it.
+//! The binary interface between a guest's driver and the mediator, version 1.
 //!
-//! The C header of the guest's kernel module is generated from this file: the macros below keep the needed parts
-//! (`pv::header`). All numbers are little-endian. [docs/design/paravirtual.md](../../docs/design/paravirtual.md)
-//! describes their use.
+//! The C header of the guest's kernel module is generated from this file: the macros below also record names and
+//! descriptions for it (`pv::header`). All numbers are little-endian.
+//! [docs/design/paravirtual.md](../../docs/design/paravirtual.md) describes how they are used.
 //!
-//! A vGPU that offers the interface has a vendor-specific PCI capability ([`Capability`]), which contains the location
-//! of its registers ([`register`]). The guest sets up one split virtqueue (VIRTIO 1.2, 2.7, without indirect
-//! descriptors and event indices) in its RAM, and rings [`register::DOORBELL`]. Each chain of descriptors is one batch.
-//! Its device-readable part is a [`BatchHeader`] and its operations; its device-writable part is an [`AnswerHeader`]
-//! and one [`Answer`] for each operation.
+//! A vGPU with this interface has a vendor-specific PCI capability ([`Capability`]), which says where its registers are
+//! ([`register`]). The guest sets up one split virtqueue in its RAM (VIRTIO 1.2, 2.7, without indirect descriptors and
+//! event indices), and rings [`register::DOORBELL`]. Each chain of descriptors is one batch. The part that the device
+//! reads is a [`BatchHeader`] and operations; the part that it writes is an [`AnswerHeader`] and one [`Answer`] per
+//! operation.
 
 use crate::section::{Constant, Field, Section, Structure};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-// The structures are read and written in their memory layout.
+// Structures are read and written as they are in memory.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// Declares constants, of a module or of this file, together with their descriptions.
+/// Declares constants of a module, or of this file, together with their descriptions.
 macro_rules! constants {
     (@of [$($about:literal)*] $( $(#[doc = $doc:literal])* pub const $name:ident: $ty:ty = $value:expr; )*) => {
         $( $(#[doc = $doc])* pub const $name: $ty = $value; )*
-        /// Description of these constants.
+        /// Description of the constants below.
         pub(crate) const SECTION: Section = Section {
             path: module_path!(),
             doc: &[$($about),*],
@@ -56,7 +56,7 @@ macro_rules! structures {
             #[repr(C)]
             pub struct $name { $( $(#[doc = $field_doc])* pub $field: $ty, )* }
         )*
-        /// Descriptions of these structures.
+        /// Descriptions of the structures below.
         pub(crate) const $described: &[Structure] = &[$( Structure {
             name: stringify!($name),
             bytes: size_of::<$name>(),
@@ -75,7 +75,7 @@ macro_rules! statuses {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
         #[repr(u32)]
         pub enum Status { $( $(#[doc = $variant_doc])* #[error($text)] $variant = $value, )* }
-        /// Description of these statuses.
+        /// Description of the statuses below.
         pub(crate) const STATUSES: Section = Section {
             path: concat!(module_path!(), "::Status"),
             doc: &[$($doc),*],
@@ -90,14 +90,14 @@ macro_rules! statuses {
 }
 
 constants! {
-    /// Version of this interface. A driver must not use a device with another major version; a higher minor version
-    /// only adds to the interface.
+    /// Version of the interface. A driver must not use a device with another major version. A higher minor version only
+    /// adds to the interface.
     pub const VERSION_MAJOR: u8 = 1;
     /// See [`VERSION_MAJOR`].
     pub const VERSION_MINOR: u8 = 0;
-    /// Id of a vendor-specific capability. Source: PCI Local Bus 3.0, appendix H.
+    /// ID of a vendor-specific capability. Source: PCI Local Bus 3.0, appendix H.
     pub const CAPABILITY_ID: u8 = 0x09;
-    /// Marks the capability as the mediator's: "GMPV".
+    /// Identifies the capability as the mediator's: "GMPV".
     pub const SIGNATURE: u32 = u32::from_le_bytes(*b"GMPV");
     /// Maximum number of entries of the queue.
     pub const MAX_QUEUE: u16 = 256;
@@ -105,7 +105,7 @@ constants! {
     pub const MAX_BATCH_BYTES: u32 = 64 << 10;
     /// Maximum number of operations in a batch.
     pub const MAX_BATCH_OPS: u32 = 1024;
-    /// Sizes of operations are multiples of this number of bytes.
+    /// Unit of the size of operations, in bytes.
     pub const UNIT: u32 = 8;
     /// Maximum number of bytes that one operation fills or copies.
     pub const MAX_MEMORY_BYTES: u64 = 16 << 20;
@@ -141,7 +141,7 @@ structures! {
     pub struct BatchHeader {
         /// Number of operations that follow: 1 to [`MAX_BATCH_OPS`].
         pub ops: u32,
-        /// Size of the operations in bytes; bytes after them are ignored.
+        /// Size of the operations in bytes. The device ignores bytes after them.
         pub bytes: u32,
     }
 
@@ -157,10 +157,10 @@ structures! {
 
     /// Header of the answer to a batch.
     pub struct AnswerHeader {
-        /// [`Status::Done`] if all operations are done; [`Status::Malformed`] if the batch cannot be read, so that no
+        /// [`Status::Done`] if all operations are done; [`Status::Malformed`] if the batch is malformed, so that no
         /// operation was started; otherwise the status of the operation that failed.
         pub status: u32,
-        /// Number of operations that are done: all operations before the one that failed. Later operations were not
+        /// Number of operations that are done: all those before the one that failed. Operations after it were not
         /// started.
         pub done: u32,
     }
@@ -177,8 +177,8 @@ structures! {
 }
 
 constants! {
-    /// Features of a device, one bit each. A driver accepts some of them through [`register::FEATURES`]; operations of
-    /// other features are refused with [`Status::Unsupported`].
+    /// Features of a device, one bit each. A driver accepts some of them by writing [`register::FEATURES`]; operations
+    /// of other features are refused with [`Status::Unsupported`].
     pub mod feature {
         /// Page tables that the device keeps.
         pub const TABLES: u32 = 1 << 0;
@@ -202,30 +202,32 @@ constants! {
 constants! {
     /// The device's registers: 32 bits each, at byte offsets from [`Capability::offset`].
     pub mod register {
-        /// Read: [`super::SIGNATURE`].
+        /// Read: the value [`super::SIGNATURE`].
         pub const SIGNATURE: u32 = 0x00;
-        /// Read: offered features. Write, before [`STATUS`] is set: accepted features.
+        /// Read: the features that the device offers. Write, before [`STATUS`] is set: the features that the driver
+        /// accepts.
         pub const FEATURES: u32 = 0x04;
-        /// One of [`super::status`]. Writing 0 resets the interface, which drops the queue, all tables, and the segment
-        /// attachments and bindings that were made through it.
+        /// A value in [`super::status`]. Writing 0 resets the interface: it drops the queue, all tables, and all
+        /// segment attachments and bindings that were made through it.
         pub const STATUS: u32 = 0x08;
         /// Number of entries of the queue: a power of two up to [`super::MAX_QUEUE`].
         pub const QUEUE_SIZE: u32 = 0x0c;
-        /// Guest physical address of the descriptor table, low and high half; a multiple of 16.
+        /// Guest-physical address of the descriptor table, low and high half; a multiple of 16.
         pub const QUEUE_DESCRIPTORS: u32 = 0x10;
-        /// Guest physical address of the available ring, low and high half; a multiple of 2.
+        /// Guest-physical address of the available ring, low and high half; a multiple of 2.
         pub const QUEUE_AVAILABLE: u32 = 0x18;
-        /// Guest physical address of the used ring, low and high half; a multiple of 4.
+        /// Guest-physical address of the used ring, low and high half; a multiple of 4.
         pub const QUEUE_USED: u32 = 0x20;
-        /// Write, of any value: the available ring contains new batches. A posted write. Batches are processed in
-        /// order.
+        /// Write (any value): tells the device that the available ring contains new batches. The write is posted.
+        /// Batches are processed in order.
         pub const DOORBELL: u32 = 0x28;
-        /// Read: number of batches that have ended since the queue was set up, modulo 2^32. Because reads are not
-        /// posted, all batches whose doorbells were rung before the read are included.
+        /// Read: number of batches that have ended since the queue was set up, modulo 2^32. Reads are not posted, so
+        /// this includes all batches whose doorbells were rung before the read.
         pub const ENDED: u32 = 0x2c;
-        /// Read: 1 while the device requests an interrupt. Write 1: acknowledges the interrupt.
+        /// Read: 1 while the device asserts its interrupt. Write 1: acknowledges the interrupt.
         pub const INTERRUPT: u32 = 0x30;
-        /// 1: the device requests an interrupt when batches have ended, unless the available ring's flags forbid it.
+        /// Value 1: the device asserts its interrupt when batches have ended, unless the flags of the available ring
+        /// forbid it.
         pub const INTERRUPT_ENABLE: u32 = 0x34;
         /// Size of the registers in bytes.
         pub const BYTES: u32 = 0x40;
@@ -235,10 +237,10 @@ constants! {
 constants! {
     /// Values of [`register::STATUS`].
     pub mod status {
-        /// Nothing is set up.
+        /// The interface is not set up.
         pub const RESET: u32 = 0;
-        /// Written by the driver when features and queue are set up. Reads as this value once the device has accepted
-        /// them.
+        /// The driver writes this value when it has set up the features and the queue. It reads back once the device
+        /// has accepted them.
         pub const READY: u32 = 1;
         /// The queue is set up incorrectly, or has become unusable. Only [`RESET`] ends this state.
         pub const FAILED: u32 = 0x80;
@@ -251,29 +253,29 @@ statuses! {
         /// The operation is done.
         #[error("done")]
         Done = 0,
-        /// An operation before it failed.
+        /// An earlier operation of the batch failed.
         #[error("an operation before it failed")]
         NotBegun = 1,
-        /// The batch cannot be read: sizes that do not fit, or a code that version 1 does not have.
+        /// The batch is malformed: its sizes do not fit, or version 1 does not define one of its codes.
         #[error("the batch is malformed")]
         Malformed = 2,
         /// The operation belongs to a feature that was not offered or not accepted.
         #[error("the feature was not offered, or not accepted")]
         Unsupported = 3,
         /// The table, segment or channel does not exist.
-        #[error("there is no such object")]
+        #[error("the object does not exist")]
         NoObject = 4,
         /// An object with this handle already exists.
-        #[error("there is one already")]
+        #[error("the object already exists")]
         Exists = 5,
         /// The object is of another type.
         #[error("the object is of another type")]
         WrongType = 6,
-        /// An index, count, address or size that the object does not have.
+        /// The object does not have this index, count, address or size.
         #[error("out of range")]
         Range = 7,
         /// A reserved bit or field is not 0, or a value has no meaning.
-        #[error("a value that means nothing")]
+        #[error("a value has no meaning")]
         Invalid = 8,
         /// The operation exceeds a limit of the virtual machine or of the card.
         #[error("a limit is reached")]
@@ -282,7 +284,7 @@ statuses! {
         #[error("not allowed")]
         Denied = 10,
         /// The card failed to execute the operation. The mediator's log contains the reason.
-        #[error("the card did not do it")]
+        #[error("the card failed to execute the operation")]
         Failed = 11,
     }
 }
@@ -302,11 +304,10 @@ constants! {
 constants! {
     /// Codes of operations, and the bodies after their headers.
     pub mod op {
-        /// Creates a table. The guest chooses the handle, which must not be 0 or belong to another table. All entries
-        /// are empty.
+        /// Creates an empty table. The guest chooses the handle, which must be neither 0 nor that of another table.
         pub const TABLE_CREATE: u16 = 0x01;
-        /// Frees the table's handle. The table itself is freed when no directory names it and no address space is bound
-        /// to it.
+        /// Frees the table's handle. The table itself is freed when no directory refers to it and no address space is
+        /// bound to it.
         pub const TABLE_DESTROY: u16 = 0x02;
         /// Sets an entry of the directory `handle`.
         pub const DIRECTORY_SET: u16 = 0x03;
@@ -316,23 +317,23 @@ constants! {
         pub const ENTRIES_LIST: u16 = 0x05;
         /// Empties entries of the table `handle`.
         pub const ENTRIES_ZERO: u16 = 0x06;
-        /// Binds the address space of an instance block (of a channel or an aperture) to the directory `handle`,
-        /// regardless of the directory in the block; with handle 0, to the block's own directory again. Takes effect
-        /// when the block is next assigned to a channel or an aperture, or immediately for an aperture that already has
-        /// the block.
+        /// Binds the address space of an instance block (of a channel or an aperture) to the directory `handle`, which
+        /// takes precedence over the directory in the block; handle 0 selects the block's own directory again. The
+        /// binding takes effect when the block is next assigned to a channel or an aperture, or immediately if an
+        /// aperture already uses the block.
         pub const DIRECTORY_BIND: u16 = 0x07;
-        /// Flushes the TLB: afterwards, memory that was unmapped before cannot be reached. Handle: a directory, or 0
-        /// for all address spaces.
+        /// Flushes the TLB of the directory `handle`, or of all address spaces with handle 0. Afterwards, memory that
+        /// was unmapped before the flush cannot be reached.
         pub const FLUSH: u16 = 0x08;
 
-        /// Reserves the channel `handle`; fails with [`Status::Limit`](super::Status::Limit) if the virtual machine has
+        /// Reserves the channel `handle`. Fails with [`Status::Limit`](super::Status::Limit) if the virtual machine has
         /// its maximum number of channels.
         pub const CHANNEL_CREATE: u16 = 0x10;
         /// Binds the channel `handle` to its instance block.
         pub const CHANNEL_BIND: u16 = 0x11;
-        /// Lets the channel `handle` run while it is in the runlist.
+        /// Permits the channel `handle` to run while it is on the runlist.
         pub const CHANNEL_ENABLE: u16 = 0x12;
-        /// Keeps the channel `handle` from running.
+        /// Stops the channel `handle` from running.
         pub const CHANNEL_DISABLE: u16 = 0x13;
         /// Unbinds the channel `handle`.
         pub const CHANNEL_DESTROY: u16 = 0x14;
@@ -341,22 +342,21 @@ constants! {
 
         /// Fills guest VRAM with a word.
         pub const MEMORY_FILL: u16 = 0x20;
-        /// Copies guest VRAM; the two ranges must not overlap.
+        /// Copies guest VRAM. The two ranges must not overlap.
         pub const MEMORY_COPY: u16 = 0x21;
-        /// Sets the priority with which a range of guest VRAM stays on the card; chunks of the lowest priority are
-        /// evicted first.
+        /// Sets the eviction priority of a range of guest VRAM: chunks with the lowest priority are evicted first.
         pub const BUFFER_PRIORITY: u16 = 0x22;
 
-        /// Finds or creates a segment by its key; the answer's value is its handle.
+        /// Finds or creates a segment by its key. The value of the answer is the segment's handle.
         pub const SHARE_GET: u16 = 0x30;
-        /// Maps the segment `handle` for a channel; the answer's value is its GPU virtual address there.
+        /// Maps the segment `handle` for a channel. The value of the answer is its GPU virtual address there.
         pub const SHARE_ATTACH: u16 = 0x31;
-        /// Unmaps the segment `handle` for a channel; work that still uses it faults.
+        /// Unmaps the segment `handle` for a channel. Work that still uses it faults.
         pub const SHARE_DETACH: u16 = 0x32;
         /// Queries or changes the segment `handle`.
         pub const SHARE_CONTROL: u16 = 0x33;
 
-        /// Executes the query `handle`, one of [`query`](super::query); the answer's value is the result.
+        /// Executes the query `handle`, a value in [`query`](super::query). The value of the answer is the result.
         pub const QUERY: u16 = 0x40;
     }
 }
@@ -365,7 +365,7 @@ structures! {
     BODIES:
     /// Body of [`op::TABLE_CREATE`].
     pub struct TableCreate {
-        /// One of [`kind`].
+        /// A value in [`kind`].
         pub kind: u32,
         /// Always 0.
         pub reserved: u32,
@@ -392,7 +392,7 @@ structures! {
         /// Difference between consecutive entries.
         pub step: u64,
     }
-    /// Body of [`op::ENTRIES_LIST`] (followed by the entries) and of [`op::ENTRIES_ZERO`].
+    /// Body of [`op::ENTRIES_LIST`], which the entries follow, and of [`op::ENTRIES_ZERO`].
     pub struct Entries {
         /// Index of the first entry.
         pub first: u32,
@@ -404,7 +404,8 @@ structures! {
         /// Guest VRAM address of an instance block; a multiple of 4 KiB.
         pub instance: u64,
     }
-    /// Body of [`op::RUNLIST`]. The channels' numbers follow, 32 bits each, with 32 zero bits after an odd count.
+    /// Body of [`op::RUNLIST`]. The channel numbers follow, with 32 bits each, and with 32 zero bits after an odd
+    /// number of channels.
     pub struct Runlist {
         /// Number of channels.
         pub count: u32,
@@ -437,32 +438,32 @@ structures! {
         pub address: u64,
         /// Number of bytes.
         pub bytes: u64,
-        /// Priority: initially 0 for all memory. Memory of a higher priority stays longer.
+        /// Priority, initially 0 for all memory. Memory with a higher priority stays on the card longer.
         pub priority: i32,
         /// Always 0.
         pub reserved: u32,
     }
     /// Body of [`op::SHARE_GET`].
     pub struct ShareGet {
-        /// Key on which the users agree; 0 for a segment that other machines cannot find by a key.
+        /// Key on which the users of the segment agree; 0 for a segment that other machines cannot find.
         pub key: u64,
-        /// Size in bytes, rounded up to 4 KiB. At most the segment's size if the segment exists.
+        /// Size in bytes, rounded up to 4 KiB. If the segment exists, it must have at least this size.
         pub bytes: u64,
-        /// Flags from [`share`].
+        /// Flags in [`share`].
         pub flags: u32,
-        /// Rights from [`share::mode`]. Used only if the segment is created.
+        /// Rights in [`share::mode`], used only if the segment is created.
         pub mode: u32,
     }
     /// Body of [`op::SHARE_ATTACH`] and [`op::SHARE_DETACH`].
     pub struct ShareAttach {
         /// Channel whose address space the segment is mapped in.
         pub channel: u32,
-        /// Flags from [`share`]; 0 to detach.
+        /// Flags in [`share`]; 0 to detach.
         pub flags: u32,
     }
     /// Body of [`op::SHARE_CONTROL`].
     pub struct ShareControl {
-        /// One of [`share::control`].
+        /// A value in [`share::control`].
         pub command: u32,
         /// New value; 0 for queries.
         pub argument: u32,
@@ -476,8 +477,8 @@ constants! {
         pub const CREATE: u32 = 1 << 0;
         /// With [`CREATE`]: fails if a segment has that key.
         pub const EXCLUSIVE: u32 = 1 << 1;
-        /// Uses the segments of the group to which the operator has assigned the virtual machine, instead of the
-        /// virtual machine's own segments.
+        /// Uses the segments of the group that the operator has assigned to the virtual machine, and not the virtual
+        /// machine's own.
         pub const ABROAD: u32 = 1 << 2;
         /// Attaches the segment read-only.
         pub const READ_ONLY: u32 = 1 << 3;
@@ -495,15 +496,15 @@ constants! {
         constants! {
             /// Commands of [`op::SHARE_CONTROL`](super::op::SHARE_CONTROL).
             pub mod control {
-                /// Returns the segment's size in bytes as the answer's value.
+                /// Returns the segment's size in bytes as the value of the answer.
                 pub const SIZE: u32 = 1;
                 /// Returns the number of address spaces of all virtual machines to which the segment is attached.
                 pub const ATTACHED: u32 = 2;
                 /// Returns the segment's [`mode`](super::mode).
                 pub const MODE: u32 = 3;
-                /// Sets the segment's mode. Only the owner may do this.
+                /// Sets the segment's mode. Only the owner may do so.
                 pub const SET_MODE: u32 = 4;
-                /// Removes the key; the segment is freed when it is no longer attached. Only the owner may do this.
+                /// Removes the key. The segment is freed when it is no longer attached. Only the owner may do so.
                 pub const REMOVE: u32 = 5;
             }
         }
@@ -511,7 +512,7 @@ constants! {
 }
 
 constants! {
-    /// Queries of [`op::QUERY`]. Memory is in bytes.
+    /// Queries of [`op::QUERY`]. Amounts of memory are in bytes.
     pub mod query {
         /// Size of the vGPU's VRAM.
         pub const VRAM: u32 = 1;
@@ -519,18 +520,18 @@ constants! {
         pub const QUOTA: u32 = 2;
         /// Guaranteed amount of this VRAM on the card.
         pub const GUARANTEE: u32 = 3;
-        /// Amount of this VRAM that is on the card now.
+        /// Amount of this VRAM that is currently on the card.
         pub const PLACED: u32 = 4;
-        /// Amount of this VRAM that is in host memory now.
+        /// Amount of this VRAM that is currently in host memory.
         pub const HOST: u32 = 5;
-        /// Amount of this VRAM that would be on the card if all virtual machines used their entitlements.
+        /// Amount of this VRAM that would be on the card if all virtual machines used their full entitlements.
         pub const ENTITLEMENT: u32 = 6;
         /// Amount of free memory on the card.
         pub const FREE: u32 = 7;
         /// Shortage of the card's memory: 0 for none, 1 if memory of other virtual machines is in host memory, 2 if
         /// memory of this one is.
         pub const PRESSURE: u32 = 8;
-        /// Share of the card's time to which the virtual machine is entitled, in millionths.
+        /// Fraction of the card's time to which the virtual machine is entitled, in millionths.
         pub const TIME_SHARE: u32 = 9;
         /// Total size of the page tables that the virtual machine may still create.
         pub const TABLE_BYTES_LEFT: u32 = 10;

@@ -1,12 +1,11 @@
-//! A batch of operations: decodes bytes that were copied out of shared memory into typed operations, and encodes their
+//! A batch of operations: decodes bytes that were copied from shared memory into typed operations, and encodes their
 //! answers.
 //!
-//! A batch can contain two kinds of mistakes, which are reported differently:
-//! - *Structure*: inconsistent sizes and counts, codes that version 1 does not define. [`Batch::parse`] checks the
-//!   whole batch before any operation: on an error the batch is [`Malformed`], and no operation starts.
+//! A batch can contain two kinds of errors, which are reported differently:
+//! - *Structure*: sizes and counts that are inconsistent, or codes that version 1 does not define. [`Batch::parse`]
+//!   checks the whole batch first: after an error the batch is [`Malformed`], and no operation starts.
 //! - *Values*: a reserved field that is not 0, a number without a meaning, or a feature that was not accepted. The
-//!   mistake becomes the answer of that operation ([`Batch::ops`]): earlier operations are done, and later operations
-//!   do not start.
+//!   error is the answer to that operation ([`Batch::ops`]): earlier operations are done, and later ones do not start.
 
 use crate::abi::{Answer, AnswerHeader, BatchHeader, MAX_BATCH_BYTES, MAX_BATCH_OPS, Status, feature, op, share};
 use crate::operation::{Fault, Op};
@@ -22,7 +21,7 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Reads `data`, the contents of the device-readable part of a chain. The caller must have copied them out of
+    /// Parses `data`, the contents of the part of a chain that the device reads. The caller must have copied them from
     /// shared memory once.
     ///
     /// # Errors
@@ -50,14 +49,14 @@ impl<'a> Batch<'a> {
         if left.is_empty() { Ok(Self { count: header.ops, bytes }) } else { Err(whole(Problem::Rest(left.len()))) }
     }
 
-    /// Returns the number of operations: at least 1, at most [`MAX_BATCH_OPS`].
+    /// Returns the number of operations, from 1 to [`MAX_BATCH_OPS`].
     #[must_use]
     pub const fn count(&self) -> u32 {
         self.count
     }
 
-    /// Returns the operations, given that the features in `features` ([`feature`]) are supported. Each item is the
-    /// operation, or the status that is its answer.
+    /// Iterates over the operations; `features` are the supported features ([`feature`]). Each item is an operation, or
+    /// the status that answers it.
     pub fn ops(&self, features: u32) -> impl Iterator<Item = Result<Op<'a>, Status>> + use<'a> {
         let mut left = self.bytes;
         (0..self.count).map(move |_| next(&mut left, features))
@@ -66,7 +65,7 @@ impl<'a> Batch<'a> {
 
 /// Removes the first operation from bytes with a valid structure.
 fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
-    // The batch was checked before, so it cannot be malformed now.
+    // The batch has been checked, so it cannot be malformed.
     let raw = RawOp::split(left).map_err(|_| Status::Malformed)?;
     if needs(raw) & !features != 0 {
         return Err(Status::Unsupported);
@@ -77,7 +76,7 @@ fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
     })
 }
 
-/// A batch in progress, with its bytes and its position. It can be suspended between two operations and resumed.
+/// A batch in progress: its bytes and the position in them. It can be suspended between two operations and resumed.
 #[derive(Clone, Debug)]
 pub struct Begun {
     bytes: Vec<u8>,
@@ -87,16 +86,16 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// Reads `bytes` as [`Batch::parse`] does.
+    /// Parses `bytes` as [`Batch::parse`] does.
     ///
     /// # Errors
-    /// Same as for [`Batch::parse`].
+    /// As for [`Batch::parse`].
     pub fn new(bytes: Vec<u8>) -> Result<Self, Malformed> {
         let answers = Answers::new(Batch::parse(&bytes)?.count);
         Ok(Self { bytes, at: size_of::<BatchHeader>(), answers })
     }
 
-    /// Returns the current operation, or the status that is its answer; `None` after the last operation.
+    /// Returns the current operation, or the status that answers it; `None` after the last operation.
     #[must_use]
     pub fn current(&self, features: u32) -> Option<Result<Op<'_>, Status>> {
         if self.answers.status != Status::Done || self.answers.done >= self.answers.count {
@@ -155,7 +154,7 @@ fn needs(raw: RawOp<'_>) -> u32 {
     feature_of(raw.code).unwrap_or(0) | if abroad { feature::SHARE_ABROAD } else { 0 }
 }
 
-/// Reason that a batch cannot be read.
+/// Reason why a batch cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Malformed {
     /// Index of the malformed operation; `None` if the batch itself is malformed.
@@ -175,14 +174,14 @@ impl fmt::Display for Malformed {
 
 const ANSWER_BYTES: usize = size_of::<Answer>();
 
-/// The answers to a batch so far.
+/// The answers to a batch, as far as it has been executed.
 #[derive(Clone, Debug)]
 pub struct Answers {
     status: Status,
     /// Number of operations that are done.
     done: u32,
     count: u32,
-    /// Answers to the started operations.
+    /// Answers to the operations that were started.
     answers: Vec<Answer>,
 }
 
@@ -199,8 +198,8 @@ impl Answers {
         Self { status: Status::Malformed, done: 0, count: 0, answers: Vec::new() }
     }
 
-    /// Records that the next operation is done, with a value (0 if it has none), or has failed. Returns true if the
-    /// next operation may start.
+    /// Records that the next operation is done with a value (0 if it has none), or that it failed. Returns true if the
+    /// operation after it may start.
     pub fn push(&mut self, result: Result<u64, Status>) -> bool {
         if self.status != Status::Done || self.done >= self.count {
             return false;
@@ -231,8 +230,8 @@ impl Answers {
         self.done
     }
 
-    /// Returns the device-writable part of a chain, in at most `room` bytes: the header, and as many whole answers as
-    /// fit. Returns nothing if the header does not fit.
+    /// Returns the answers for the part of a chain that the device writes, in at most `room` bytes: the header, and as
+    /// many whole answers as fit. Returns no bytes if the header does not fit.
     #[must_use]
     pub fn bytes(&self, room: usize) -> Vec<u8> {
         let mut bytes = Vec::new();

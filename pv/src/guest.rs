@@ -1,4 +1,4 @@
-//! The guest driver's side of the interface: finds the capability, builds batches operation by operation, and reads
+//! The guest driver's side of the interface: finds the capability, builds batches one operation at a time, and reads
 //! their answers.
 
 use crate::abi::{
@@ -8,13 +8,14 @@ use crate::abi::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Offset in configuration space of the pointer to the first capability. Source: PCI Local Bus 3.0, 6.7.
+/// Offset of the pointer to the first capability in configuration space. Source: PCI Local Bus 3.0, 6.7.
 const CAPABILITIES: usize = 0x34;
-/// Offset of the first capability, and the maximum number of capabilities.
+/// Lowest offset of a capability.
 const FIRST_CAPABILITY: usize = 0x40;
+/// Maximum number of capabilities.
 const MOST_CAPABILITIES: usize = 48;
 
-/// Finds the interface's capability in a function's configuration space, if it exists.
+/// Finds the interface's capability in the configuration space of a function, if there is one.
 #[must_use]
 pub fn capability(config: &[u8]) -> Option<Capability> {
     let mut at = usize::from(*config.get(CAPABILITIES)?);
@@ -33,7 +34,7 @@ pub fn capability(config: &[u8]) -> Option<Capability> {
     None
 }
 
-/// Builder of a batch of operations.
+/// Builds a batch of operations.
 #[derive(Clone, Debug, Default)]
 pub struct Ops {
     count: u32,
@@ -101,13 +102,13 @@ impl Ops {
         self.with(op::ENTRIES_ZERO, table, &Entries { first, count })
     }
 
-    /// Binds a directory (or no directory, with 0) to an instance block.
+    /// Binds a directory to an instance block; directory 0 removes the binding.
     #[must_use]
     pub fn bind(self, directory: u32, instance: u64) -> Self {
         self.with(op::DIRECTORY_BIND, directory, &Instance { instance })
     }
 
-    /// Flushes a directory's translations, or all translations (with 0).
+    /// Flushes the translations of a directory, or all translations with 0.
     #[must_use]
     pub fn flush(self, directory: u32) -> Self {
         self.raw(op::FLUSH, directory, &[])
@@ -175,13 +176,13 @@ impl Ops {
         self.with(op::SHARE_CONTROL, segment, &ShareControl { command, argument })
     }
 
-    /// Sends a query of [`crate::abi::query`].
+    /// Adds a query in [`crate::abi::query`].
     #[must_use]
     pub fn query(self, question: u32) -> Self {
         self.raw(op::QUERY, question, &[])
     }
 
-    /// Returns the batch in its memory layout.
+    /// Returns the bytes of the batch.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = BatchHeader { ops: self.count, bytes: count(&self.bytes) }.as_bytes().to_vec();
@@ -190,7 +191,8 @@ impl Ops {
     }
 }
 
-/// Returns the length of a list. An operation that is too long for a batch gets a wrong size and is malformed.
+/// Returns the length of a list. An operation that is too long for a batch gets a wrong size, and is therefore
+/// malformed.
 fn count<T>(list: &[T]) -> u32 {
     u32::try_from(list.len()).unwrap_or(u32::MAX)
 }
@@ -198,7 +200,7 @@ fn count<T>(list: &[T]) -> u32 {
 /// Result of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Status of the batch; all ones if it has no answer.
+    /// Status of the batch; all ones if there is no answer.
     pub status: u32,
     /// Number of operations that are done.
     pub done: u32,
@@ -207,7 +209,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Reads the answers that the device has written.
+    /// Parses the answers that the device has written.
     #[must_use]
     pub fn read(bytes: &[u8]) -> Self {
         let Ok((header, mut rest)) = AnswerHeader::read_from_prefix(bytes) else {
@@ -221,7 +223,7 @@ impl Reply {
         Self { status: header.status, done: header.done, answers }
     }
 
-    /// Returns the value of the last operation, if all operations are done.
+    /// Returns the value of the last operation.
     ///
     /// # Panics
     /// If not all operations are done.
@@ -236,8 +238,8 @@ impl Reply {
 mod tests {
     use super::*;
 
-    /// Returns a configuration space with a list of capabilities at 0x40 (power management), 0x48 (another vendor's)
-    /// and `last`.
+    /// Returns a configuration space with capabilities at 0x40 (power management) and 0x48 (another vendor's), followed
+    /// by `last`.
     fn config(last: u8) -> Vec<u8> {
         let mut config = vec![0; 256];
         config[CAPABILITIES] = 0x41;
@@ -255,12 +257,12 @@ mod tests {
         config[0xf8..0xfc].copy_from_slice(&0x1000u32.to_le_bytes());
         let found = capability(&config).expect("a capability");
         assert_eq!((found.bar, found.offset), (3, 0x1000));
-        // The space may be truncated, as in an unprivileged read of configuration space.
+        // Configuration space may be truncated, as in a read without privileges.
         assert_eq!((capability(&config[..0xf8]), capability(&config[..64]), capability(&[])), (None, None, None));
     }
 
     #[test]
-    fn list_that_is_a_circle_or_leads_nowhere_ends() {
+    fn cyclic_or_dangling_list_ends() {
         for last in [0x40, 0x48, 0, 0x3c, 0xff] {
             assert_eq!(capability(&config(last)), None, "{last:#x}");
         }

@@ -22,7 +22,7 @@ const SECTIONS: [&Section; 11] = [
     &query::SECTION,
 ];
 
-/// Maximum number of columns of the header's comments.
+/// Maximum number of columns of comments in the header.
 const MAX_COLUMNS: usize = 100;
 
 /// Returns the text of the header.
@@ -31,9 +31,9 @@ pub fn header() -> String {
     let mut text = String::from(concat!(
         "// SPDX-License-Identifier: GPL-2.0-only OR MIT\n",
         "/*\n",
-        " * What a guest's driver and gpu-mediator agree on. Made from pv/src/abi.rs by\n",
+        " * The interface between a guest's driver and gpu-mediator. Generated from pv/src/abi.rs by\n",
         " *   cargo run -p pv --example header\n",
-        " * docs/design/paravirtual.md tells how it is used.\n",
+        " * docs/design/paravirtual.md describes how it is used.\n",
         " */\n",
         "#ifndef GPU_MEDIATOR_ABI_H\n",
         "#define GPU_MEDIATOR_ABI_H\n\n",
@@ -69,7 +69,7 @@ pub fn header() -> String {
 }
 
 impl Section {
-    /// Returns the section's path below [`crate::abi`].
+    /// Returns the path of the section below [`crate::abi`].
     fn module(&self) -> &'static str {
         let path = self.path.strip_prefix("pv::abi").unwrap_or(self.path);
         path.strip_prefix("::").unwrap_or(path)
@@ -79,7 +79,7 @@ impl Section {
     fn prefix(&self) -> String {
         match self.module() {
             "" => "GMPV_".to_owned(),
-            // Avoids a clash with the register of this name.
+            // Avoid a clash with the register of this name.
             "Status" => "GMPV_RESULT_".to_owned(),
             module => format!("GMPV_{}_", module.replace("::", "_").to_uppercase()),
         }
@@ -96,7 +96,7 @@ impl Structure {
     }
 }
 
-/// Converts a name: a name in capitals is unchanged, and a name in camel case gets underscores.
+/// Converts a name: capitals stay as they are, and camel case gets underscores.
 fn snake(name: &str) -> String {
     if !name.contains(char::is_lowercase) {
         return name.to_owned();
@@ -115,13 +115,13 @@ fn c_type(ty: &str) -> &'static str {
     match ty {
         "u8" => "__u8",
         "u16" => "__le16",
-        // Signed numbers use two's complement.
+        // C has no signed little-endian type; signed numbers use two's complement.
         "u32" | "i32" => "__le32",
         _ => "__le64",
     }
 }
 
-/// Returns the first sentence of a doc comment in `module`, with C's names.
+/// Returns the first sentence of a doc comment in `module`, with the names that they have in C.
 fn sentence(doc: &[&str], module: &str) -> String {
     let text = doc.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
     let end = text.find(". ").map_or(text.len(), |at| at.saturating_add(1));
@@ -139,7 +139,7 @@ fn sentence(doc: &[&str], module: &str) -> String {
     plain
 }
 
-/// Returns the C name of `path` as used in `module`.
+/// Returns the C name of `path`, as `module` uses it.
 fn resolve(path: &str, module: &str) -> Option<String> {
     let mut module: Vec<_> = module.split("::").filter(|part| !part.is_empty()).collect();
     let mut path = path;

@@ -1,11 +1,11 @@
-//! The paravirtual interface, through which a driver in a virtual machine communicates with the mediator.
+//! The paravirtual interface through which a driver in a virtual machine communicates with the mediator.
 //!
 //! Parts:
-//! - [`abi`]: the binary form that guest and mediator share;
-//! - [`Batch`]: decodes bytes into checked and typed operations ([`Op`]), and collects their [`Answers`];
-//! - [`Tables`]: the typed page tables that the mediator keeps for one virtual machine;
-//! - [`guest`]: batches and answers as a guest's driver sees them;
-//! - [`header()`]: generates [`abi`] as a C header for guest drivers.
+//! - [`abi`]: the binary format that guest and mediator share
+//! - [`Batch`]: decodes bytes into checked and typed operations ([`Op`]), and collects their [`Answers`]
+//! - [`Tables`]: the typed page tables that the mediator keeps for one virtual machine
+//! - [`guest`]: batches and answers from the point of view of a guest's driver
+//! - [`header()`]: generates a C header from [`abi`] for guest drivers
 //!
 //! The crate uses no I/O, no threads and no clock.
 

@@ -1,5 +1,5 @@
-//! A model against which the code under test is checked: the binary form, decoded by hand ([`wire`]), the tables as a
-//! guest sees them ([`tables`]), and a guest that input bytes control ([`machine`]). Used by tests and fuzzing.
+//! A model that the code is checked against, for tests and fuzzing: the binary format, decoded by hand ([`wire`]), the
+//! tables as a guest sees them ([`tables`]), and a guest that input bytes control ([`machine`]).
 
 pub(crate) mod machine;
 pub(crate) mod tables;

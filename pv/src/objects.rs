@@ -1,17 +1,16 @@
 //! The page tables that the mediator keeps for one virtual machine.
 //!
-//! Invariants for any guest request:
-//! - A directory entry names a small-page table and a large-page table in the matching field, or is empty. Only
+//! Invariants, whatever a guest requests:
+//! - A directory entry is empty, or refers to a small-page table and a large-page table in the matching fields. Only
 //!   [`Tables::set`] writes such entries. A directory is never used as a table, so a chain of references has at most
 //!   two links.
-//! - A table exists exactly as long as its handle, an entry of a directory, or the address space of an instance block
-//!   names it. A new table is empty. A removed table cannot be read, and counts as written.
-//! - The total size of all existing tables does not exceed the limit. This size does not depend on the contents of the
-//!   tables.
+//! - A table exists exactly as long as its handle, a directory entry, or the address space of an instance block refers
+//!   to it. A new table is empty. A removed table cannot be read, and counts as written.
+//! - The total size of all existing tables does not exceed the limit. It does not depend on the contents of the tables.
 //!
-//! Each table has a place in *table space*: guest VRAM addresses after the end of guest VRAM. So a page table walker
-//! (`shadow-pt`) reads and follows these tables like tables that the guest keeps itself, and checks each of their
-//! entries; this crate only checks types and translates nothing.
+//! Each table has an address in *table space*: guest VRAM addresses beyond the end of guest VRAM. A page table walker
+//! (`shadow-pt`) therefore reads and follows these tables like those that the guest keeps itself, and checks each of
+//! their entries. This crate only checks types, and does not translate anything.
 
 mod contents;
 mod saved;
@@ -28,15 +27,15 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use zerocopy::little_endian::U64;
 
-/// Distance in bytes between two tables in table space, which is the size of the largest table.
+/// Distance in bytes between two tables in table space: the size of the largest table.
 pub const SLOT_BYTES: u64 = SPT_BYTES;
-/// Maximum number of instance blocks that are bound to a directory of these tables. It exceeds the number of a card's
-/// channels, because blocks are bound before their use.
+/// Maximum number of instance blocks that may be bound to directories of these tables. It exceeds the number of a
+/// card's channels, because blocks are bound before they are used.
 pub const MAX_BINDINGS: usize = 1024;
 
-/// No table is at this address.
+/// There is no table at this address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no table there")]
+#[error("there is no table at this address")]
 pub struct NoTable;
 
 /// Numbers of objects.
@@ -48,9 +47,9 @@ pub struct Counts {
     pub small: u64,
     /// Number of tables of 128 KiB pages.
     pub large: u64,
-    /// Total size of all tables in bytes, which counts against the limit.
+    /// Total size of all tables in bytes, which counts towards the limit.
     pub bytes: u64,
-    /// Number of bytes of host memory that the contents of the tables occupy.
+    /// Number of bytes of host memory that hold the contents of the tables.
     pub resident_bytes: u64,
     /// Number of instance blocks that are bound to a directory.
     pub bindings: u64,
@@ -68,15 +67,15 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Creates a set of tables, initially empty. `base` is the end of guest VRAM; table space begins at the next
-    /// multiple of [`SLOT_BYTES`]. `limit` is the maximum total size of all tables in bytes.
+    /// Creates an empty set of tables. `base` is the end of guest VRAM; table space begins at the next multiple of
+    /// [`SLOT_BYTES`]. `limit` is the maximum total size of all tables in bytes.
     #[must_use]
     pub fn new(base: GuestVramAddr, limit: u64) -> Self {
         let base = GuestVramAddr(base.0.checked_next_multiple_of(SLOT_BYTES).unwrap_or(u64::MAX));
         Self { limit, used: 0, slots: Slots::new(base), handles: HashMap::new(), bindings: HashMap::new() }
     }
 
-    /// Returns true if `address` is in table space, whether or not a table is there.
+    /// Returns true if `address` is in table space, even if there is no table at it.
     #[must_use]
     pub fn contains(&self, address: GuestVramAddr) -> bool {
         address >= self.slots.base()
@@ -94,7 +93,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Frees the handle; the table is freed when no other reference remains.
+    /// Frees the handle. The table is freed when there are no other references to it.
     ///
     /// # Errors
     /// [`Status::NoObject`].
@@ -107,7 +106,7 @@ impl Tables {
     /// Sets an entry of a directory.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`]; the entry is unchanged.
+    /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`]: the entry has not changed.
     pub fn set(
         &mut self,
         directory: TableId,
@@ -127,8 +126,7 @@ impl Tables {
         }
         let object = self.slots.get(directory).ok_or(Status::NoObject)?;
         let before = object.contents.entry(index).ok_or(Status::Range)?;
-        // Add new references before removing old ones, so that a table that both the old and the new entry name stays
-        // alive.
+        // Add new references before removing old ones, so that a table in both the old and the new entry stays alive.
         for slot in [small, large].into_iter().flatten() {
             self.slots.retain(slot);
         }
@@ -137,10 +135,10 @@ impl Tables {
         Ok(())
     }
 
-    /// Writes `count` entries of a table; each is greater than the previous one by `step`, modulo 2^64.
+    /// Writes `count` entries of a table. Each is greater than the previous one by `step`, modulo 2^64.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`]; nothing is written.
+    /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`]: no entry has been written.
     pub fn run(&mut self, table: TableId, first: u32, count: u32, entry: u64, step: u64) -> Result<(), Status> {
         self.write(table, first, count, |nth| entry.wrapping_add(step.wrapping_mul(nth.into())))
     }
@@ -148,7 +146,7 @@ impl Tables {
     /// Writes entries of a table.
     ///
     /// # Errors
-    /// Same as for [`Self::run`].
+    /// As for [`Self::run`].
     pub fn list(&mut self, table: TableId, first: u32, entries: &[U64]) -> Result<(), Status> {
         let count = u32::try_from(entries.len()).map_err(|_| Status::Range)?;
         self.write(table, first, count, |nth| entries.get(nth as usize).map_or(0, |entry| entry.get()))
@@ -157,12 +155,12 @@ impl Tables {
     /// Clears `count` entries of a table.
     ///
     /// # Errors
-    /// Same as for [`Self::run`].
+    /// As for [`Self::run`].
     pub fn zero(&mut self, table: TableId, first: u32, count: u32) -> Result<(), Status> {
         self.write(table, first, count, |_| 0)
     }
 
-    /// Binds the address space of an instance block to the directory, replacing any other directory.
+    /// Binds the address space of an instance block to the directory, in place of any other directory.
     ///
     /// # Errors
     /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`] for a block that is not in guest VRAM,
@@ -182,7 +180,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Resets the address space of an instance block to the block's own directory. Returns true if another directory
+    /// Makes the address space of an instance block use the block's own directory. Returns true if another directory
     /// was bound.
     pub fn unbind(&mut self, instance: GuestVramAddr) -> bool {
         let before = self.bindings.remove(&instance);
@@ -192,7 +190,7 @@ impl Tables {
         before.is_some()
     }
 
-    /// Returns the address in table space of an instance block's directory, if one of these tables is bound.
+    /// Returns the address in table space of the directory that an instance block is bound to, if any.
     #[must_use]
     pub fn directory_of(&self, instance: GuestVramAddr) -> Option<GuestVramAddr> {
         self.bindings.get(&instance).map(|slot| self.slots.address(*slot))
@@ -209,18 +207,18 @@ impl Tables {
     /// Reads from table space.
     ///
     /// # Errors
-    /// If the range is not within one table; `data` is then unchanged.
+    /// If the range is not within one table. `data` has not changed.
     pub fn read(&self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), NoTable> {
         self.slots.read(address, data)
     }
 
-    /// Calls `each` with address and size of the ranges of table space that may have changed since the last call:
-    /// maximal contiguous runs of 4 KiB pages, in order.
+    /// Calls `each` with the address and the size of each range of table space that may have changed since the last
+    /// call: maximal runs of contiguous 4 KiB pages, in order.
     pub fn take_written(&mut self, each: impl FnMut(GuestVramAddr, u64)) {
         self.slots.take_written(each);
     }
 
-    /// Returns the total size in bytes of the tables that can still be created.
+    /// Returns the total size in bytes of tables that can still be created.
     #[must_use]
     pub const fn bytes_left(&self) -> u64 {
         self.limit.saturating_sub(self.used)
@@ -250,14 +248,14 @@ impl Tables {
         counts
     }
 
-    /// Returns the table of a handle, if `wanted` accepts its type.
+    /// Returns the table of a handle, if `wanted` returns true for its type.
     fn of_kind(&self, table: TableId, wanted: impl FnOnce(Kind) -> bool) -> Result<SlotId, Status> {
         let slot = *self.handles.get(&table).ok_or(Status::NoObject)?;
         let object = self.slots.get(slot).ok_or(Status::NoObject)?;
         if wanted(object.kind) { Ok(slot) } else { Err(Status::WrongType) }
     }
 
-    /// Returns a table's address in the form of a directory entry.
+    /// Returns the address of a table as a directory entry contains it.
     fn frame(&self, slot: SlotId) -> Result<u32, Status> {
         u32::try_from(self.slots.address(slot).0 / SMALL_PAGE).map_err(|_| Status::Limit)
     }
@@ -284,7 +282,7 @@ impl Tables {
         }
     }
 
-    /// Removes the references of a directory entry to tables. These tables contain no references themselves.
+    /// Removes the references of a directory entry. The tables that it refers to contain no references themselves.
     fn forget_entry(&mut self, pde: Pde) {
         let small = (pde.small_target() == TableTarget::Vram).then(|| pde.small_address());
         let large = (pde.large_target() == TableTarget::Vram).then(|| pde.large_address());

@@ -1,7 +1,7 @@
 //! Operations with typed arguments.
 //!
-//! This module makes the checks that depend only on the operation. The executor makes the checks that depend on the
-//! virtual machine: on its handles and channels, and on the end of its VRAM.
+//! This module makes the checks that depend on the operation alone. The executor makes those that depend on the virtual
+//! machine: its handles, its channels, and the end of its VRAM.
 
 use crate::abi::{
     BufferPriority, DirectorySet, Entries, EntriesRun, Instance, MAX_MEMORY_BYTES, MemoryCopy, MemoryFill, Runlist,
@@ -13,12 +13,12 @@ use nvspec::mmu::{LPT_BYTES, LPT_ENTRIES, PD_BYTES, PD_ENTRIES, SPT_BYTES, SPT_E
 use std::num::NonZeroU32;
 use zerocopy::little_endian::{U32, U64};
 
-/// The guest's handle of a page table.
+/// A guest's handle of a page table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TableId(pub NonZeroU32);
 
 impl TableId {
-    /// Converts a handle; `None` for 0, which does not name a table.
+    /// Converts a handle; `None` for 0, which is not a handle.
     #[must_use]
     pub const fn new(handle: u32) -> Option<Self> {
         match NonZeroU32::new(handle) {
@@ -28,7 +28,7 @@ impl TableId {
     }
 }
 
-/// The type of a page table, from [`kind`].
+/// Type of a page table, a value in [`kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// A page directory.
@@ -73,7 +73,7 @@ impl Kind {
     }
 }
 
-/// Kind of an [`Op::Query`], from [`query`].
+/// Subject of an [`Op::Query`], a value in [`query`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 #[expect(missing_docs, reason = "as the constants of the same names")]
@@ -105,22 +105,22 @@ impl Question {
     ];
 }
 
-/// Query or change of a segment, from [`share::control`].
+/// Query or change of a segment, a value in [`share::control`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// The segment's size in bytes.
+    /// Returns the segment's size in bytes.
     Size,
-    /// Number of address spaces to which the segment is attached.
+    /// Returns the number of address spaces to which the segment is attached.
     Attached,
-    /// The segment's mode.
+    /// Returns the segment's mode.
     Mode,
-    /// Sets the segment's mode, from [`share::mode`].
+    /// Sets the segment's mode to a combination of [`share::mode`].
     SetMode(u32),
     /// Removes the segment's key.
     Remove,
 }
 
-/// An operation: see the code's description in [`op`]. Channel numbers are the guest's. Does not check that the channel
+/// An operation; [`op`] describes each code. Channel numbers are the guest's. Nothing has checked yet that the channel
 /// exists or that an address is in guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "as the structures of the same names, which follow the operations' headers")]
@@ -149,12 +149,12 @@ pub enum Op<'a> {
     Query { question: Question },
 }
 
-/// Reason that the operation could not be decoded.
+/// Reason why an operation cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The whole batch cannot be read.
+    /// The whole batch is malformed.
     Structure(Problem),
-    /// The value is wrong: the status is the operation's answer.
+    /// A value is wrong. The status is the answer to the operation.
     Value(Status),
 }
 
@@ -171,7 +171,7 @@ impl From<Status> for Fault {
 }
 
 impl<'a> Op<'a> {
-    /// Decodes an operation; checks its structure before its values.
+    /// Decodes an operation. Checks its structure before its values.
     pub(crate) fn decode(raw: RawOp<'a>) -> Result<Self, Fault> {
         let handle = raw.handle;
         Ok(match raw.code {
@@ -318,7 +318,7 @@ fn block(address: u64) -> Result<GuestVramAddr, Status> {
     if address.is_multiple_of(SMALL_PAGE) { Ok(GuestVramAddr(address)) } else { Err(Status::Invalid) }
 }
 
-/// Checks ranges of whole words whose size is permitted for one operation.
+/// Checks that ranges consist of whole words, and that one operation may have this size.
 fn words(addresses: &[u64], bytes: u64) -> Result<(), Status> {
     if bytes > MAX_MEMORY_BYTES {
         return Err(Status::Range);

@@ -1,14 +1,14 @@
-//! An operation in its binary form, and the structural problems of batches.
+//! An operation in its binary format, and the structural problems of batches.
 
 use crate::abi::{MAX_BATCH_OPS, OpHeader, UNIT};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-/// An operation in the layout of a batch.
+/// An operation as it is in a batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawOp<'a> {
     pub(crate) code: u16,
     pub(crate) handle: u32,
-    /// Bytes after the header.
+    /// The bytes that follow the header.
     pub(crate) body: &'a [u8],
 }
 
@@ -22,19 +22,19 @@ impl<'a> RawOp<'a> {
         Ok(Self { code: header.code, handle: header.handle, body })
     }
 
-    /// Returns the body, which must be exactly a `T`.
+    /// Returns the body if it is exactly one `T`.
     pub(crate) fn exact<T: FromBytes>(&self) -> Result<T, Problem> {
         T::read_from_bytes(self.body).map_err(|_| self.size())
     }
 
-    /// Returns the body: a `T` followed by elements, whose number `count` returns for the `T`, rounded up to whole
-    /// units.
+    /// Returns the body: a `T`, followed by elements, rounded up to whole units. `count` returns the number of elements
+    /// for the `T`.
     pub(crate) fn list<T: FromBytes, E: FromBytes + Immutable + KnownLayout>(
         &self,
         count: impl FnOnce(&T) -> u32,
     ) -> Result<(T, &'a [E], &'a [u8]), Problem> {
         let (fixed, rest) = T::read_from_prefix(self.body).map_err(|_| self.size())?;
-        // A count that exceeds any memory is too large for the body as well.
+        // A count that exceeds the address space also exceeds the body.
         let count = count(&fixed) as usize;
         let (entries, rest) = <[E]>::ref_from_prefix_with_elems(rest, count).map_err(|_| self.size())?;
         if rest.len() < UNIT as usize { Ok((fixed, entries, rest)) } else { Err(self.size()) }
@@ -52,25 +52,26 @@ pub enum Problem {
     #[error("has no header")]
     Short,
     /// The number of operations is 0 or above [`MAX_BATCH_OPS`].
-    #[error("says {0} operations; 1 to {MAX_BATCH_OPS} can be")]
+    #[error("declares {0} operations; must be from 1 to {MAX_BATCH_OPS}")]
     Ops(u32),
-    /// The size exceeds the given bytes, or the bytes that [`MAX_BATCH_BYTES`](crate::abi::MAX_BATCH_BYTES) permits.
-    #[error("says {0} bytes of operations, more than were given or can be")]
+    /// The size exceeds the bytes that are there, or those that [`MAX_BATCH_BYTES`](crate::abi::MAX_BATCH_BYTES)
+    /// permits.
+    #[error("declares {0} bytes of operations, more than it contains or than the maximum")]
     Bytes(u32),
     /// Bytes remain after the last operation.
-    #[error("has {0} bytes behind its last operation")]
+    #[error("has {0} bytes after its last operation")]
     Rest(usize),
-    /// The batch ends before the operation's header.
+    /// The batch ends before the header of an operation.
     #[error("has no header")]
     Missing,
     /// The operation is shorter than its header, or extends beyond the batch.
-    #[error("says {0} units, less than its header or more than are left")]
+    #[error("declares {0} units, less than its header or more than are left")]
     Outside(u16),
-    /// Version 1 does not have this code.
+    /// Version 1 does not define this code.
     #[error("has the code {0:#x}, which version 1 does not have")]
     Code(u16),
     /// The operation's size does not match its code or its count.
-    #[error("has {bytes} bytes behind its header, which is not what the code {code:#x}, or its count, asks for")]
+    #[error("has {bytes} bytes after its header, which do not match the code {code:#x} or its count")]
     Size {
         /// Code of the operation.
         code: u16,

@@ -1,5 +1,5 @@
-//! Tables of a paravirtual guest that `shadow-pt` reads like those of any other guest. Some of their entries reach the
-//! card, and some do not.
+//! Tests that `shadow-pt` reads the tables of a paravirtual guest like those of any other guest. Some of the entries
+//! reach the card, and others are refused.
 
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
 use pv::{Kind, TableId, Tables};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 const PAGE: u64 = 4096;
 const VRAM: u64 = 4 << 20;
-/// Address on the card of the guest's VRAM.
+/// Card address of the guest's VRAM.
 const ON_CARD: u64 = 0x1000_0000;
 const SHADOWS: u64 = 0x8000_0000;
 const INSTANCE: GuestVramAddr = GuestVramAddr(0x1000);
@@ -18,7 +18,7 @@ const DIRECTORY: u32 = 1;
 const SMALL_TABLE: u32 = 2;
 const LARGE_TABLE: u32 = 3;
 
-/// The guest's VRAM is contiguous, and the guest has no RAM.
+/// Grants for a guest whose VRAM is contiguous and that has no RAM.
 struct Grants;
 
 impl Frames for Grants {
@@ -31,7 +31,7 @@ impl Frames for Grants {
     }
 }
 
-/// A guest of which only table space can be read.
+/// A guest whose only readable memory is table space.
 struct Guest<'a>(&'a Tables);
 
 impl GuestMemory for Guest<'_> {
@@ -66,7 +66,7 @@ impl Card {
     }
 }
 
-/// A guest with one address space, and a mediator that performs flushes.
+/// A guest with one address space, and the part of a mediator that flushes.
 struct Rig {
     tables: Tables,
     spaces: AddressSpaces,
@@ -102,7 +102,7 @@ impl Rig {
         [Denial::Vram, Denial::Table, Denial::Ram].map(|reason| report.denied.count_of(reason))
     }
 
-    /// Translates an address of the address space to an address on the card.
+    /// Translates an address in the address space to a card address.
     fn walk(&self, address: GpuVa) -> Option<u64> {
         let directory = self.spaces.directory(self.space)?;
         let pde = self.card.entry(directory.0, address.0 >> 27);

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 pub const MAGIC: [u8; 8] = *b"GPUMSTAT";
 /// Version of the file's own format.
 pub const FORMAT: u32 = 1;
-/// Maximum number of sections in a file: each VM of a card has a few.
+/// Maximum number of sections in a file. Each VM on a card needs a few.
 pub const SECTIONS_MAX: u32 = 4096;
 /// Maximum length of a part's name.
 pub(crate) const NAME_MAX: usize = 64;
@@ -21,9 +21,9 @@ pub(crate) fn is_name(name: &str) -> bool {
     (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(allowed)
 }
 
-/// Computes the checksum of a section in the file with this identity.
+/// Returns the checksum of a section in a file with this identity.
 pub(crate) fn sum(identity: &[u8; IDENTITY], name: &str, of: u32, version: u32, contents: &[u8]) -> [u8; SUM] {
-    // The length of a name of at most 64 bytes fits in one byte.
+    // A name has at most 64 bytes, so its length fits into one byte.
     let length = u8::try_from(name.len()).unwrap_or(u8::MAX);
     Sha256::new()
         .chain_update(identity)

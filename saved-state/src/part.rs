@@ -1,24 +1,24 @@
-//! A part of a saved state.
+//! A part of saved state.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Plain data that a crate saves. It is created from the crate's state by a pattern that names each field, so that no
+/// Plain data that a crate saves. The crate creates it from its state with a pattern that names each field, so that no
 /// field is forgotten.
 pub trait Part: Serialize + DeserializeOwned {
-    /// The crate's name. If the crate has several parts, it is followed by a dot and this part's name.
+    /// Name of the crate. If the crate has several parts, a dot and the name of this part follow.
     const NAME: &'static str;
-    /// Increases with each change of the encoding, starting at 1. Each list element must take at least one byte;
-    /// otherwise a short file could claim a list of any length.
+    /// Version of the encoding. It starts at 1 and increases with each change. Each element of a list must need at
+    /// least one byte; otherwise a short file could claim to contain a list of any length.
     const VERSION: u32;
-    /// The part's previous version; [`Unversioned`] if the reader does not accept one.
+    /// The part in its previous version; [`Unversioned`] if the reader does not accept one.
     type Before: Serialize + DeserializeOwned;
 
     /// Converts from the previous version.
     ///
     /// # Errors
-    /// If the state no longer exists.
+    /// If the state can no longer be expressed.
     fn from_before(before: Self::Before) -> Result<Self, Invalid>;
 
     /// Converts to the previous version, for an older program.
@@ -28,7 +28,7 @@ pub trait Part: Serialize + DeserializeOwned {
     fn to_before(&self) -> Result<Self::Before, Invalid>;
 }
 
-/// Stands for the version before the first version that is read; it has no values.
+/// The previous version of a part whose version is its first. This type has no values.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Unversioned {}
 
@@ -40,8 +40,8 @@ macro_rules! first_version {
     };
 }
 
-/// Declares a type as the only version of a part that is read and written. Its number stays above the numbers of all
-/// earlier encodings: a program with an earlier encoding must not accept this encoding as its own.
+/// Declares a type as the only version of a part that is read and written. Its number must be higher than that of all
+/// earlier encodings: a program with an earlier encoding must not accept this one as its own.
 #[macro_export]
 macro_rules! only_version {
     ($part:ty, $name:literal, $version:literal) => {
@@ -61,7 +61,7 @@ macro_rules! only_version {
     };
 }
 
-/// A part that a program reads, in this and the previous version.
+/// A part that a program can read, in this version and in the previous one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known {
     /// The part's name.
@@ -78,7 +78,7 @@ impl Known {
     }
 }
 
-/// Reason that saved values are not a valid state.
+/// Reason why saved values are not a valid state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Invalid(String);
@@ -89,7 +89,7 @@ impl Invalid {
         Self(why.to_string())
     }
 
-    /// Returns `Ok` if `holds`, otherwise an error that names the violated condition.
+    /// Returns `Ok` if `holds` is true, and otherwise an error that describes the violated condition.
     ///
     /// # Errors
     /// If the condition does not hold.
@@ -98,7 +98,7 @@ impl Invalid {
     }
 }
 
-/// Returns true if keys are strictly ascending, as in a saved map.
+/// Returns true if the keys are strictly ascending, as in a saved map.
 pub fn ascend<K: Ord>(keys: impl IntoIterator<Item = K>) -> bool {
     let mut last: Option<K> = None;
     keys.into_iter().all(|key| {

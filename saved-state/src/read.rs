@@ -5,17 +5,17 @@ use crate::format::{FORMAT, IDENTITY, MAGIC, SECTIONS_MAX, SUM, is_name, sum};
 use crate::part::{Invalid, Known, Part};
 use std::collections::BTreeMap;
 
-/// A file whose sections are complete and known, by name and owner.
+/// A file whose sections are complete and known, indexed by name and owner.
 #[derive(Debug)]
 pub struct SavedState<'a> {
     sections: BTreeMap<(&'a str, u32), (u32, &'a [u8])>,
 }
 
 impl<'a> SavedState<'a> {
-    /// Parses a file. `known` are the supported parts.
+    /// Parses a file. `known` lists the supported parts.
     ///
     /// # Errors
-    /// See [`ReadError`]. No section was decoded in this case.
+    /// See [`ReadError`]. No section has been decoded.
     pub fn parse(file: &'a [u8], known: &[Known]) -> Result<Self, ReadError> {
         let mut bytes = Bytes { file, at: 0 };
         if file.get(..MAGIC.len()) != Some(MAGIC.as_slice()) {
@@ -54,7 +54,7 @@ impl<'a> SavedState<'a> {
         let name = P::NAME;
         let (version, contents) = self.sections.remove(&(name, of)).ok_or(ReadError::Missing { name, of })?;
         let encoding = ReadError::Encoding { name, of };
-        // Only supported versions reach this code.
+        // Other versions have been refused before.
         if version == P::VERSION {
             return decode(contents).ok_or(encoding);
         }
@@ -62,7 +62,7 @@ impl<'a> SavedState<'a> {
         P::from_before(before).map_err(|why| ReadError::Invalid { name, of, why })
     }
 
-    /// Like [`Self::take`], but also converts the part with the part's crate.
+    /// Like [`Self::take`], and also converts the part to its crate's type.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -77,7 +77,7 @@ impl<'a> SavedState<'a> {
         self.sections.range((P::NAME, 0)..=(P::NAME, u32::MAX)).map(|((_, of), _)| *of).collect()
     }
 
-    /// Checks that everything was read.
+    /// Checks that every section has been read.
     ///
     /// # Errors
     /// [`ReadError::Left`].
@@ -95,7 +95,7 @@ fn decode<T: serde::de::DeserializeOwned>(contents: &[u8]) -> Option<T> {
     rest.is_empty().then_some(value)
 }
 
-/// A section in the form of the file.
+/// A section as it is in the file.
 struct Section<'a> {
     name: &'a str,
     of: u32,
@@ -121,7 +121,7 @@ impl Section<'_> {
     }
 }
 
-/// The bytes of a file, and the position up to which they were read.
+/// The bytes of a file, and the position of the next byte to read.
 struct Bytes<'a> {
     file: &'a [u8],
     at: usize,

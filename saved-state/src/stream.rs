@@ -1,4 +1,4 @@
-//! A saved state followed by memory, as a stream: neither the writer nor the reader buffers more than one piece.
+//! Saved state followed by memory, as a stream. Neither the writer nor the reader buffers more than one piece.
 //!
 //! All numbers are little-endian. The head is a file of parts ([`Writer`](crate::Writer)).
 //!
@@ -10,7 +10,7 @@
 //! | n | the head |
 //! | 32 | SHA-256 of all of the above |
 //!
-//! The head is followed by the nonzero pieces of memory by address, and by an end marker, which is a piece without
+//! The nonzero pieces of memory follow the head, ordered by address, and then an end marker, which is a piece without
 //! bytes at the highest address:
 //!
 //! | bytes | contents |
@@ -20,7 +20,7 @@
 //! | n | the bytes |
 //! | 32 | SHA-256 of the sum before, and all of the above |
 //!
-//! Each checksum covers the previous one, so that a missing, swapped or foreign piece is detected at its position. As
+//! Each checksum covers the previous one, so that a missing, swapped or foreign piece is detected where it occurs. As
 //! in [files](crate), this detects damage, not tampering.
 
 use sha2::{Digest, Sha256};
@@ -29,60 +29,60 @@ use sha2::{Digest, Sha256};
 pub const MAGIC: [u8; 8] = *b"GPUMVMST";
 /// Version of the stream's format.
 pub const FORMAT: u32 = 1;
-/// Maximum size of a head in bytes: a head includes the contexts of all channels of a card, and the page tables kept
-/// for a guest.
+/// Maximum size of a head in bytes. A head contains the contexts of all channels on a card, and the page tables that
+/// are kept for a guest.
 pub const HEAD_MAX: usize = 64 << 20;
 /// Maximum size of a piece in bytes.
 pub const PIECE_MAX: usize = 256 << 10;
 
 /// Size of a checksum in bytes.
 const SUM: usize = 32;
-/// Number of bytes before a head.
+/// Number of bytes that precede a head.
 const START: usize = 20;
-/// Number of bytes before a piece's data.
+/// Number of bytes that precede the data of a piece.
 const PIECE_HEAD: usize = 12;
 /// Address of the end marker.
 const END: u64 = u64::MAX;
 
 type Sum = [u8; SUM];
 
-/// Reasons for refusing a stream.
+/// Reason for refusing a stream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The magic bytes do not match.
-    #[error("this is no saved VM: it begins with other bytes")]
+    #[error("this is not a saved VM: its first bytes differ")]
     Magic,
     /// The format has another version.
     #[error("the saved VM has format {0}; this program reads format {FORMAT}")]
     Format(u32),
     /// The head is too long.
-    #[error("the saved VM claims a head of {0} bytes; {HEAD_MAX} are the most")]
+    #[error("the saved VM claims a header of {0} bytes; the maximum is {HEAD_MAX}")]
     Head(u64),
     /// A checksum is wrong.
-    #[error("the saved VM is damaged, or of two files: the sum at byte {0} is wrong")]
+    #[error("the saved VM is damaged, or combined from two files: the checksum at byte {0} is wrong")]
     Sum(u64),
     /// A piece is too long, or has no bytes.
-    #[error("the saved VM claims a piece of {0} bytes of memory; from 1 to {PIECE_MAX} are possible")]
+    #[error("the saved VM claims a piece of {0} bytes of memory; must be from 1 to {PIECE_MAX}")]
     Piece(u32),
-    /// A piece's address is not above the previous piece's.
-    #[error("the saved VM has memory at {0:#x} behind what is above that")]
+    /// The address of a piece is not above that of the previous piece.
+    #[error("the saved VM has memory at {0:#x} after memory at a higher address")]
     Order(u64),
     /// Bytes follow the end marker.
     #[error("bytes follow the end of the saved VM")]
     Behind,
     /// Bytes are missing.
-    #[error("the saved VM ends after {0} bytes: it was cut")]
+    #[error("the saved VM ends after {0} bytes: it was truncated")]
     Cut(u64),
 }
 
-/// Writer of a stream. The caller must send the returned bytes in order.
+/// Writes a stream. The caller must send the returned bytes in order.
 #[derive(Debug)]
 pub struct StreamWriter {
     sum: Sum,
 }
 
 impl StreamWriter {
-    /// Creates a stream with this head. Returns it with the stream's first bytes.
+    /// Creates a stream with this head. Also returns the first bytes of the stream.
     #[must_use]
     pub fn new(head: &[u8]) -> (Self, Vec<u8>) {
         let mut bytes = MAGIC.to_vec();
@@ -94,7 +94,7 @@ impl StreamWriter {
         (Self { sum }, bytes)
     }
 
-    /// Returns the encoding of a piece, which has 1 to [`PIECE_MAX`] bytes and an address above all earlier pieces.
+    /// Encodes a piece. It must have 1 to [`PIECE_MAX`] bytes, and an address above that of all earlier pieces.
     pub fn piece(&mut self, at: u64, data: &[u8]) -> Vec<u8> {
         debug_assert!((1..=PIECE_MAX).contains(&data.len()), "a piece of {} bytes", data.len());
         let mut bytes = at.to_le_bytes().to_vec();
@@ -125,35 +125,35 @@ fn next(before: &Sum, bytes: &[u8]) -> Sum {
 pub enum Item<'a> {
     /// The head, which occurs once, at the start.
     Head(&'a [u8]),
-    /// A piece of memory: address and bytes.
+    /// A piece of memory: its address and its bytes.
     Piece(u64, &'a [u8]),
 }
 
-/// Reader of a stream; it accepts the stream in parts of any length.
+/// Reads a stream. It accepts the stream in portions of any length.
 #[derive(Debug, Default)]
 pub struct StreamReader {
-    /// Bytes of an incomplete unit, which must still be processed.
+    /// Bytes of a unit that is not complete yet.
     rest: Vec<u8>,
-    /// Number of bytes of the stream before `rest`.
+    /// Number of bytes of the stream that precede `rest`.
     before: u64,
     at: Expects,
 }
 
-/// Next expected unit of a stream.
+/// The next unit of a stream that is expected.
 #[derive(Clone, Copy, Debug, Default)]
 enum Expects {
     #[default]
     Head,
-    /// A piece at or above an address, with the checksum before it.
+    /// A piece at this address or above. The value before it is the checksum of the previous unit.
     Piece(Sum, u64),
     Nothing,
 }
 
 impl StreamReader {
-    /// Accepts the next bytes, and passes complete units to `sink` after checking their checksums.
+    /// Accepts the next bytes. Checks the checksum of each complete unit, and then passes the unit to `sink`.
     ///
     /// # Errors
-    /// If the bytes are not a valid stream, or `sink` fails. Do not feed more data in this case.
+    /// If the bytes are not a valid stream, or if `sink` fails. Do not feed further data then.
     pub fn feed<E: From<StreamError>>(
         &mut self,
         mut bytes: &[u8],
@@ -169,7 +169,7 @@ impl StreamReader {
         Ok(())
     }
 
-    /// Ends the stream after all bytes were fed.
+    /// Ends the stream after all bytes have been fed.
     ///
     /// # Errors
     /// If the end marker is missing.
@@ -200,7 +200,7 @@ impl StreamReader {
         }
     }
 
-    /// Returns the head's length, once it is known.
+    /// Returns the length of the head, once it is known.
     fn head_length(&self) -> Result<Option<usize>, StreamError> {
         let Some((magic, rest)) = self.rest.split_at_checked(MAGIC.len()) else { return Ok(None) };
         if magic != MAGIC {
@@ -217,7 +217,7 @@ impl StreamReader {
         within.map(Some).ok_or(StreamError::Head(length))
     }
 
-    /// Returns the address and length of the next piece, once they are known.
+    /// Returns the address and the length of the next piece, once they are known.
     fn piece_head(&self, least: u64) -> Result<Option<(u64, usize)>, StreamError> {
         let Some((at, rest)) = self.rest.split_first_chunk() else { return Ok(None) };
         let Some(length) = rest.first_chunk() else { return Ok(None) };
@@ -232,7 +232,7 @@ impl StreamReader {
         within.map(|length| Some((at, length))).ok_or(StreamError::Piece(length))
     }
 
-    /// Processes the next unit if all its bytes have arrived.
+    /// Handles the next unit if all of its bytes have arrived.
     fn deal<E: From<StreamError>>(&mut self, sink: &mut impl FnMut(Item<'_>) -> Result<(), E>) -> Result<(), E> {
         let wanted = self.wanted()?;
         if self.rest.len() < wanted {

@@ -9,30 +9,30 @@ use std::collections::BTreeSet;
 #[derive(Debug)]
 pub struct Writer {
     identity: [u8; IDENTITY],
-    /// Sections that the reader accepts. If `None`, all sections are written in the newest version.
+    /// Sections that the reader accepts. With `None`, all sections are written in their newest versions.
     reader: Option<Vec<Known>>,
     written: BTreeSet<(&'static str, u32)>,
     sections: Vec<u8>,
 }
 
 impl Writer {
-    /// Creates a file for a program of this version. The `identity` must be unique: sections of files with the same
-    /// identity could be exchanged without detection.
+    /// Creates a file for a program of this version. `identity` must be unique: sections of files with the same
+    /// identity could be exchanged undetected.
     #[must_use]
     pub fn new(identity: [u8; IDENTITY]) -> Self {
         Self { identity, reader: None, written: BTreeSet::new(), sections: Vec::new() }
     }
 
-    /// Creates a file for a program that supports these versions.
+    /// Creates a file for a program that supports the versions in `reader`.
     #[must_use]
     pub fn for_reader(identity: [u8; IDENTITY], reader: Vec<Known>) -> Self {
         Self { reader: Some(reader), ..Self::new(identity) }
     }
 
-    /// Appends a part of the owner `of`.
+    /// Appends a part that belongs to `of`.
     ///
     /// # Errors
-    /// See [`WriteError`]. The file is then unchanged.
+    /// See [`WriteError`]. The file has not changed.
     pub fn put<P: Part>(&mut self, of: u32, part: &P) -> Result<(), WriteError> {
         let name = P::NAME;
         debug_assert!(is_name(name), "`{name}` is not a name of a part");
@@ -50,7 +50,7 @@ impl Writer {
             postcard::to_allocvec(&before)
         };
         let contents = encoded.map_err(|_| WriteError::Encoding { name, of })?;
-        // The length of a name of at most 64 bytes fits in one byte.
+        // A name has at most 64 bytes, so its length fits into one byte.
         self.sections.push(u8::try_from(name.len()).unwrap_or(u8::MAX));
         self.sections.extend(name.as_bytes());
         self.sections.extend(of.to_le_bytes());

@@ -1,38 +1,38 @@
-//! Translates the guest's accesses through BAR1 and BAR3 with a page walk in software.
+//! Translates the guest's accesses through BAR1 and BAR3 with a software page walk.
 
 use crate::{GuestMemory, Place};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, Target};
 use nvspec::instance::vm;
 use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAperture, SPT_ENTRIES, TableTarget};
 
-/// Number of cached translations for each aperture; a power of two. It covers 2 MiB of pages, more than a driver uses
-/// alternately.
+/// Number of cached translations per aperture; a power of two. They cover 2 MiB of pages, more than a driver uses at a
+/// time.
 const SLOTS: usize = 512;
 const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 
 /// Target of an aperture offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Place of the byte in the guest's own terms, not checked against the guest's memory.
+    /// Guest address of the byte, which is not checked against the guest's memory.
     pub place: Place,
-    /// Number of bytes from this place to the end of the 4 KiB page.
+    /// Number of bytes from this address to the end of the 4 KiB page.
     pub bytes: u64,
-    /// True if writes are allowed.
+    /// True if the guest may write to the page.
     pub writable: bool,
 }
 
-/// Reason that an aperture access faults; the numbers are the hardware's fault reasons (`nvspec::mmu::fault`).
+/// Reason why an aperture access faults. The numbers are the hardware's fault reasons (`nvspec::mmu::fault`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkFault {
-    /// The aperture has no instance block, or its instance block cannot be read.
+    /// The aperture has no instance block, or the block cannot be read.
     Unbound,
     /// The offset is beyond the instance block's limit.
     Limit,
-    /// The directory entry does not name a table, or its table cannot be read.
+    /// The directory entry does not refer to a table, or the table cannot be read.
     Pde,
-    /// The offset is beyond a shortened table.
+    /// The offset is beyond the end of a shortened table.
     PdeSize,
-    /// The entry is invalid or names memory of another card.
+    /// The entry is invalid, or refers to memory of another card.
     Pte,
 }
 
@@ -44,7 +44,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// Returns the mapping of byte `offset` of the aperture. The byte must be in the page of this slot.
+    /// Returns the mapping of byte `offset` of the aperture, which must be in the page of this slot.
     fn mapping(&self, offset: u64) -> Option<Mapping> {
         let within = offset & SMALL_PAGE.wrapping_sub(1);
         let place = self.place.checked_add(within)?;
@@ -57,18 +57,18 @@ fn index(offset: u64) -> usize {
     usize::try_from(offset >> PAGE_SHIFT).unwrap_or(usize::MAX) & SLOTS.wrapping_sub(1)
 }
 
-/// An address space as described by an instance block.
+/// The address space that an instance block describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Space {
     directory: Place,
     limit: u64,
 }
 
-/// One aperture's translation, with a direct-mapped cache of fixed size.
+/// Translates one aperture, with a direct-mapped cache of fixed size.
 #[derive(Debug)]
 pub struct ApertureTlb {
     instance: Option<Place>,
-    /// Directory that is used instead of the directory in the instance block.
+    /// Directory that takes the place of the one in the instance block.
     named: Option<Place>,
     space: Option<Space>,
     slots: Box<[Option<Slot>]>,
@@ -87,7 +87,7 @@ impl ApertureTlb {
         Self { instance: None, named: None, space: None, slots: vec![None; SLOTS].into() }
     }
 
-    /// Sets or removes the guest's instance block. `directory` overrides the directory in the block.
+    /// Sets or removes the guest's instance block. If `directory` is given, it overrides the directory in the block.
     pub fn bind(&mut self, instance: Option<Place>, directory: Option<Place>) {
         (self.instance, self.named) = (instance, directory);
         self.flush();
@@ -99,7 +99,7 @@ impl ApertureTlb {
         self.instance
     }
 
-    /// Drops all translations, because the guest has flushed its TLB.
+    /// Drops all translations when the guest flushes its TLB.
     pub fn flush(&mut self) {
         self.space = None;
         self.slots.fill(None);
@@ -113,7 +113,7 @@ impl ApertureTlb {
     /// Translates byte `offset` of the aperture.
     ///
     /// # Errors
-    /// Returns the fault that the hardware would raise. Failures are not cached.
+    /// Returns the fault that the hardware would raise. Faults are not cached.
     pub fn translate(&mut self, offset: u64, guest: &mut impl GuestMemory) -> Result<Mapping, WalkFault> {
         if let Some(mapping) = self.cached(offset) {
             return Ok(mapping);
@@ -128,16 +128,16 @@ impl ApertureTlb {
         slot.mapping(offset).ok_or(WalkFault::Pte)
     }
 
-    /// Returns the cached translation of byte `offset` of the aperture.
+    /// Returns the cached translation of byte `offset` of the aperture, if any.
     #[must_use]
     pub fn cached(&self, offset: u64) -> Option<Mapping> {
         let page = offset >> PAGE_SHIFT;
         self.slots.get(index(offset)).copied().flatten().filter(|slot| slot.page == page)?.mapping(offset)
     }
 
-    /// Visits the `pages` pages of the aperture from byte `start` on, in order, with the place of each page according
-    /// to the guest's current tables; `None` if an access faults. `start` is a multiple of 2 MiB. Reads the tables in
-    /// parts of up to 4 KiB, two parts for each 2 MiB, and does not use the cache.
+    /// Visits `pages` pages of the aperture in order, from byte `start` on. For each page, passes its address in the
+    /// guest's current tables, or `None` if an access would fault. `start` must be a multiple of 2 MiB. Reads the
+    /// tables in two parts of up to 4 KiB per 2 MiB, and bypasses the cache.
     pub fn survey(
         &mut self,
         start: u64,
@@ -169,16 +169,16 @@ impl ApertureTlb {
     }
 }
 
-/// Number of 4 KiB pages whose small entries fill a page.
+/// Number of 4 KiB pages whose small entries fill one page.
 const BLOCK_PAGES: u64 = BLOCK_SMALLS as u64;
 /// Same as [`BLOCK_PAGES`], as `usize`.
 const BLOCK_SMALLS: usize = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
-/// Number of large entries for the same range.
+/// Number of large entries that cover the same range.
 const BLOCK_LARGES: usize = BLOCK_SMALLS >> LARGE_SHIFT;
 /// log2 of the number of small pages in a large page.
 const LARGE_SHIFT: u32 = LARGE_PAGE.trailing_zeros() - PAGE_SHIFT;
 
-/// The entries for 2 MiB of an aperture; 0 where no table exists.
+/// The entries for 2 MiB of an aperture, with 0 where no table exists.
 struct Block {
     large: [[u8; 8]; BLOCK_LARGES],
     small: [[u8; 8]; BLOCK_SMALLS],
@@ -196,7 +196,7 @@ impl Block {
         let Some(space) = space.filter(|space| va.0 <= space.limit) else { return };
         let Ok(pde) = read_entry(space.directory, va.0 >> PDE_SHIFT, guest) else { return };
         let pde = Pde::from(pde);
-        // Tables are shortened by powers of two, so that whole blocks remain.
+        // Tables are shortened by powers of two, so a block is either within the table or beyond its end.
         let within = va.0 & PDE_SPAN.wrapping_sub(1);
         let (large, small) = (within >> LARGE_PAGE.trailing_zeros(), within >> PAGE_SHIFT);
         if large >= u64::from(pde.large_entries()) {
@@ -212,7 +212,7 @@ impl Block {
         fill(table(pde.small_target(), pde.small_address()), small, self.small.as_flattened_mut());
     }
 
-    /// Returns the place of a page of the 2 MiB.
+    /// Returns the address of a page in the 2 MiB.
     fn page(&self, number: u64) -> Option<Place> {
         let at = usize::try_from(number % BLOCK_PAGES).ok()?;
         let entry =
@@ -240,8 +240,8 @@ fn read_space(instance: Place, named: Option<Place>, guest: &mut impl GuestMemor
     Some(Space { directory, limit: limit & 0xff_ffff_ffff })
 }
 
-/// Returns the guest's page at `va`, walking as the hardware does: a valid entry in the large-page table has
-/// precedence; otherwise the small-page table decides.
+/// Returns the address and the write permission of the guest's page at `va`. Walks as the hardware does: a valid entry
+/// in the large-page table takes precedence, and otherwise the small-page table decides.
 fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place, bool), WalkFault> {
     if va.0 > space.limit {
         return Err(WalkFault::Limit);
@@ -254,11 +254,10 @@ fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place,
         if index >= u64::from(pde.large_entries()) {
             fault = WalkFault::PdeSize;
         } else {
-            // A table that cannot be read has no valid entries, as in a shadow.
+            // A table that cannot be read has no valid entries. Shadow tables treat it the same way.
             let pte = Pte::from(read_entry(table, index, guest).unwrap_or(0));
             if pte.valid() {
-                // The page's address is a multiple of its size; the position of the 4 KiB page within it comes from the
-                // virtual address.
+                // The page's address is a multiple of its size; the virtual address selects the 4 KiB within it.
                 const WITHIN: u64 = 0x1_f000;
                 return page(pte, (pte.address() & !0x1_ffff) | (va.0 & WITHIN));
             }

@@ -1,10 +1,10 @@
-//! Interprets bytes as a sequence of operations by a guest, a GPU and a host, and checks them against the model.
+//! Interprets bytes as operations of a guest, a GPU and a host, and checks the spaces against the model after each.
 
 use crate::Mode;
 use crate::model::machine::Machine;
 
-/// Runs the operations in `data`; panics if an invariant does not hold. The first byte selects the mode (two bits) and
-/// a low table limit (the third bit); each operation then takes eight bytes.
+/// Runs the operations in `data`. Panics if an invariant does not hold. Two bits of the first byte select the mode, and
+/// its third bit selects a low table limit; each operation then takes eight bytes.
 pub fn fuzz(data: &[u8]) {
     let Some((first, ops)) = data.split_first() else { return };
     let mode = Mode::ALL.into_iter().nth(usize::from(first & 3)).unwrap_or_default();

@@ -1,33 +1,33 @@
 //! The mediator's own pages in a guest's address space.
 //!
-//! These pages are in the spans of the last two directory entries, which never belong to the guest. The last entry is
-//! for the mediator's pages for channels, in a short table that every address space with a channel has. The other entry
-//! is for memory that several address spaces share; its table is created when the first such page is mapped.
+//! These pages are in the spans of the last two directory entries, which the guest can never use. The last entry is for
+//! the mediator's channel pages; every address space with a channel has a short table for it. The other entry is for
+//! memory that several address spaces share; its table is created when the first such page is mapped.
 
 use crate::ShadowMemory;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, PD_ENTRIES, PDE_SPAN, Pde, Pte, PteAperture, Rights, SPT_ENTRIES, TableTarget, kind};
 
-/// Start of the mediator's own pages for channels in each address space: the span of the last directory entry.
+/// Start of the mediator's channel pages in each address space: the span of the last directory entry.
 pub const HOST_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) * PDE_SPAN);
 /// Maximum number of these pages, which is the number of entries of the shortest table.
 pub const HOST_PAGES: u32 = SPT_ENTRIES >> SIZE_CODE;
 /// The size code of the shortest table.
 const SIZE_CODE: u8 = 3;
-/// Start of the pages of shared memory in each address space: the span of the second last directory entry.
+/// Start of the shared pages in each address space: the span of the second-to-last directory entry.
 pub const SHARED_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 2) * PDE_SPAN);
 /// Maximum number of these pages.
 pub const SHARED_PAGES: u32 = SPT_ENTRIES;
 
-/// The mediator's first directory entry; all later entries also belong to the mediator.
+/// Index of the mediator's first directory entry. All later entries belong to the mediator as well.
 pub(crate) const FIRST_ENTRY: u32 = PD_ENTRIES - 2;
 
 /// One of the mediator's pages in an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostPage {
-    /// Page at this index from [`HOST_BASE`]; below [`HOST_PAGES`].
+    /// The page with this index from [`HOST_BASE`]; below [`HOST_PAGES`].
     Own(u32),
-    /// Page at this index from [`SHARED_BASE`]; below [`SHARED_PAGES`].
+    /// The page with this index from [`SHARED_BASE`]; below [`SHARED_PAGES`].
     Shared(u32),
 }
 
@@ -42,7 +42,7 @@ impl HostPage {
     }
 }
 
-/// One of the two spans of the mediator's pages.
+/// One of the two spans that contain the mediator's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Area {
     Own,
@@ -105,7 +105,7 @@ impl HostTable {
         self.area.table_bytes()
     }
 
-    /// Returns the directory entry for the table.
+    /// Returns the directory entry that refers to the table.
     pub(crate) fn pde(self) -> Option<u64> {
         let pde = Pde::new().with_large_size(self.area.size_code()).with_small_target(TableTarget::Vram);
         Some(pde.with_small_frame(frame(self.card)?).into())
@@ -117,7 +117,7 @@ impl HostTable {
         Some(pte.with_kind(kind::PITCH).with_frame(frame(page)?).into())
     }
 
-    /// Sets the entry `index`, which is below the span's number of pages.
+    /// Sets entry `index`, which must be below the span's number of pages.
     pub(crate) fn set(self, index: u32, pte: u64, memory: &mut impl ShadowMemory) {
         memory.write(self.card.offset(u64::from(index).saturating_mul(ENTRY_BYTES)), &pte.to_le_bytes());
     }

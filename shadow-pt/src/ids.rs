@@ -2,9 +2,10 @@
 
 use nvspec::addr::{Gpa, GuestVramAddr};
 
-/// Maximum number of address spaces of a VM at a time: one for each channel of the chip, and two apertures.
+/// Maximum number of address spaces of a VM at a time: one per channel of the chip, and one for each of the two
+/// apertures.
 pub const MAX_SPACES: usize = 130;
-/// Number of bits of a [`SpaceId`] that hold the index; the other bits distinguish a space from earlier spaces with the
+/// Number of bits of a [`SpaceId`] that hold the index. The other bits distinguish a space from earlier spaces with the
 /// same index.
 const INDEX_BITS: u32 = 8;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
@@ -13,14 +14,14 @@ const _: () = assert!(MAX_SPACES <= 1 << INDEX_BITS);
 /// A range of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestRange {
-    /// VRAM: first byte, and length in bytes.
+    /// VRAM: the first byte, and the length in bytes.
     Vram(GuestVramAddr, u64),
-    /// RAM: first byte, and length in bytes.
+    /// RAM: the first byte, and the length in bytes.
     Ram(Gpa, u64),
 }
 
 impl GuestRange {
-    /// Returns true for RAM, with the first byte and the length in bytes.
+    /// Returns a flag that is true for RAM, the first byte, and the length in bytes.
     pub(crate) const fn parts(self) -> (bool, u64, u64) {
         match self {
             Self::Vram(start, len) => (false, start.0, len),
@@ -29,12 +30,12 @@ impl GuestRange {
     }
 }
 
-/// Identifies an address space of a VM. After the space is closed, it does not identify any space.
+/// Identifies an address space of a VM. Once the space is closed, it identifies no space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(u32);
 
 impl SpaceId {
-    /// Creates the identifier of a space from its [generation](Self::generation_of) and its index, which is below
+    /// Creates the identifier of a space from its [generation](Self::generation_of) and its index, which must be below
     /// [`MAX_SPACES`].
     pub(crate) const fn new(generation: u32, index: u32) -> Self {
         Self(generation | index)

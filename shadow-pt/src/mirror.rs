@@ -1,4 +1,5 @@
-//! Arrays of entries on the card. For each, the process has copies of the guest's and the card's entries.
+//! Arrays of entries on the card. The process has a copy of the guest's entries and of the card's entries for each
+//! array.
 
 use crate::bits::{Set512, WORDS, below, bit};
 use crate::translate::{Pieces, Shadow};
@@ -8,19 +9,20 @@ use nvspec::mmu::{ENTRY_BYTES, Pte};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Maximum distance between changed entries that are written in one run, together with the entries between them.
+/// Maximum distance between changed entries that are still written in a single run, which includes the entries in
+/// between.
 const GAP: usize = 8;
-/// Size of a page of entries in bytes, the unit of reading.
+/// Size in bytes of a page of entries, the unit of reading.
 pub(crate) const PAGE_BYTES: usize = 1 << SMALL_PAGE.trailing_zeros();
 /// Number of entries in a page.
 pub(crate) const PAGE_ENTRIES: u32 = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
-/// Number of entries that are compared at once.
+/// Number of entries that are compared at a time.
 const GROUP: u32 = 8;
 
-/// An entry in its memory form.
+/// An entry as it is in memory.
 pub(crate) type RawEntry = [u8; size_of::<Pte>()];
 
-/// Changed entries, and true if any of them lost a permission.
+/// A run of changed entries. The flag is true if any of them has lost a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) range: Range<usize>,
@@ -52,7 +54,7 @@ impl Runs {
         self.0.iter().map(|run| run.range.clone())
     }
 
-    /// Writes the runs that lose permissions, or the other runs, from `entries` to the card's array at `card`.
+    /// Writes either the runs that lose permissions or all other runs from `entries` to the card's array at `card`.
     pub(crate) fn write(
         &self,
         losing: bool,
@@ -75,24 +77,24 @@ pub(crate) struct Mirror {
     pub(crate) place: Place,
     /// Location of the shadow on the card.
     pub(crate) card: VramAddr,
-    /// The guest's entries at the last read.
+    /// The guest's entries when they were last read.
     pub(crate) guest: Box<[RawEntry]>,
-    /// The card's entries after the runs are written.
+    /// The card's entries, once all runs have been written.
     pub(crate) shadow: Box<[u64]>,
     /// Pages that may differ from `guest`.
     pub(crate) dirty: u64,
-    /// Pages that may change unseen at any time: the GPU can write them, or they are in guest RAM.
+    /// Pages that may change unseen at any time, because the GPU can write them or they are in guest RAM.
     pub(crate) watched: u64,
-    /// Pages that could not be read; their entries count as 0.
+    /// Pages that could not be read. Their entries count as 0.
     unreadable: u64,
-    /// Split large entries, with the small entries that replace them. The card's own entry is 0.
+    /// The small entries that replace each split large entry. The card's large entry is 0.
     pub(crate) splits: BTreeMap<usize, Box<Pieces>>,
-    /// For each page, the number of entries that map memory.
+    /// Number of entries in each page that map memory.
     pub(crate) live: Box<[u16]>,
 }
 
 impl Mirror {
-    /// Creates a mirror of `entries` entries at `place`, all pending. Its shadow at `card` is all zero.
+    /// Creates a mirror of `entries` entries at `place`, with all pages pending. Its shadow at `card` must be all zero.
     pub(crate) fn new(place: Place, card: VramAddr, entries: u32) -> Self {
         let pages = entries.div_ceil(PAGE_ENTRIES);
         let all = below(pages);
@@ -114,19 +116,19 @@ impl Mirror {
         below(u32::try_from(self.live.len()).unwrap_or(u64::BITS))
     }
 
-    /// Returns the pages that must be read.
+    /// Returns the mask of pages that must be read.
     pub(crate) fn pending(&self) -> u64 {
         self.dirty | self.watched
     }
 
-    /// Returns those of `pages` that have shadow entries, which can lose permissions.
+    /// Returns the subset of `pages` that have shadow entries, and so can lose permissions.
     pub(crate) fn losing(&self, pages: u64) -> u64 {
         crate::bits::members(pages)
             .filter(|page| self.live.get(*page as usize).is_some_and(|live| *live != 0))
             .fold(0, |set, page| set | bit(page))
     }
 
-    /// Marks the pages that could not be read, so that they are read again.
+    /// Marks the pages that could not be read, so that they are read again. Returns true if there are any.
     pub(crate) fn retry(&mut self) -> bool {
         self.dirty |= self.unreadable;
         self.unreadable != 0
@@ -137,7 +139,7 @@ impl Mirror {
         self.unreadable == self.all()
     }
 
-    /// Returns the frame number of `page` in guest VRAM, if an entry can name it.
+    /// Returns the frame number of `page` in guest VRAM, if an entry can refer to it.
     pub(crate) fn frame(&self, page: u32) -> Option<u32> {
         match self.page_place(page)? {
             Place::Vram(address) => crate::pages::PageIndex::frame(address.0),
@@ -149,14 +151,14 @@ impl Mirror {
         self.place.checked_add(u64::from(page).saturating_mul(SMALL_PAGE))
     }
 
-    /// Returns the entries of a page, as indices.
+    /// Returns the indices of a page's entries.
     pub(crate) fn range(&self, page: u32) -> Range<usize> {
         let start = page.saturating_mul(PAGE_ENTRIES) as usize;
         start.min(self.guest.len())..start.saturating_add(PAGE_ENTRIES as usize).min(self.guest.len())
     }
 
-    /// Reads a page of the guest's array into `buffer`, with zeros if the memory cannot be read. Returns the entries of
-    /// the page that differ from the mirror; `None` if all are equal. The mirror does not change.
+    /// Reads a page of the guest's array into `buffer`, as zeros if the memory cannot be read. Returns the entries of
+    /// the page that differ from the mirror, or `None` if all are equal. Does not change the mirror.
     pub(crate) fn read(
         &mut self,
         page: u32,
@@ -179,7 +181,7 @@ impl Mirror {
         difference(known, buffer)
     }
 
-    /// Returns the guest's entry at the last read.
+    /// Returns the guest's entry when it was last read.
     pub(crate) fn raw(&self, index: usize) -> u64 {
         self.guest.get(index).map_or(0, |raw| u64::from_le_bytes(*raw))
     }
@@ -189,8 +191,8 @@ impl Mirror {
         self.shadow.get(index).copied().unwrap_or(0)
     }
 
-    /// Returns an entry through which the card reaches the memory of the guest's entry, or the first page of this
-    /// memory; 0 without such an entry.
+    /// Returns an entry through which the card reaches the memory of the guest's entry, or at least its first page; 0
+    /// if there is none.
     pub(crate) fn effective(&self, index: usize) -> u64 {
         match self.entry(index) {
             0 => self.splits.get(&index).and_then(|pieces| pieces.first()).copied().unwrap_or(0),
@@ -198,7 +200,7 @@ impl Mirror {
         }
     }
 
-    /// Returns true if the card's entry is exactly `shadow`, or will be after the pending writes.
+    /// Returns true if the card's entry is exactly `shadow`, possibly after the pending writes.
     pub(crate) fn is(&self, index: usize, shadow: &Shadow) -> bool {
         match (shadow, self.splits.get(&index)) {
             (Shadow::Entry(entry), None) => *entry == self.entry(index),
@@ -207,14 +209,14 @@ impl Mirror {
         }
     }
 
-    /// Replaces a valid entry with an entry for another place.
+    /// Replaces the location in a valid entry.
     pub(crate) fn relocate(&mut self, index: usize, shadow: u64) {
         if let Some(known) = self.shadow.get_mut(index) {
             *known = shadow;
         }
     }
 
-    /// Sets the guest's and the card's entry, and counts live entries.
+    /// Sets the guest's entry and the card's entry, and updates the count of live entries.
     pub(crate) fn set(&mut self, index: usize, raw: u64, shadow: Shadow) {
         if let Some(known) = self.guest.get_mut(index) {
             *known = raw.to_le_bytes();
@@ -234,7 +236,7 @@ impl Mirror {
         }
     }
 
-    /// Writes the runs that lose permissions, or the other runs, from the mirror to the card.
+    /// Writes either the runs that lose permissions or all other runs from the mirror to the card.
     pub(crate) fn write(&self, runs: &Runs, losing: bool, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
         runs.write(losing, self.card, &self.shadow, memory, report);
     }
@@ -267,7 +269,7 @@ pub(crate) fn write_range(
     report.entries_written = report.entries_written.saturating_add(entries.len() as u64);
 }
 
-/// Returns the entries that differ between two pages of the same length; `None` if they are equal.
+/// Returns the entries that differ between two pages of the same length; `None` if all are equal.
 fn difference(old: &[u8], new: &[u8]) -> Option<Set512> {
     if old == new {
         return None;

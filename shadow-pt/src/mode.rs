@@ -1,34 +1,34 @@
-//! Division of work between a flush and later calls.
+//! Decides which work a flush does, and which work later calls do.
 
 use std::str::FromStr;
 
-/// Mode of flushes; some modes exist only for measurements.
+/// Mode of operation of flushes. Some modes exist only for measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Each flush reads every table, and translates and writes every entry again.
+    /// Each flush reads every table, and translates and writes every entry.
     Naive,
-    /// A flush only marks the space unless its work is running; before the next work, all updates are done as in
-    /// [`Self::Naive`]. Permissions that the guest removed remain until then, so this mode is only for comparison.
+    /// A flush only marks the space, unless the space's work is running. Before the next work, everything is updated as
+    /// in [`Self::Naive`]. Permissions that the guest removed stay until then, so this mode is only for comparison.
     Lazy,
-    /// Each flush reads only table pages that may have changed, and writes only entries that changed.
+    /// Each flush reads only table pages that may have changed, and writes only changed entries.
     Incremental,
-    /// Like [`Self::Incremental`], but table pages that can only gain permissions wait until work needs them.
+    /// Like [`Self::Incremental`], but table pages that can only gain permissions are read when work needs them.
     #[default]
     LazyAdd,
 }
 
-/// The pages that a flush reads, among those that may have changed.
+/// The pages that a flush reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// Pages that can lose permissions.
+    /// Changed pages that can lose permissions.
     Losing,
     /// All pages that may have changed.
     Pending,
-    /// Everything is read, translated and written again.
+    /// All pages. Every entry is translated and written again.
     Everything,
 }
 
-/// No mode has the given name.
+/// The name is not that of a mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no shadowing mode is called {0:?}; there are naive, lazy, incremental and lazy-add")]
 pub struct UnknownMode(String);

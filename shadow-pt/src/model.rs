@@ -1,4 +1,4 @@
-//! A model against which the code is checked: a small world, the specification of entries, and random operations. For
+//! A model that the code is checked against: a small world, a specification of entries, and random operations. For
 //! tests and fuzzing.
 
 pub(crate) mod audit;

@@ -1,12 +1,12 @@
-//! Updates entries when only the location of their VRAM has changed. This determines the cost of moving a chunk, per
-//! page.
+//! Updates entries when only the location of their VRAM has changed. Per page, this code determines the cost of moving
+//! a chunk.
 
 use crate::translate::FRAME_BITS;
 use crate::{Frame, Frames, GuestRange};
 use nvspec::addr::{GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::{Pte, PteAperture};
 
-/// A block of guest VRAM with the size of a large page. Small entries often name its pages consecutively.
+/// A block of guest VRAM with the size of a large page. Small entries often refer to its pages in order.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     start: u64,
@@ -14,7 +14,7 @@ struct Block {
     place: Option<Frame>,
 }
 
-/// Small entries that name VRAM in a range, and the current location of this VRAM.
+/// The small entries that refer to a range of VRAM, and the current location of that VRAM.
 #[derive(Debug)]
 pub(crate) struct Moved {
     start: u64,
@@ -35,8 +35,8 @@ impl Moved {
         raw.aperture() == PteAperture::Vram && (address >= self.end || address.saturating_add(SMALL_PAGE) <= self.start)
     }
 
-    /// Returns the card's entry for the small guest entry `raw`: the current entry `old` with the new place. Returns
-    /// `None` if a full translation is needed.
+    /// Returns the card's entry for the small guest entry `raw`: the current entry `old` with the new location. Returns
+    /// `None` if the entry needs a full translation.
     pub(crate) fn entry(&mut self, raw: Pte, old: Pte, frames: &mut impl Frames) -> Option<Pte> {
         if !old.valid() || !raw.valid() || raw.aperture() != PteAperture::Vram {
             return None;

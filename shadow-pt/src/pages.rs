@@ -1,4 +1,4 @@
-//! Tracks the pages of guest VRAM that hold tables, their users, and whether the GPU itself can write them.
+//! Tracks the pages of guest VRAM that hold tables, the users of these pages, and whether the GPU can write them.
 
 use crate::bits::{self, Set512, bit, members};
 use crate::reverse::BLOCK_PAGES_SHIFT;
@@ -9,19 +9,19 @@ use std::collections::HashMap;
 const PAGES: u32 = 1 << BLOCK_PAGES_SHIFT;
 /// Number of large pages in a block.
 const LARGES: usize = (PAGES / LARGE_PAGES) as usize;
-/// Number of bits of a 4 KiB page's number in an entry.
+/// Number of bits of a page number in an entry.
 const FRAME_BITS: u32 = 28;
 
 /// A user that reads a page of guest VRAM as entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum User {
-    /// A page of a space's directory: the space's index and the page's number in the directory.
+    /// A page of a space's directory: the index of the space, and the number of the page in the directory.
     Directory(u32, u32),
-    /// A page of a table: the table's number in the VM, and the page's number in the table.
+    /// A page of a table: the number of the table in the VM, and of the page in the table.
     Table(u32, u32),
 }
 
-/// Consecutive pages of guest VRAM that shadow entries make writable for the GPU.
+/// A run of consecutive pages of guest VRAM that shadow entries make writable for the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameRun {
     first: u32,
@@ -42,19 +42,19 @@ impl FrameRun {
     }
 }
 
-/// State of 2 MiB of guest VRAM.
+/// State of a 2 MiB block of guest VRAM.
 #[derive(Debug, Default)]
 struct Block {
     /// Pages that hold tables.
     tables: Set512,
-    /// Pages whose change was reported to all of their users.
+    /// Pages whose change has been reported to all of their users.
     marked: Set512,
     /// Number of large entries that make each large page writable.
     large: [u32; LARGES],
-    /// Number of small entries that make each page writable. The limit on tables bounds the number of entries, so 32
-    /// bits suffice.
+    /// Number of small entries that make each page writable. 32 bits suffice, because the limit on tables bounds the
+    /// number of entries.
     small: Option<Box<[u32; PAGES as usize]>>,
-    /// Number of counters that are not 0.
+    /// Number of counters that are not zero.
     counted: u32,
 }
 
@@ -71,7 +71,7 @@ impl Block {
         self.large(page) != 0 || self.small(page) != 0
     }
 
-    /// Counts up or down. Returns `true` if the counter changes between zero and non-zero.
+    /// Counts up if `up` is true, and down otherwise. Returns `true` if the counter changes from or to zero.
     fn count(&mut self, page: u32, large: bool, up: bool) -> bool {
         let counter = if large {
             self.large.get_mut((page / LARGE_PAGES) as usize)
@@ -97,11 +97,11 @@ fn split(frame: u32) -> (usize, u32) {
     ((frame >> BLOCK_PAGES_SHIFT) as usize, frame & PAGES.wrapping_sub(1))
 }
 
-/// All of a VM's table pages in guest VRAM.
+/// All pages of guest VRAM that hold tables of a VM.
 #[derive(Debug, Default)]
 pub(crate) struct PageIndex {
-    /// Indexed by block number. Takes up to 4 MiB, if a guest places a table at the highest address that an entry can
-    /// name.
+    /// Indexed by block number. Needs up to 4 MiB if a guest places a table at the highest address that an entry can
+    /// express.
     blocks: Vec<Option<Box<Block>>>,
     users: HashMap<u32, Vec<User>>,
 }
@@ -137,14 +137,14 @@ impl PageIndex {
         }
     }
 
-    /// Returns the number of a table page at `address`, if an entry can name it.
+    /// Returns the number of the page at `address`, if an entry can refer to it.
     pub(crate) fn frame(address: u64) -> Option<u32> {
         u32::try_from(address >> nvspec::addr::SMALL_PAGE.trailing_zeros())
             .ok()
             .filter(|frame| frame >> FRAME_BITS == 0)
     }
 
-    /// Returns the number after the last page that may hold a table.
+    /// Returns the number of the first page beyond all pages that may hold a table.
     pub(crate) fn end(&self) -> u64 {
         (self.blocks.len() as u64) << BLOCK_PAGES_SHIFT
     }
@@ -154,12 +154,12 @@ impl PageIndex {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page))
     }
 
-    /// Returns true if the page holds a table and its change was not reported to all of its users.
+    /// Returns true if the page holds a table, and its change has not been reported to all of its users.
     pub(crate) fn news(&self, frame: u32) -> bool {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page) && !bits::has(&block.marked, page))
     }
 
-    /// Records that the page's change was reported to all users.
+    /// Records that the change of the page has been reported to all of its users.
     pub(crate) fn set_marked(&mut self, frame: u32) {
         if let Some((block, page)) = self.block_mut(frame) {
             bits::insert(&mut block.marked, page);
@@ -178,7 +178,7 @@ impl PageIndex {
         self.users.get(&frame).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the known pages from `first` to `last` that hold tables.
+    /// Returns the pages from `first` to `last` that hold tables.
     pub(crate) fn tables_in(&self, first: u32, last: u32) -> Vec<u32> {
         let (start, end) = (split(first).0, split(last).0);
         let blocks = (0u32..).zip(&self.blocks).take(end.saturating_add(1)).skip(start);
@@ -219,8 +219,8 @@ impl PageIndex {
         self.drop_empty(frame);
     }
 
-    /// Counts shadow entries that make the pages of `run` writable (`up`), or that no longer do. Adds the table pages
-    /// that have become writable for the GPU, or have stopped being writable, to `turned`.
+    /// Counts shadow entries that start to make the pages of `run` writable if `up` is true, and that stop doing so
+    /// otherwise. Adds the table pages whose writability for the GPU changes to `turned`.
     pub(crate) fn count(&mut self, run: FrameRun, up: bool, turned: &mut Vec<u32>) {
         let step = if run.large { LARGE_PAGES } else { 1 };
         let end = run.first.saturating_add(run.pages);

@@ -1,23 +1,23 @@
-//! Reports of a synchronisation: its work and its denials.
+//! Reports about a synchronisation: the work that it did, and the entries that it denied.
 
-/// Reason that an entry of the guest has no counterpart in the shadow.
+/// Reason why an entry of the guest has no counterpart in the shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Denial {
-    /// The page of VRAM does not belong completely to the VM.
+    /// Part of the page of VRAM does not belong to the VM.
     Vram,
-    /// The page of RAM is not completely registered.
+    /// Part of the page of RAM is not registered.
     Ram,
     /// The page is in another card's memory.
     Peer,
     /// The chip does not have the storage kind.
     Kind,
-    /// The address of the large page is not a multiple of 128 KiB, for the guest or for the card.
+    /// The address of the large page is not a multiple of 128 KiB, either for the guest or for the card.
     Unaligned,
     /// The directory or table is outside the guest's memory.
     Table,
     /// The directory entry belongs to the host.
     Reserved,
-    /// The table is beyond the limit.
+    /// The table would exceed the limit.
     Limit,
 }
 
@@ -77,30 +77,30 @@ impl Denials {
     }
 }
 
-/// Report of one call.
+/// Report about one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyncReport {
-    /// Number of guest tables that were read at least in part, including the directory.
+    /// Number of guest tables of which at least part was read. Includes the directory.
     pub tables_scanned: u64,
-    /// Number of pages of guest tables that were read. A page has 4 KiB, or the size of a shorter table.
+    /// Number of pages of guest tables that were read. A page is 4 KiB, or a whole shorter table.
     pub pages: u64,
     /// Number of bytes of guest tables that were read.
     pub bytes_scanned: u64,
-    /// Number of entries of tables (not of directories) that were checked and translated.
+    /// Number of entries of tables, not of directories, that were checked and translated.
     pub translated: u64,
-    /// Number of shadow entries that were written, including unchanged entries between changed ones.
+    /// Number of shadow entries that were written. Includes unchanged entries between changed ones.
     pub entries_written: u64,
-    /// Number of write operations for these entries.
+    /// Number of write operations that these entries took.
     pub writes: u64,
-    /// Number of pages of guest tables that may have changed and that wait for [`crate::AddressSpaces::prepare`].
+    /// Number of pages of guest tables that may have changed and wait for [`crate::AddressSpaces::prepare`].
     pub deferred: u64,
-    /// Number of tables for which no card memory is available now. Each call that may create tables retries this; until
-    /// then their pages are not mapped, and work that needs them must not start.
+    /// Number of tables that could not be created because card memory is short. Each call that may create tables tries
+    /// again. Until they exist their pages are not mapped, and work that needs them must not start.
     pub waiting: u64,
     /// Newly denied entries, by reason.
     pub denied: Denials,
-    /// True if an entry lost a permission or names a different frame than before. The card's TLBs must be flushed
-    /// before the guest continues; otherwise the withdrawn memory stays accessible.
+    /// True if an entry lost a permission, or refers to a different frame than before. The card's TLBs must be flushed
+    /// before the guest continues; otherwise the withdrawn memory remains accessible.
     pub lost_permission: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Maps guest memory to the table pages that name it.
+//! Maps guest memory to the table pages that refer to it.
 
 use crate::GuestRange;
 use crate::translate::Named;
@@ -9,12 +9,12 @@ use std::ops::Range;
 pub(crate) const BLOCK_SHIFT: u32 = 21;
 /// log2 of the number of 4 KiB pages in a block.
 pub(crate) const BLOCK_PAGES_SHIFT: u32 = BLOCK_SHIFT - nvspec::addr::SMALL_PAGE.trailing_zeros();
-/// Number of the last block that an entry can name.
+/// Number of the last block that an entry can refer to.
 const MAX_BLOCK: u64 = (1 << (nvspec::addr::BUS_BITS - BLOCK_SHIFT)) - 1;
 /// Flag of blocks of RAM.
 const SYSTEM: u32 = 1 << 31;
 
-/// A page of a table: the table's number in the VM, multiplied by 64, plus the page's number in the table.
+/// A page of a table: the number of the table in the VM times 64, plus the number of the page in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Piece(u32);
 
@@ -47,21 +47,21 @@ fn blocks(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
     first..=block(range.end.saturating_sub(1)).max(first)
 }
 
-/// For each block, the table pages with entries that name memory in the block, granted or not. Uses host memory for at
+/// The table pages with entries that refer to memory in each block, whether granted or not. Uses host memory for at
 /// most one record per entry of all tables.
 #[derive(Debug, Default)]
 pub(crate) struct ReverseMap {
-    /// Number of entries by block and piece.
+    /// Number of entries, by block and table page.
     counts: BTreeMap<u64, u32>,
-    /// Counts that are added or subtracted later: consecutive entries usually name the same block.
+    /// A count that is added later, because consecutive entries usually refer to the same block.
     added: (u64, u32),
     removed: (u64, u32),
-    /// Blocks of RAM that entries have named since the last report, if these are logged.
+    /// Blocks of RAM that entries have referred to since the last report, if logging is on.
     log: Option<BTreeSet<u32>>,
 }
 
 impl ReverseMap {
-    /// Records that an entry of `piece` names `named` instead of `before`.
+    /// Records that an entry of `piece` refers to `named` instead of `before`.
     pub(crate) fn change(&mut self, piece: Piece, before: Option<Named>, named: Option<Named>) {
         let (before, named) = (before.map(block), named.map(block));
         if before == named {
@@ -90,8 +90,8 @@ impl ReverseMap {
         }
     }
 
-    /// Starts or ends the log of the RAM blocks that entries name. The log starts with the blocks that entries name at
-    /// this time.
+    /// Starts or stops logging the RAM blocks that entries refer to. A new log starts with the blocks that entries
+    /// refer to now.
     pub(crate) fn log(&mut self, on: bool) {
         self.flush();
         let named: Vec<u32> = self.named(0..u64::MAX).collect();
@@ -101,8 +101,8 @@ impl ReverseMap {
         }
     }
 
-    /// Returns the blocks of RAM that were logged since the last call and overlap `range`. Forgets the blocks inside
-    /// the range. If their memory stays in use (`goes_on`), keeps the blocks that are still named.
+    /// Returns the logged blocks of RAM that overlap `range`, and forgets those inside the range. If their memory stays
+    /// in use (`goes_on`), keeps the blocks that entries still refer to.
     pub(crate) fn take_named(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.flush();
         let still: BTreeSet<u32> = if goes_on { self.named(range.clone()).collect() } else { BTreeSet::new() };
@@ -121,14 +121,14 @@ impl ReverseMap {
         touched.into_iter().map(bytes).collect()
     }
 
-    /// Returns the blocks of RAM that entries name now and that overlap `range`.
+    /// Returns the blocks of RAM that overlap `range` and that entries refer to now.
     fn named(&self, range: Range<u64>) -> impl Iterator<Item = u32> + '_ {
         let (first, last) = blocks(&range).into_inner();
         let keys = key(first | SYSTEM, 0)..=key(last | SYSTEM, u32::MAX);
         self.counts.range(keys).map(|(key, _)| u32::try_from(key >> 32).unwrap_or(0) & !SYSTEM)
     }
 
-    /// Applies the deferred counts. Call this after the last entry of a piece.
+    /// Applies the deferred count. Call this after the last entry of a table page.
     pub(crate) fn flush(&mut self) {
         self.flush_added();
         self.flush_removed();
@@ -147,7 +147,7 @@ impl ReverseMap {
         if count == 0 {
             return;
         }
-        // Counts additions to a block before removals from it.
+        // Count additions to a block before removals from it.
         if self.added.0 == key {
             self.flush_added();
         }
@@ -159,7 +159,7 @@ impl ReverseMap {
         }
     }
 
-    /// Returns the pieces that may name a byte of `range`, in ascending order.
+    /// Returns the table pages that may refer to a byte of `range`, in ascending order.
     pub(crate) fn pieces(&self, range: GuestRange) -> Vec<Piece> {
         let (system, start, len) = range.parts();
         let (first, last) = (start >> BLOCK_SHIFT, start.saturating_add(len.saturating_sub(1)) >> BLOCK_SHIFT);

@@ -8,12 +8,12 @@ use crate::table::Tables;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum size in bytes of the shadow tables in card memory, for all spaces of the VM together, without
-    /// directories. The mirrors take twice as much host memory, and the state of the named pages at most about three
-    /// times as much. Tables for split large pages take the same amount again.
+    /// directories. The mirrors need twice as much host memory, and the state of the referenced pages at most about
+    /// three times as much. Tables for split large pages may need as much card memory again.
     pub table_bytes: u64,
 }
 
-/// State that the spaces of a VM share.
+/// State that all address spaces of a VM share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) limits: Limits,
@@ -24,12 +24,12 @@ pub(crate) struct Shared {
     pub(crate) gained: Vec<FrameRun>,
     /// Size in bytes of all linked tables in card memory.
     pub(crate) table_bytes: u64,
-    /// Number of writes of the guest's CPU to pages that hold tables.
+    /// Number of writes by the guest's CPU to pages that hold tables.
     pub(crate) writes: u64,
-    /// Number of events after which a table that was refused may fit.
+    /// Number of events after which a refused table may fit.
     pub(crate) rooms: u64,
-    /// Number of large entries that may still be split.
+    /// Number of further large entries that may be split.
     pub(crate) splits_left: u64,
-    /// True if the card may not reach the VM's RAM: tables that map RAM are not linked.
+    /// True if the card must not reach the VM's RAM: tables that map RAM are not linked.
     pub(crate) ram_barred: bool,
 }

@@ -1,4 +1,4 @@
-//! One guest address space: a directory, the tables that it names, and their shadows.
+//! One guest address space: a directory, the tables that it refers to, and their shadows.
 
 use crate::bits::{bit, members};
 use crate::host::{FIRST_ENTRY, HostTable, frame};
@@ -15,7 +15,7 @@ use nvspec::addr::VramAddr;
 use nvspec::mmu::{PD_BYTES, PD_ENTRIES, Pde, TableTarget};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of directory entries that name a table, and the table's state.
+/// Number of directory entries that refer to a table, and the state of the table.
 #[derive(Clone, Copy, Debug)]
 struct Reference {
     count: u32,
@@ -24,9 +24,9 @@ struct Reference {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Made {
-    /// The table was not created yet.
+    /// The table has not been created yet.
     Wanted,
-    /// The table could not be created: it is beyond the limit and counted as denied, or waits for card memory.
+    /// The table could not be created: it exceeds the limit and was counted as denied, or waits for card memory.
     Refused,
     /// The table exists and has this number.
     Yes(u32),
@@ -40,25 +40,25 @@ pub(crate) struct Space {
     index: u32,
     pub(crate) directory: Mirror,
     references: BTreeMap<TableKey, Reference>,
-    /// Tables that directory entries name but that do not exist.
+    /// Tables that directory entries refer to but that do not exist.
     missing: BTreeSet<TableKey>,
-    /// [`Shared::rooms`] at the last attempt.
+    /// Value of [`Shared::rooms`] at the last attempt to create tables.
     rooms: u64,
-    /// Tables that have pending work, without duplicates after a pass.
+    /// Tables with pending work. After a pass it has no duplicates.
     pub(crate) queue: Vec<u32>,
     /// The crate's own tables for split large pages.
     pub(crate) splits: Splits,
-    /// Shadow tables that are no longer linked, but may still be in the card's TLBs.
+    /// Shadow tables that are no longer linked, but that the card's TLBs may still contain.
     unlinked: Vec<(VramAddr, u64)>,
     /// Pages that stop being writable when the card's TLBs are flushed.
     pub(crate) released: Vec<FrameRun>,
-    /// [`Shared::writes`] at the guest's last flush.
+    /// Value of [`Shared::writes`] at the guest's last flush.
     pub(crate) flushed_at: u64,
-    /// True if the guest has flushed and the flush was not processed.
+    /// True if the guest has flushed and the flush has not been processed.
     pub(crate) marked: bool,
     /// True if the guest has announced changes since all pending pages were last read.
     pub(crate) announced: bool,
-    /// Tables of the mediator's own pages, by span.
+    /// Tables of the mediator's own pages, one per span.
     pub(crate) host: [Option<HostTable>; 2],
     /// Size in bytes of the space's tables in card memory.
     table_bytes: u64,
@@ -101,7 +101,7 @@ impl Space {
         PD_BYTES.saturating_add(self.table_bytes).saturating_add(unlinked).saturating_add(host)
     }
 
-    /// Returns the card memory of the space's tables that are not in [`Shared::tables`]: start and size in bytes.
+    /// Returns the card memory of the tables that are no longer in [`Shared::tables`], as starts and sizes in bytes.
     pub(crate) fn old_tables(&self) -> impl Iterator<Item = (VramAddr, u64)> + '_ {
         self.splits.cards().chain(self.unlinked.iter().copied())
     }
@@ -111,7 +111,7 @@ impl Space {
         made(&self.references, key)
     }
 
-    /// Returns the number of pages of guest tables that wait to be read.
+    /// Returns the number of pages of guest tables that are waiting to be read.
     pub(crate) fn waiting(&self, tables: &Tables) -> u64 {
         let own = u64::from(self.directory.dirty.count_ones());
         let tables = self.queue.iter().filter_map(|number| tables.get(*number));
@@ -126,7 +126,7 @@ impl Space {
         })
     }
 
-    /// Returns true if the shadow matches the guest's tables as of the last announced change.
+    /// Returns true if the shadow matches the guest's tables as of the last change that the guest announced.
     pub(crate) fn is_settled(&self, tables: &Tables) -> bool {
         let known = !self.marked && !self.announced && self.waiting(tables) == 0;
         known && self.missing.is_empty() && self.splits.is_idle()
@@ -136,9 +136,8 @@ impl Space {
         self.directory.pending() == 0 && self.queue.is_empty() && self.missing.is_empty() && self.splits.is_idle()
     }
 
-    /// Brings the shadow up to date with the guest's current tables, within `scope` and the grants of `world`.
-    /// `unflushed` means that the call does not follow a guest flush, so the guest may be in the middle of writing
-    /// entries.
+    /// Updates the shadow from the guest's current tables, within `scope` and the grants of `world`. `unflushed` means
+    /// that the guest has not flushed just before this call, and may be in the middle of writing entries.
     pub(crate) fn sync(
         &mut self,
         shared: &mut Shared,
@@ -171,11 +170,11 @@ impl Space {
         report
     }
 
-    /// Writes the changes in the mirrors of `work` to the card, and links the pages `relink` of the directory again.
+    /// Writes the changes in the mirrors of `work` to the card, and links the directory's pages `relink` again.
     ///
-    /// The order is: small entries that replace large ones, and the links to them; changes that remove a permission,
-    /// new tables, changes that add one; other small entries of the replacement tables. So a large page that becomes
-    /// split, or contiguous again, is always reachable.
+    /// The order of writes keeps a large page reachable when it becomes split or contiguous again: first the small
+    /// entries that replace large ones, and the links to them; then changes that remove permissions, new tables, and
+    /// changes that add permissions; finally all other small entries of the replacement tables.
     pub(crate) fn commit(
         &mut self,
         shared: &mut Shared,
@@ -212,13 +211,13 @@ impl Space {
         self.splits.write(&writes, false, memory, report);
         self.unsplit(shared, memory, report);
         if shared.ram_barred && self.bar_tables(shared) {
-            // By now, the mappings of RAM have been removed from the tables on the card.
+            // The mappings of RAM have been removed from the tables on the card by now.
             self.relink(self.directory.all(), shared, memory, report);
         }
     }
 
-    /// Makes the directory link only the tables without RAM while RAM is barred, and otherwise all tables. Returns true
-    /// if [`Self::relink`] has work to do.
+    /// Makes the directory link only tables that do not map RAM while RAM is barred, and otherwise all tables. Returns
+    /// true if [`Self::relink`] has work to do.
     pub(crate) fn bar_tables(&self, shared: &mut Shared) -> bool {
         let mut changed = false;
         for number in self.numbers() {
@@ -229,7 +228,7 @@ impl Space {
         changed
     }
 
-    /// Links the directory's `pages` again, on the card as well.
+    /// Links the directory's `pages` again, both in the mirror and on the card.
     pub(crate) fn relink(
         &mut self,
         pages: u64,
@@ -243,8 +242,8 @@ impl Space {
         }
     }
 
-    /// Updates the replacement tables for large pages in the process's memory from the mirrors, and creates missing
-    /// tables. Returns the entries to write, and true if the directory must name other tables.
+    /// Updates the replacement tables of large pages in the process's memory from the mirrors, and creates missing
+    /// ones. Returns the entries to write, and true if the directory must refer to other tables.
     fn split(
         &mut self,
         shared: &mut Shared,
@@ -281,7 +280,7 @@ impl Space {
         (writes, made.changes || !made.fresh.is_empty())
     }
 
-    /// Drops the replacement tables that are no longer needed.
+    /// Drops replacement tables that are no longer needed.
     fn unsplit(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
         if self.splits.is_empty() {
             return;
@@ -351,8 +350,8 @@ impl Space {
         relink
     }
 
-    /// Records `raw` as the current value of a guest directory entry. Adds the tables that the previous value named to
-    /// `orphans`.
+    /// Records `raw` as the current value of a guest directory entry. Adds the tables that the previous value referred
+    /// to to `orphans`.
     fn take_entry(&mut self, index: u32, raw: u64, orphans: &mut Vec<TableKey>, report: &mut SyncReport) {
         let at = index as usize;
         let pdes = [Pde::from(self.directory.raw(at)), Pde::from(raw)];
@@ -382,7 +381,7 @@ impl Space {
         }
     }
 
-    /// Drops a table that is no longer named.
+    /// Drops a table that no directory entry refers to any longer.
     fn drop_table(&mut self, shared: &mut Shared, key: &TableKey) {
         let Some(reference) = self.references.remove(key) else { return };
         self.missing.remove(key);
@@ -395,13 +394,13 @@ impl Space {
         self.give_back(shared, key.bytes());
     }
 
-    /// Creates the missing tables, as far as the limit and the memory permit. Returns `true` if any table was created.
+    /// Creates missing tables as far as the limit and the available memory permit. Returns `true` if any were created.
     fn make_tables(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) -> bool {
         if self.missing.is_empty() {
             return false;
         }
         let Self { index, references, missing, rooms, queue, table_bytes, .. } = self;
-        // If no memory became available, retries only the first refused table: the card's memory may have been the
+        // If no memory has been freed, retry only the first refused table: the card's own memory may have been the
         // limit.
         let mut again = *rooms != shared.rooms;
         *rooms = shared.rooms;
@@ -499,7 +498,7 @@ impl Space {
         work
     }
 
-    /// Keeps the tables that still have work to do in the queue, without duplicates.
+    /// Keeps tables that still have work in the queue, without duplicates.
     fn requeue(&mut self, tables: &mut Tables) {
         let index = self.index;
         for number in &self.queue {
@@ -517,7 +516,7 @@ impl Space {
         });
     }
 
-    /// Links the shadow of the directory's `pages` to the existing tables that the guest's directory names.
+    /// Links the shadow of the directory's `pages` to the existing tables that the guest's directory refers to.
     fn link(&mut self, pages: u64, tables: &Tables) -> Runs {
         let mut runs = Runs::default();
         for page in members(pages) {
@@ -536,8 +535,7 @@ impl Space {
         runs
     }
 
-    /// Returns the shadow of a directory entry: the same size code, with the shadow's tables instead of the guest's
-    /// tables.
+    /// Returns the shadow of a directory entry: it has the same size code, and refers to the shadow's tables.
     fn shadow_pde(&self, guest: Pde, tables: &Tables) -> u64 {
         let [large_table, small_table] = TableKey::both(guest).map(|key| tables.get(self.table(&key?)?));
         if [large_table, small_table].into_iter().flatten().any(|table| table.barred) {
@@ -564,7 +562,7 @@ impl Space {
         self.directory.retry();
     }
 
-    /// Frees unlinked tables after a flush of the card's TLBs. Returns the pages that have stopped being writable.
+    /// Frees unlinked tables after a flush of the card's TLBs. Returns the pages that are no longer writable.
     pub(crate) fn flushed(&mut self, memory: &mut impl ShadowMemory) -> Vec<FrameRun> {
         for (address, bytes) in self.unlinked.drain(..) {
             memory.free(address, bytes);
@@ -572,7 +570,8 @@ impl Space {
         std::mem::take(&mut self.released)
     }
 
-    /// Frees the space's memory. The card must no longer use the directory. Returns the same as [`Self::flushed`].
+    /// Frees the space's memory. The card must no longer use the directory. Returns the same pages as
+    /// [`Self::flushed`].
     pub(crate) fn close(mut self, shared: &mut Shared, memory: &mut impl ShadowMemory) -> Vec<FrameRun> {
         let keys: Vec<TableKey> = self.references.keys().copied().collect();
         for key in &keys {
@@ -602,7 +601,7 @@ fn made(references: &BTreeMap<TableKey, Reference>, key: &TableKey) -> Option<u3
     }
 }
 
-/// Returns true if `new` does not lead to a table that `old` names, or leads to another table instead.
+/// Returns true if `old` refers to a table that `new` does not refer to.
 fn loses_pde(old: u64, new: u64) -> bool {
     let (old, new) = (Pde::from(old), Pde::from(new));
     let large = (old.large_target(), old.large_frame()) != (new.large_target(), new.large_frame());

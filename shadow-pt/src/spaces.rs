@@ -21,7 +21,7 @@ use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, Rights};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Number of parts in which a directory is linked again.
+/// Number of parts in which a directory is relinked.
 pub const RELINK_PIECES: u32 = 8;
 
 /// The card has no memory for a shadow directory, or the VM has too many spaces.
@@ -29,12 +29,12 @@ pub const RELINK_PIECES: u32 = 8;
 #[error("there is no memory left for another shadow page directory or table of the mediator's, or the VM has too many")]
 pub struct NoMemory;
 
-/// A change to report to the users of a page.
+/// A change that must be reported to the users of a page.
 #[derive(Clone, Copy)]
 enum News {
     /// The page may have changed.
     Dirty,
-    /// The GPU can write the page from now on.
+    /// The GPU can now write the page.
     Watch,
     /// The GPU can no longer write the page.
     Unwatch,
@@ -53,12 +53,12 @@ pub struct AddressSpaces {
 #[derive(Debug)]
 pub struct Withdrawal {
     range: GuestRange,
-    /// Remaining pages of tables with entries that may map into the range.
+    /// Table pages that remain to be checked for entries that map into the range.
     pieces: Vec<Piece>,
 }
 
 impl Withdrawal {
-    /// Number of pages of tables per step, each with 512 entries: the work done while the card's lock is held once.
+    /// Number of table pages per step, each with 512 entries: the work that is done per acquisition of the card's lock.
     pub(crate) const PAGES_PER_STEP: usize = 2;
 }
 
@@ -87,8 +87,8 @@ impl AddressSpaces {
         self.mode
     }
 
-    /// Returns the space of the guest directory at `directory`, creating it if needed. A new space maps nothing before
-    /// the first [`Self::prepare`] or [`Self::flush`]. Directories are at multiples of 4 KiB; lower bits are ignored.
+    /// Returns the space of the guest directory at `directory`, and creates it if necessary. A new space maps nothing
+    /// before the first [`Self::prepare`] or [`Self::flush`]. Directories are aligned to 4 KiB; lower bits are ignored.
     ///
     /// # Errors
     /// [`NoMemory`].
@@ -113,7 +113,7 @@ impl AddressSpaces {
         Ok(SpaceId::new(generation, index))
     }
 
-    /// Returns the space of the guest directory at `directory`.
+    /// Returns the space of the guest directory at `directory`, if it exists.
     #[must_use]
     pub fn find(&self, directory: Place) -> Option<SpaceId> {
         let directory = aligned(directory);
@@ -125,7 +125,7 @@ impl AddressSpaces {
         self.each().map(|(id, _)| id)
     }
 
-    /// Returns the shadow directory's address on the card, for instance blocks and for flushing the card's TLBs.
+    /// Returns the card address of the shadow directory, for instance blocks and for flushing the card's TLBs.
     #[must_use]
     pub fn directory(&self, id: SpaceId) -> Option<VramAddr> {
         self.space(id).map(|space| space.directory.card)
@@ -143,7 +143,7 @@ impl AddressSpaces {
         self.each().count()
     }
 
-    /// Returns the number of tables of all spaces that have a shadow, without directories.
+    /// Returns the number of tables of all spaces that have a shadow, not counting directories.
     #[must_use]
     pub fn tables(&self) -> usize {
         self.shared.tables.count()
@@ -162,7 +162,7 @@ impl AddressSpaces {
     }
 
     /// Records that the guest's CPU writes `len` bytes of guest VRAM. Call this for each such write, and for each write
-    /// of the mediator on behalf of the guest, without a flush between the write and this call.
+    /// that the mediator makes for the guest. No flush may come between the write and this call.
     pub fn written(&mut self, address: GuestVramAddr, len: u64) {
         const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
         let Some(more) = len.checked_sub(1) else { return };
@@ -181,9 +181,9 @@ impl AddressSpaces {
         }
     }
 
-    /// Records that the guest's CPU can write the page of guest VRAM at `address` from now on (or no longer) unseen:
-    /// such writes need no call of [`Self::written`]. Calls are counted: each call with `true` needs a call with
-    /// `false`.
+    /// Records that the guest's CPU can now write the page of guest VRAM at `address` unseen (or, with `false`, no
+    /// longer can): such writes need no call of [`Self::written`]. Calls are counted: each call with `true` needs one
+    /// with `false`.
     pub fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         let Some(frame) = PageIndex::frame(address.0) else { return };
         let mut run = Vec::new();
@@ -196,9 +196,9 @@ impl AddressSpaces {
         }
     }
 
-    /// Handles a guest's flush of the TLB of this space. `busy` means that work of a channel of this space is on the
-    /// card, so no update may wait. Afterwards, all entries that the guest removed before the flush are off the card's
-    /// tables (except in [`Mode::Lazy`]). If the report says so, the caller must flush the card's TLBs for
+    /// Handles the guest's flush of this space's TLB. `busy` means that work of one of the space's channels is on the
+    /// card, so that no update may wait. Afterwards the card's tables contain no entry that the guest removed before
+    /// the flush (except in [`Mode::Lazy`]). If the report requires it, the caller must flush the card's TLBs for
     /// [`Self::directory`] and then call [`Self::flushed`].
     pub fn flush(&mut self, id: SpaceId, busy: bool, world: &mut impl World) -> SyncReport {
         if let Some((space, shared)) = self.space_mut(id) {
@@ -221,29 +221,29 @@ impl AddressSpaces {
         self.sync(id, scope, false, world)
     }
 
-    /// Records that the guest has announced its earlier writes to its GPU, as it must after writes through an aperture:
-    /// pages that change unseen must be read again.
+    /// Records that the guest has announced its earlier writes to its GPU, which it must do after writes through an
+    /// aperture. Pages that may have changed unseen are then read again.
     pub fn announced(&mut self) {
         for space in self.spaces.iter_mut().flatten() {
             space.announced = true;
         }
     }
 
-    /// Returns true if [`Self::prepare`] has nothing to do for the guest's announcements: through a flush,
-    /// [`Self::announced`], or [`Self::written`]. A card may or may not see unseen, unannounced writes, so they need
-    /// not be searched for.
+    /// Returns true if [`Self::prepare`] has nothing to do for changes that the guest has announced: with a flush, with
+    /// [`Self::announced`], or with [`Self::written`]. A card may or may not observe other writes, so nothing searches
+    /// for them.
     #[must_use]
     pub fn is_settled(&self, id: SpaceId) -> bool {
         self.space(id).is_none_or(|space| space.is_settled(&self.shared.tables))
     }
 
-    /// Does all deferred work before work of a channel of this space goes to the card. Afterwards the shadow matches
-    /// the guest's tables, as far as their entries are granted. As for [`Self::flush`], the card's TLBs must be
-    /// flushed.
+    /// Does all deferred work before work of one of the space's channels goes to the card. Afterwards the shadow
+    /// matches the guest's tables, as far as their entries are granted. The card's TLBs must be flushed as for
+    /// [`Self::flush`].
     ///
     /// Another CPU of the guest may be in the middle of writing an entry. An entry that cannot be granted is not
-    /// mapped. Such an entry counts as denied when it is found again, or immediately if the space was not written since
-    /// its last flush.
+    /// mapped. It counts as denied when it is found a second time, or immediately if the space has not been written
+    /// since its last flush.
     pub fn prepare(&mut self, id: SpaceId, world: &mut impl World) -> SyncReport {
         let marked = self.space(id).is_some_and(|space| space.marked);
         self.sync(id, if marked { Scope::Everything } else { Scope::Pending }, true, world)
@@ -252,31 +252,31 @@ impl AddressSpaces {
     fn sync(&mut self, id: SpaceId, scope: Scope, unflushed: bool, world: &mut impl World) -> SyncReport {
         let Some((space, shared)) = self.space_mut(id) else { return SyncReport::default() };
         space.marked = false;
-        // Pages without permissions to lose were not read yet.
+        // Pages that had no permissions to lose have not been read yet.
         space.announced &= scope == Scope::Losing;
         let report = space.sync(shared, scope, unflushed, world);
         self.count_gained();
         report
     }
 
-    /// Records that the card's TLBs hold no entries of this space from before the last call. Frees unlinked tables, and
-    /// stops counting pages as writable if only old entries made them writable.
+    /// Records that the card's TLBs no longer hold entries of this space from before the last call. Frees unlinked
+    /// tables, and stops counting pages as writable that only old entries made writable.
     pub fn flushed(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
         let Some((space, _)) = self.space_mut(id) else { return };
         let released = space.flushed(memory);
         self.release(released);
     }
 
-    /// Begins to remove a range that no longer belongs to the guest from all spaces. [`Frames`] must already deny it.
+    /// Starts to remove a range that no longer belongs to the guest from all spaces. [`Frames`] must already deny it.
     pub fn withdraw(&mut self, range: GuestRange) -> Withdrawal {
         self.mark_range(range);
         Withdrawal { range, pieces: self.shared.reverse.pieces(range) }
     }
 
-    /// Drops the entries that map into the range from a few pages of tables; `None` if no pages are left. The spaces
-    /// must not change in any other way between these calls. After each call, flush the card's TLBs for the returned
-    /// spaces, and call [`Self::flushed`] for each. [`Self::granted`] or [`Self::retranslate`] restores dropped entries
-    /// if they are granted by then.
+    /// Drops the entries that map into the range from a few table pages; returns `None` if no pages are left. The
+    /// spaces must not change in any other way between these calls. After each call, flush the card's TLBs for the
+    /// returned spaces, and call [`Self::flushed`] for each. [`Self::granted`] or [`Self::retranslate`] restores
+    /// dropped entries that have been granted again by then.
     pub fn invalidate(
         &mut self,
         withdrawal: &mut Withdrawal,
@@ -292,10 +292,10 @@ impl AddressSpaces {
         (!step.is_empty()).then(|| self.visit(&step, memory, invalidate))
     }
 
-    /// Bars the card from all of the guest's RAM, or permits access again. Tables that map RAM are unlinked meanwhile,
-    /// so that the cost depends only on the directories; the other pages of these tables become unreachable as well.
-    /// While RAM is barred, [`Frames`] must grant no RAM. Returns the spaces for which [`Self::relink`] must be called,
-    /// piece by piece; afterwards, flush the card's TLBs for them.
+    /// Bars the card from all of the guest's RAM, or permits access again. While RAM is barred, tables that map RAM are
+    /// unlinked, so that the cost depends only on the directories; other pages in these tables become unreachable as
+    /// well. [`Frames`] must not grant RAM during this time. Returns the spaces for which [`Self::relink`] must be
+    /// called, part by part; afterwards, flush the card's TLBs for them.
     #[must_use]
     pub fn bar_ram(&mut self, barred: bool) -> Vec<SpaceId> {
         let Self { spaces, shared, .. } = self;
@@ -305,7 +305,7 @@ impl AddressSpaces {
             .collect()
     }
 
-    /// Writes one of the [`RELINK_PIECES`] parts of a space's directory, after [`Self::bar_ram`]. Between two parts the
+    /// Writes one of the [`RELINK_PIECES`] parts of a space's directory after [`Self::bar_ram`]. Between two parts the
     /// caller may do anything except report completion to the guest.
     pub fn relink(&mut self, id: SpaceId, piece: u32, memory: &mut impl ShadowMemory) -> SyncReport {
         let mut report = SyncReport::default();
@@ -318,7 +318,7 @@ impl AddressSpaces {
     }
 
     /// Handles a range that has moved for the card, or now belongs to the guest: translates the entries that map into
-    /// it again, and marks tables in it for reading. Afterwards, proceed as for [`Self::invalidate`].
+    /// it again, and marks tables within it for reading. Then proceed as for [`Self::invalidate`].
     pub fn retranslate(
         &mut self,
         range: GuestRange,
@@ -331,20 +331,20 @@ impl AddressSpaces {
         })
     }
 
-    /// Returns true if an entry of any space may name a byte of the range. Never returns `false` if an entry names one.
+    /// Returns true if an entry of any space may refer to a byte of the range. A result of `false` is certain.
     #[must_use]
     pub fn names(&self, range: GuestRange) -> bool {
         !self.shared.reverse.pieces(range).is_empty()
     }
 
-    /// Starts or ends the log of RAM that entries name. The log begins with the current entries.
+    /// Starts or stops the log of RAM that entries refer to. A new log begins with the current entries.
     pub fn log_ram(&mut self, on: bool) {
         self.shared.reverse.log(on);
     }
 
-    /// Returns ranges of RAM, as blocks, that contain all RAM in `range` that entries have named since the last call.
-    /// Blocks inside `range` are not reported again, unless entries still name them and the card `goes_on` using them,
-    /// or entries name them again.
+    /// Returns blocks that contain all RAM in `range` that entries have referred to since the last call. A block inside
+    /// `range` is reported again only if entries still refer to it while the card `goes_on` using it, or if entries
+    /// refer to it again.
     pub fn take_named_ram(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.shared.reverse.take_named(range, goes_on)
     }
@@ -384,7 +384,7 @@ impl AddressSpaces {
                     let page = usize::try_from(offset.wrapping_shr(PageSize::Small.shift())).ok()?;
                     space.splits.piece(pair, page, large).unwrap_or(0)
                 }
-                // The guest's small-page table is not linked while its replacement table does not fit.
+                // If the replacement table does not fit, the guest's small-page table is not linked.
                 (PageSize::Small, Some((pair, large))) if space.splits.stand_in(pair, large) == Some(None) => 0,
                 _ => table.mirror.entry(at),
             };
@@ -404,11 +404,11 @@ impl AddressSpaces {
         })
     }
 
-    /// Maps a mediator page, replacing any page at the same index. The card's TLBs must be flushed before the page is
-    /// used.
+    /// Maps a page of the mediator, and replaces any page at the same index. The card's TLBs must be flushed before the
+    /// page is used.
     ///
     /// # Errors
-    /// [`NoMemory`]; also for a page beyond the span, an address that does not fit an entry, or a closed space.
+    /// [`NoMemory`], also for a page beyond the span, an address that does not fit into an entry, or a closed space.
     pub fn map_host(
         &mut self,
         id: SpaceId,
@@ -440,7 +440,7 @@ impl AddressSpaces {
         Ok(())
     }
 
-    /// Unmaps a mediator page. The card's TLBs must be flushed before the page is reused.
+    /// Unmaps a page of the mediator. The card's TLBs must be flushed before the memory is reused.
     pub fn unmap_host(&mut self, id: SpaceId, page: HostPage, memory: &mut impl ShadowMemory) {
         if let Some((space, _)) = self.space_mut(id)
             && let Some((area, index)) = page.split()
@@ -461,7 +461,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Applies `visit` to each table page that may name a byte of `range`, and writes the changes.
+    /// Calls `visit` for each table page that may refer to a byte of `range`, and writes the changes.
     fn visit<M: ShadowMemory>(
         &mut self,
         pieces: &[Piece],
@@ -546,7 +546,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Counts the pages that have become writable for the GPU, and watches the pages that hold tables.
+    /// Counts the pages that have become writable for the GPU, and watches those that hold tables.
     fn count_gained(&mut self) {
         let mut turned = Vec::new();
         for run in self.shared.gained.drain(..) {
@@ -557,7 +557,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Stops counting entries that made pages writable for the GPU, which may have written the pages until now.
+    /// Stops counting entries that made pages writable for the GPU. The GPU may have written the pages until now.
     fn release(&mut self, released: Vec<FrameRun>) {
         let mut turned = Vec::new();
         for run in released {
@@ -603,7 +603,7 @@ fn enqueue(number: u32, table: &mut Table, space: &mut Space) {
     }
 }
 
-/// Returns the start of the 4 KiB page that contains the directory's start.
+/// Returns the start of the 4 KiB page that contains the start of the directory.
 fn aligned(place: Place) -> Place {
     match place {
         Place::Vram(address) => Place::Vram(address.page()),

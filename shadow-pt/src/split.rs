@@ -1,7 +1,7 @@
-//! The crate's own small-page tables for split large pages, whose 4 KiB pages are not contiguous on the card.
+//! The crate's own small-page tables for split large pages, whose 4 KiB pages are not contiguous for the card.
 //!
-//! Each such table serves a pair: a large-page table, and the small-page table, if any, that a directory entry names
-//! next to it. It contains the small entries that replace large entries, and otherwise the shadow entries of the
+//! Each table serves a pair: a large-page table, and the small-page table (if any) that a directory entry refers to
+//! together with it. It contains the small entries that replace large entries and, elsewhere, the shadow entries of the
 //! guest's small-page table.
 
 use crate::mirror::{Mirror, Runs, write_range};
@@ -15,20 +15,20 @@ use nvspec::mmu::{ENTRY_BYTES, Pde};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Number of entries in a page, the step size for writing a whole table.
+/// Number of entries in a page, the unit in which a whole table is written.
 const ENTRIES_PER_PAGE: usize = (SMALL_PAGE / ENTRY_BYTES) as usize;
 
-/// The tables that are named by a directory entry with a large-page table.
+/// The tables of a directory entry that has a large-page table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pair {
     pub(crate) large: TableKey,
     pub(crate) small: Option<TableKey>,
-    /// Number of entries of the small-page table that such a directory entry reaches.
+    /// Number of entries of the small-page table that the directory entry can reach.
     entries: u32,
 }
 
 impl Pair {
-    /// Returns the pair that a directory entry names, if it names a large-page table.
+    /// Returns the pair of a directory entry, if it refers to a large-page table.
     pub(crate) fn from_pde(pde: Pde) -> Option<Self> {
         let [large, small] = TableKey::both(pde);
         Some(Self { large: large?, small, entries: pde.small_entries() })
@@ -39,16 +39,16 @@ impl Pair {
     }
 }
 
-/// A replacement table for a pair.
+/// The replacement table of a pair.
 #[derive(Debug)]
 struct SplitTable {
     card: VramAddr,
-    /// The card's entries after all pending writes.
+    /// The card's entries, once all pending writes are done.
     shadow: Box<[u64]>,
 }
 
 impl SplitTable {
-    /// Updates the entries of `range` from `large` and `small`; adds the changes to `runs`.
+    /// Updates the entries of `range` from `large` and `small`, and adds the changes to `runs`.
     fn update(&mut self, range: Range<usize>, large: &Mirror, small: Option<&Mirror>, runs: &mut Runs) {
         let Some(entries) = self.shadow.get_mut(range.clone()) else { return };
         for (index, entry) in range.zip(entries) {
@@ -64,7 +64,7 @@ impl SplitTable {
     }
 }
 
-/// Returns a mask of the bits of a small entry's index that select a page within a large page.
+/// Returns the mask of a small entry's index that selects the page within a large page.
 const fn within() -> usize {
     (LARGE_PAGES as usize).wrapping_sub(1)
 }
@@ -75,47 +75,47 @@ fn covered(index: usize) -> Range<usize> {
     start..start.saturating_add(LARGE_PAGES as usize)
 }
 
-/// Entries to write to one table.
+/// Entries to write to one replacement table.
 #[derive(Debug)]
 struct Writes {
     pair: Pair,
     runs: Vec<Runs>,
 }
 
-/// Entries to write to a space's tables. The replacements of large entries are written before the large entries are
-/// removed. All other entries are written after the removal of the large entries that hide them.
+/// Entries to write to the replacement tables of a space. The entries that replace large entries are written before the
+/// large entries are removed. All other entries are written after the large entries that hide them are removed.
 #[derive(Debug, Default)]
 pub(crate) struct SplitWrites {
     before: Vec<Writes>,
     after: Vec<Writes>,
 }
 
-/// The pairs of a space, with replacement tables for the pairs that need them.
+/// The pairs of a space, and the replacement tables of those that need one.
 #[derive(Debug, Default)]
 pub(crate) struct Splits {
-    /// Number of directory entries that name each pair.
+    /// Number of directory entries that refer to each pair.
     pairs: BTreeMap<Pair, u32>,
     made: BTreeMap<Pair, SplitTable>,
-    /// Pairs that may need a replacement table and do not have one. The value is true if creating the table has failed.
+    /// Pairs that may need a replacement table and have none. The value is true if creating the table has failed.
     wanted: BTreeMap<Pair, bool>,
-    /// Pairs that may no longer be named.
+    /// Pairs that directory entries may no longer refer to.
     orphans: Vec<Pair>,
 }
 
-/// Result of a call that creates tables.
+/// Result of creating replacement tables.
 #[derive(Debug, Default)]
 pub(crate) struct Made {
     /// Pairs that now have a replacement table.
     pub(crate) fresh: Vec<Pair>,
-    /// True if the replacement table of a pair has changed, or a refused table is no longer needed.
+    /// True if the replacement table of any pair has changed, or a refused table is no longer needed.
     pub(crate) changes: bool,
-    /// True if a table newly exceeds the limit.
+    /// True if a further table exceeds the limit.
     pub(crate) denied: bool,
-    /// Number of tables for which no card memory is available now.
+    /// Number of tables that could not be created because card memory is short.
     pub(crate) waiting: u64,
 }
 
-/// Card memory that becomes unused when the TLBs are flushed: start, and size in bytes.
+/// Card memory that is unused after the next TLB flush: starts and sizes in bytes.
 pub(crate) type Unlinked = Vec<(VramAddr, u64)>;
 
 impl Splits {
@@ -138,7 +138,7 @@ impl Splits {
         }
     }
 
-    /// Drops the tables of pairs that are no longer named. Returns the size of the tables in bytes.
+    /// Drops the tables of pairs that no directory entry refers to any longer. Returns their size in bytes.
     pub(crate) fn drop_orphans(&mut self, unlinked: &mut Unlinked) -> u64 {
         let mut bytes = 0u64;
         for pair in std::mem::take(&mut self.orphans) {
@@ -165,17 +165,17 @@ impl Splits {
         bytes
     }
 
-    /// Returns the card memory of the tables: start, and size in bytes.
+    /// Returns the card memory of the tables, as starts and sizes in bytes.
     pub(crate) fn cards(&self) -> impl Iterator<Item = (VramAddr, u64)> + '_ {
         self.made.iter().map(|(pair, table)| (table.card, pair.bytes()))
     }
 
-    /// Returns true if no work waits.
+    /// Returns true if no work is pending.
     pub(crate) fn is_idle(&self) -> bool {
         self.wanted.is_empty()
     }
 
-    /// Records that the large-page table of `key` has become split, or contiguous: its pairs must be checked.
+    /// Records that the large-page table `key` has become split or contiguous, so that its pairs must be checked.
     pub(crate) fn touch(&mut self, key: &TableKey) {
         let first = Pair { large: *key, small: None, entries: 0 };
         for (pair, _) in self.pairs.range(first..).take_while(|(pair, _)| pair.large == *key) {
@@ -185,7 +185,7 @@ impl Splits {
         }
     }
 
-    /// Creates the needed tables, initially empty, as far as `room` (in bytes) permits.
+    /// Creates the tables that are needed, empty, as far as `room` (in bytes) permits.
     pub(crate) fn make<'a>(
         &mut self,
         mut room: u64,
@@ -197,7 +197,7 @@ impl Splits {
         let Self { made, wanted, .. } = self;
         wanted.retain(|pair, known| {
             if large(&pair.large).is_none_or(|large| large.splits.is_empty()) {
-                // Link the pair again as if no table had been needed.
+                // Link the pair again, as if it had never needed a table.
                 done.changes |= *known;
                 return false;
             }
@@ -219,7 +219,7 @@ impl Splits {
         done
     }
 
-    /// Returns the size of the pairs' tables in bytes.
+    /// Returns the size in bytes of the tables of `pairs`.
     pub(crate) fn bytes_of(pairs: &[Pair]) -> u64 {
         pairs.iter().fold(0, |sum, pair| sum.saturating_add(pair.bytes()))
     }
@@ -296,7 +296,7 @@ impl Splits {
         self.made.is_empty()
     }
 
-    /// Writes all entries that replace large entries (`before`), or all other entries.
+    /// Writes either all entries that replace large entries (if `before` is true), or all others.
     pub(crate) fn write(
         &self,
         writes: &SplitWrites,
@@ -322,9 +322,8 @@ impl Splits {
         }
     }
 
-    /// Returns the small-page table that a directory entry of `pair` must name instead of the guest's table, if it
-    /// differs. `large` is the pair's large-page table. `Some(None)` means no table, because the replacement does not
-    /// fit.
+    /// Returns the small-page table that a directory entry of `pair` must refer to, if it is not the guest's. `large`
+    /// is the pair's large-page table. `Some(None)` means no table at all, because the replacement does not fit.
     pub(crate) fn stand_in(&self, pair: &Pair, large: &Mirror) -> Option<Option<VramAddr>> {
         if large.splits.is_empty() {
             return None;
@@ -332,14 +331,15 @@ impl Splits {
         Some(self.made.get(pair).map(|table| table.card))
     }
 
-    /// Returns the entry through which the card reaches 4 KiB page number `index` of a directory entry of `pair`, if
-    /// the page is in a split large page; `None` if that large page is not split.
+    /// Returns the entry through which the card reaches the 4 KiB page number `index` of a directory entry of `pair`,
+    /// if that page is in a split large page; `None` otherwise.
     pub(crate) fn piece(&self, pair: &Pair, index: usize, large: &Mirror) -> Option<u64> {
         let pieces = large.splits.get(&(index >> LARGE_PAGES.trailing_zeros()))?;
         if self.made.contains_key(pair) { pieces.get(index & within()).copied() } else { Some(0) }
     }
 
-    /// Checks, for tests, that pairs with a table are named, need it, and have the correct entries.
+    /// Checks, for tests, that each pair with a table is in use and needs the table, and that the table has the correct
+    /// entries.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn audit(&self, tables: &Tables, number: impl Fn(&TableKey) -> Option<u32>) {
         assert!(self.orphans.is_empty());

@@ -10,7 +10,7 @@ use crate::{Denial, Frames, GuestRange, Place, SyncReport};
 use nvspec::addr::{Gpa, GuestVramAddr, SMALL_PAGE, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, Pde, Pte, TableTarget};
 
-/// Identifies a guest table. Directory entries that name the same bytes with the same meaning share a shadow.
+/// Identifies a guest table. Directory entries that refer to the same bytes with the same meaning share a shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TableKey {
     pub(crate) place: Place,
@@ -19,7 +19,7 @@ pub(crate) struct TableKey {
 }
 
 impl TableKey {
-    /// Returns the large-page and the small-page table that a directory entry names.
+    /// Returns the large-page table and the small-page table that a directory entry refers to.
     pub(crate) fn both(pde: Pde) -> [Option<Self>; 2] {
         let large = place(pde.large_target(), pde.large_address());
         let small = place(pde.small_target(), pde.small_address());
@@ -43,25 +43,25 @@ fn place(target: TableTarget, address: u64) -> Option<Place> {
     }
 }
 
-/// Accounts that must follow changes of entries.
+/// Accounts that must follow every change of an entry.
 pub(crate) struct Books<'a> {
     pub(crate) reverse: &'a mut ReverseMap,
     /// Pages of VRAM that have become writable for the GPU.
     pub(crate) gained: &'a mut Vec<FrameRun>,
     /// Pages that stop being writable when the card's TLBs are flushed.
     pub(crate) released: &'a mut Vec<FrameRun>,
-    /// Number of large entries that may still be split.
+    /// Number of further large entries that may be split.
     pub(crate) splits_left: &'a mut u64,
-    /// True if the entries that were read may be half written by the guest.
+    /// True if entries may be half-written, because the guest has not flushed.
     pub(crate) half_written: bool,
 }
 
-/// Changes of a table in one pass.
+/// Changes that one pass makes to a table.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     /// Changed entries of the card.
     pub(crate) runs: Runs,
-    /// Large entries whose replacements have changed or were removed.
+    /// Large entries whose replacements have changed or have been removed.
     pub(crate) splits: Vec<usize>,
 }
 
@@ -71,35 +71,35 @@ impl Changes {
     }
 }
 
-/// Maximum number of entries of a table that are read twice before they count as denied. Each guest CPU may be in the
-/// middle of writing an entry.
+/// Maximum number of a table's entries that are read a second time before they count as denied. Each CPU of the guest
+/// may be in the middle of writing one entry.
 const MAX_DOUBTED: usize = 16;
 
 /// The shadow of one guest table.
 #[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) key: TableKey,
-    /// Index of the table's space.
+    /// Index of the space that the table belongs to.
     pub(crate) space: u32,
     pub(crate) mirror: Mirror,
-    /// For each page, the number of entries that name memory but have no shadow. A grant may change this.
+    /// Number of entries in each page that refer to memory but have no shadow. A grant may change this.
     absent: Box<[u16]>,
-    /// Entries that could not be granted when first seen, by index and value: a driver writes the two halves of an
-    /// entry separately, so another CPU's work can find a half-written entry. The mirror contains 0 for such entries,
-    /// and their pages are read again.
+    /// Entries that could not be granted when they were first read, by index and value. A driver writes the two halves
+    /// of an entry separately, so that work of another CPU can find a half-written entry. The mirror contains 0 for
+    /// these entries, and their pages are read again.
     doubted: Vec<(usize, u64)>,
-    /// Pages whose absent entries must be checked again.
+    /// Pages with absent entries that must be checked again.
     pub(crate) recheck: u64,
     /// True if the table is in its space's list of tables with work to do.
     pub(crate) queued: bool,
     /// Number of entries that map RAM for the card.
     pub(crate) ram: u32,
-    /// True if the directory does not link the table, because it maps or mapped RAM while the VM's RAM is barred.
+    /// True if the directory does not link the table, because the VM's RAM is barred and the table maps RAM or did.
     pub(crate) barred: bool,
 }
 
 impl Table {
-    /// Creates a table whose shadow at `card` is all zero.
+    /// Creates a table. Its shadow at `card` must be all zero.
     pub(crate) fn new(key: TableKey, space: u32, card: VramAddr) -> Self {
         let mirror = Mirror::new(key.place, card, key.entries);
         let absent = vec![0; mirror.live.len()].into();
@@ -111,7 +111,7 @@ impl Table {
         (self.mirror.pending() | self.recheck) != 0
     }
 
-    /// Adds the pages of this table, with number `own`, to the index.
+    /// Adds the pages of this table, whose number is `own`, to the index.
     pub(crate) fn register(&mut self, own: u32, pages: &mut PageIndex) {
         for page in bits::members(self.mirror.all()) {
             if let Some(frame) = self.mirror.frame(page)
@@ -122,7 +122,7 @@ impl Table {
         }
     }
 
-    /// Removes the table's entries from the accounts and the index. The entries on the card are kept.
+    /// Removes the table's entries from the accounts and from the index. Leaves the entries on the card.
     pub(crate) fn retire(&mut self, own: u32, pages: &mut PageIndex, books: &mut Books<'_>) {
         for page in bits::members(self.mirror.all()) {
             if let Some(frame) = self.mirror.frame(page) {
@@ -139,7 +139,7 @@ impl Table {
         }
     }
 
-    /// Sets an entry to `raw` in the guest's copy and to `shadow` in the card's copy.
+    /// Sets an entry to `raw` in the guest's copy, and to `shadow` in the card's copy.
     fn set(
         &mut self,
         index: usize,
@@ -200,8 +200,8 @@ impl Table {
         if matches!(shadow, Shadow::Split(_)) && !room { Err(Denial::Limit) } else { Ok(shadow) }
     }
 
-    /// Processes the entries `changed` of a page, with their values from `fresh`, or their old values without it. With
-    /// `recheck`, also processes absent entries.
+    /// Processes the `changed` entries of a page, with their values from `fresh` if it is given, and otherwise their
+    /// old values. With `recheck`, also processes absent entries.
     #[expect(clippy::too_many_arguments, reason = "the state of a pass, in parts that are borrowed apart")]
     pub(crate) fn take(
         &mut self,
@@ -255,7 +255,7 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Returns true if an entry that is not granted must be read again, because it is seen for the first time.
+    /// Returns true if an entry that is not granted must be read again, because it was seen for the first time.
     fn doubt(&mut self, index: usize, raw: u64) -> bool {
         if let Some(known) = self.doubted.iter().position(|(doubted, _)| *doubted == index) {
             let (_, seen) = self.doubted.swap_remove(known);
@@ -281,8 +281,8 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Translates the entries of a page that map into `range` again. A pending page may have changed: gained
-    /// permissions wait until it was read.
+    /// Translates the entries of a page that map into `range` again. A pending page may have changed, so its gained
+    /// permissions wait until it has been read.
     pub(crate) fn retranslate(
         &mut self,
         piece: Piece,
@@ -293,8 +293,8 @@ impl Table {
         report: &mut SyncReport,
     ) {
         let settled = self.mirror.pending() & bit(piece.page()) == 0;
-        // Most moved memory is mapped with small entries. Only the address in these entries changes, so their counts
-        // stay.
+        // Most memory that moves is mapped with small entries. Only their addresses change, so the counts stay the
+        // same.
         let mut moved = if self.key.size == PageSize::Small { Moved::for_range(range) } else { None };
         for index in self.mirror.range(piece.page()) {
             let raw = self.mirror.raw(index);
@@ -331,7 +331,7 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Handles a grant: marks absent entries and unreadable pages to be read again. Returns `true` if any exist.
+    /// Handles a grant: marks absent entries and unreadable pages to be read again. Returns `true` if there are any.
     pub(crate) fn granted(&mut self) -> bool {
         let absent = (0u32..).zip(&self.absent).filter(|(_, absent)| **absent != 0);
         self.recheck |= absent.fold(0, |set, (page, _)| set | bit(page));
@@ -339,7 +339,7 @@ impl Table {
     }
 }
 
-/// Returns true if an entry maps RAM for the card.
+/// Returns true if the entry maps RAM for the card.
 fn is_ram(named: Option<Named>, shadow: u64) -> bool {
     shadow != 0 && named.is_some_and(|named| named.system)
 }
@@ -350,7 +350,7 @@ fn exposes(named: Option<Named>, shadow: u64) -> Option<u32> {
     Some(named.frame)
 }
 
-/// Returns true if a guest entry names a byte in `range`.
+/// Returns true if a guest entry refers to a byte in `range`.
 fn names(raw: u64, size: PageSize, range: GuestRange) -> bool {
     let (system, start, len) = range.parts();
     let Some(named) = named(raw, size) else { return false };

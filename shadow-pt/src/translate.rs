@@ -1,4 +1,4 @@
-//! Translates one guest entry to a shadow entry or a denial.
+//! Translates one guest entry to a shadow entry, or denies it.
 
 use crate::{Denial, Frame, Frames};
 use nvspec::addr::{Gpa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
@@ -10,7 +10,7 @@ pub(crate) const FRAME_BITS: u32 = 28;
 /// Number of 4 KiB pages in a large page.
 pub(crate) const LARGE_PAGES: u32 = 1 << (LARGE_PAGE.trailing_zeros() - SMALL_PAGE.trailing_zeros());
 
-/// One of a directory entry's two tables.
+/// Selects one of a directory entry's two tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum PageSize {
     Small,
@@ -40,9 +40,9 @@ pub(crate) const PIECES_BYTES: u64 = size_of::<Pieces>() as u64;
 /// Shadow of a guest entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shadow {
-    /// One entry at the same index.
+    /// A single entry at the same index.
     Entry(u64),
-    /// Small entries for the pages of a split large entry. All of them are valid. The large entry itself is 0.
+    /// Small entries for the pages of a split large entry, all of them valid. The large entry itself is 0.
     Split(Box<Pieces>),
 }
 
@@ -56,8 +56,8 @@ impl Shadow {
     }
 }
 
-/// Returns the shadow of the guest entry `raw` in a table of pages of `size`: one entry, or one entry for each 4 KiB if
-/// the large page is split. A large page is denied as a whole if any 4 KiB of it is not granted.
+/// Returns the shadow of the guest entry `raw` in a table with pages of `size`: a single entry, or one entry per 4 KiB
+/// if the large page is split. A large page is denied as a whole if any part of it is not granted.
 pub(crate) fn translate(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<Shadow, Denial> {
     match whole(raw, size, frames) {
         Ok(entry) => Ok(Shadow::Entry(entry)),
@@ -70,23 +70,23 @@ pub(crate) fn translate(raw: u64, size: PageSize, frames: &mut impl Frames) -> R
     }
 }
 
-/// Returns separate entries for the pages of a large entry.
+/// Returns one entry for each 4 KiB of a large entry.
 fn pieces(raw: u64, frames: &mut impl Frames) -> Result<Box<Pieces>, Denial> {
     let guest = Pte::from(raw);
     let mut pieces: Box<Pieces> = Box::new([0; LARGE_PAGES as usize]);
     for (at, piece) in (0u32..).zip(pieces.iter_mut()) {
-        // The page's number fits below an aligned 28-bit frame number.
+        // The frame number of a large page is aligned, so the page's number fits below it.
         *piece = whole(guest.with_frame(guest.frame() | at).into(), PageSize::Small, frames)?;
     }
     Ok(pieces)
 }
 
-/// Returns the shadow of the guest entry `raw` as one entry; 0 for an entry that is not valid.
+/// Returns the shadow of the guest entry `raw` as a single entry; 0 if the entry is not valid.
 ///
-/// Keeps validity, privilege, read-only, volatile, and the kind's layout. Drops encryption and compression tags, whose
-/// keys and memory belong to the card, and meaningless bits. RAM that is registered only for reading becomes read-only.
-/// VRAM in host memory is snooped.
-// GUESS: the card uses the same layout for a kind without compression in host memory and in its own memory.
+/// Keeps the valid, privileged, read-only and volatile bits, and the layout of the kind. Drops encryption and
+/// compression tags, whose keys and memory belong to the card, and bits without meaning. RAM that is registered only
+/// for reading becomes read-only. VRAM in host memory is snooped.
+// GUESS: a kind without compression has the same layout in host memory as in the card's own memory.
 fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Denial> {
     let guest = Pte::from(raw);
     if !guest.valid() {
@@ -139,7 +139,7 @@ fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Deni
     Ok(shadow.into())
 }
 
-/// Memory that an entry names, if it could be granted at all.
+/// Memory that an entry refers to, if it could be granted at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Named {
     /// True for guest RAM, false for VRAM.
@@ -148,7 +148,7 @@ pub(crate) struct Named {
     pub(crate) frame: u32,
 }
 
-/// Returns the memory that the guest entry `raw` names. Returns `None` if [`translate`] turns the entry into 0 or
+/// Returns the memory that the guest entry `raw` refers to. Returns `None` if [`translate`] turns the entry into 0, or
 /// denies it regardless of the grants.
 pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     let guest = Pte::from(raw);
@@ -159,7 +159,7 @@ pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     possible.then(|| Named { system: guest.aperture().is_system(), frame: guest.frame() })
 }
 
-/// Returns true if `old` permits an access that `new` does not permit, or names another frame.
+/// Returns true if `old` permits an access that `new` does not, or refers to a different frame.
 pub(crate) fn loses(old: u64, new: u64) -> bool {
     let (old, new) = (Pte::from(old), Pte::from(new));
     let same_frame = || {

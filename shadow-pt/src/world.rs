@@ -9,7 +9,7 @@ pub trait World: GuestMemory + Frames + ShadowMemory {}
 
 impl<T: GuestMemory + Frames + ShadowMemory> World for T {}
 
-/// A world that consists of three separate objects.
+/// A world made of three separate objects.
 #[derive(Debug)]
 pub struct Parts<'a, G, F, M> {
     /// The guest's memory.

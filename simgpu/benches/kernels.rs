@@ -1,4 +1,5 @@
-//! Speed of kernels on the caller's thread: arithmetic, and the access patterns of a warp.
+//! Benchmarks kernels that run on the caller's thread: an arithmetic kernel, and one kernel for each access pattern of
+//! a warp.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use nvspec::addr::{GpuVa, VramAddr};
@@ -10,7 +11,7 @@ use simgpu::mmu::{AddressSpace, Mmu};
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
-/// Virtual address of the code; mapped to the same VRAM address, like the other areas.
+/// Virtual address of the code. Like all areas here, it is mapped to the VRAM at the same address.
 const CODE: u64 = 16 * MIB;
 const BANK: u64 = 17 * MIB;
 const DATA: u64 = 18 * MIB;
@@ -33,7 +34,8 @@ const ARITHMETIC: &str = ".kernel k
     @P0 BRA round
     EXIT";
 
-/// Kernel that adds to words of each thread; the second parameter is the distance between adjacent threads' words.
+/// Kernel in which each thread increments words; the second parameter is the distance between the words of adjacent
+/// threads.
 const MEMORY: &str = ".kernel k
     S2R R0, SR_TID.X
     MOV R1, c[0][0x24]
@@ -47,7 +49,7 @@ const MEMORY: &str = ".kernel k
     @P0 BRA round
     EXIT";
 
-/// An engine with a loaded program.
+/// A compute engine with a loaded program.
 struct Rig {
     compute: Compute,
     memory: Arc<Memory>,

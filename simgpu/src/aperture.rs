@@ -1,7 +1,7 @@
 //! The windows through which the CPU accesses memory: BAR1, BAR3 and PRAMIN.
 //!
-//! Their targets are stored separately from the registers that set them, so that an access does not need the lock that
-//! the card's work may hold for a long time.
+//! Their mappings are stored separately from the registers that set them. An access therefore does not wait for the
+//! card's lock, which the card's work may hold for a long time.
 
 use crate::fifo::userd::Doorbells;
 use crate::memory::{BusAddr, Memory};
@@ -13,16 +13,15 @@ use nvspec::regs::windows::pramin;
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Target of a memory BAR.
+/// The mapping of a memory BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Offsets are VRAM addresses.
     Physical,
-    /// Offsets are virtual addresses in the address space of an instance block.
+    /// Offsets are virtual addresses in the address space that an instance block describes.
     Virtual {
-        /// The instance block.
         instance: (Target, u64),
-        /// The address space of the instance block, or the reason that the block has no valid one.
+        /// The address space that the instance block describes, or the fault if the block is invalid.
         space: Result<AddressSpace, MmuFault>,
     },
 }
@@ -34,11 +33,11 @@ pub(crate) struct ApertureFault {
     pub(crate) fault: MmuFault,
 }
 
-/// Targets of the windows.
+/// Mapping of each window.
 #[derive(Debug)]
 pub(crate) struct Apertures {
     bars: RwLock<[Mode; 2]>,
-    /// First byte of PRAMIN; `None` when it is not mapped to memory.
+    /// The address that the first byte of PRAMIN maps; `None` if it is not mapped to memory.
     pramin: RwLock<Option<BusAddr>>,
     /// Set if the card has fallen off the bus: it reads as ones and ignores writes.
     gone: AtomicBool,
@@ -60,7 +59,7 @@ impl Apertures {
         }
     }
 
-    /// Makes the card fall off the bus.
+    /// Simulates a card that falls off the bus.
     pub(crate) fn vanish(&self) {
         self.gone.store(true, Ordering::Release);
     }
@@ -70,7 +69,6 @@ impl Apertures {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Restores the power-on state.
     pub(crate) fn reset(&self) {
         *self.bars.write() = [Mode::Physical; 2];
         *self.pramin.write() = Some(BusAddr::Vram(VramAddr(0)));
@@ -99,7 +97,7 @@ impl Apertures {
         self.bars.read()[index(aperture)]
     }
 
-    /// Reads through a BAR; unreadable bytes are ones.
+    /// Reads through a BAR. Bytes that cannot be read are returned as ones.
     pub(crate) fn read(
         &self,
         aperture: Aperture,
@@ -147,7 +145,7 @@ impl Apertures {
                     let to = session.translate(va, true).map_err(fault)?;
                     let part = &data[done..];
                     let part = &part[..to.bytes.min(part.len() as u64) as usize];
-                    // Doorbells are dwords, written in one access, so that a concurrent reader never sees half of one.
+                    // A doorbell is a dword. Write it in one access, so that a concurrent reader never sees half of it.
                     match part {
                         [a, b, c, d] => session.write32(va, u32::from_le_bytes([*a, *b, *c, *d])),
                         _ => session.write(va, part),

@@ -1,5 +1,5 @@
-//! Register blocks, in the order of the address map. Each implements behaviour beyond storing: `read` and `write` match
-//! every register of the block, and `plain` registers go to the storage.
+//! Register blocks, in the order of the address map. Each block implements the registers that do more than store a
+//! value: its `read` and `write` match every register of the block, and pass the plain ones to the storage.
 
 pub(crate) mod board;
 pub(crate) mod falcon;
@@ -12,12 +12,12 @@ pub(crate) mod pmc;
 pub(crate) mod pmu;
 pub(crate) mod ptimer;
 
-/// Effect of a register write outside its block.
+/// Effect of a register write on other blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// No effect.
+    /// The write has no effect elsewhere.
     None,
-    /// Units (bits of PMC's enable register) were disabled, which resets them.
+    /// The write disabled these units (bits of PMC's enable register), which resets them.
     ResetUnits(u32),
     /// The driver allows the next MSI.
     Rearm,

@@ -21,26 +21,26 @@ use vmm_sys_util::eventfd::EventFd;
 /// Parameters of a new card.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Size of VRAM in MiB, 16 to 6144. Untouched memory costs nothing.
+    /// Size of VRAM in MiB, from 16 to 6144. Untouched memory uses no host memory.
     pub vram_mib: u32,
     /// Size of BAR1, the VRAM aperture, in bytes: a power of two.
     pub bar1_size: u64,
     /// Size of BAR3, the instance-memory aperture, in bytes: a power of two.
     pub bar3_size: u64,
-    /// Model of the duration of work; with `None`, work runs as fast as possible.
+    /// Model of the time that work takes; with `None`, work runs as fast as possible.
     pub time: Option<TimeModel>,
     /// Number of threads that execute kernels, at most 64; by default, one per core. With 0, the card's own thread
     /// executes kernels in small steps.
     pub compute_workers: Option<usize>,
     /// Faults to inject.
     pub faults: Vec<Fault>,
-    /// Set to count the accesses of engines and kernels by memory range ([`Card::access_counts`]).
+    /// Set to count the accesses of engines and kernels per memory range ([`Card::access_counts`]).
     pub profile: bool,
-    /// Set if the VBIOS scripts have run (POST). Otherwise the memory controllers stay off: no script is executed.
+    /// Set if the VBIOS scripts have run (POST). If not, the memory controllers stay off: the model runs no scripts.
     pub posted: bool,
     /// Set to allocate VRAM in an anonymous file, so that another process can take over the card.
     pub shared: bool,
-    /// The chip.
+    /// The emulated chip.
     pub chip: &'static Chip,
 }
 
@@ -71,7 +71,6 @@ impl Config {
         Ok(())
     }
 
-    /// Allocates the card's VRAM.
     fn vram(&self) -> Result<Vram, VramError> {
         let bytes = u64::from(self.vram_mib) << 20;
         if self.shared { Vram::shared(bytes) } else { Vram::new(bytes) }
@@ -92,8 +91,8 @@ pub enum Error {
         /// Requested size.
         size: u64,
     },
-    /// The saved state is invalid, or of a different card.
-    #[error("the saved software card is refused")]
+    /// The saved state is invalid, or belongs to a different card.
+    #[error("the saved state of the software card is refused")]
     Saved(#[from] Invalid),
     /// The card's thread could not be started.
     #[error("the software card's thread could not be started")]
@@ -103,9 +102,9 @@ pub enum Error {
 /// Counters of a card since its creation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Work of channels.
+    /// Counters of the channels' work.
     pub fifo: FifoCounters,
-    /// Copies of all engines.
+    /// Copies by all engines.
     pub copied: Copied,
     /// Number of signalled interrupts.
     pub interrupts: u64,
@@ -113,20 +112,20 @@ pub struct Counters {
     pub undeclared: u64,
     /// Number of unanswered accesses on the memory bus.
     pub lost: u64,
-    /// Translations of the hub's clients.
+    /// TLB counters of the hub's clients.
     pub hub_tlb: TlbCounters,
-    /// Translations of shaders.
+    /// TLB counters of the shaders.
     pub gpc_tlb: TlbCounters,
 }
 
-/// A software GF100. All methods may be called from any thread; a separate thread does the card's own work, and sleeps
-/// while the card has no work.
+/// A software GF100. All methods may be called from any thread. A separate thread does the card's own work, and sleeps
+/// when there is none.
 pub struct SimGpu {
     shared: Arc<Shared>,
     memory: Arc<Memory>,
     mmu: Arc<Mmu>,
     identity: Identity,
-    // Dropped after all other users of `shared`: the drop ends the thread.
+    // Must be dropped after all other users of `shared`, because its drop ends the thread.
     _worker: Option<Worker>,
 }
 
@@ -137,7 +136,7 @@ impl std::fmt::Debug for SimGpu {
 }
 
 impl SimGpu {
-    /// Makes a card in the power-on state.
+    /// Creates a card in the power-on state.
     ///
     /// # Errors
     /// [`Error`].
@@ -146,7 +145,7 @@ impl SimGpu {
         Self::without_thread(config, Clock::system(), config.vram()?, None)?.start()
     }
 
-    /// Makes the card that another process has saved, with its memory. It is halted until [`Self::go_on`].
+    /// Creates a card from another process's saved state and its VRAM. The card is halted until [`Self::go_on`].
     ///
     /// # Errors
     /// [`Error`].
@@ -181,7 +180,8 @@ impl SimGpu {
         Ok(Self { shared, memory, mmu, identity, _worker: None })
     }
 
-    /// Makes a card whose clock changes only when it is advanced, and that works, also on kernels, only on request.
+    /// Creates a card whose clock only changes when a test advances it, and which executes work, including kernels,
+    /// only on request.
     #[cfg(test)]
     pub(crate) fn for_test(config: &Config) -> Self {
         let config = Config { compute_workers: Some(0), ..config.clone() };
@@ -202,10 +202,10 @@ impl SimGpu {
         self.shared.gpu.lock()
     }
 
-    /// Takes all channels off the engines, and stops the card's work until [`Self::go_on`]. Registers stay accessible.
+    /// Takes all channels off the engines, and stops all work until [`Self::go_on`]. Registers remain accessible.
     ///
     /// # Errors
-    /// [`NotQuiescent`]: the card continues. A later call may succeed, once the work in progress has ended.
+    /// [`NotQuiescent`]: the card keeps running. A later call may succeed, when the work in progress has ended.
     pub fn halt(&self) -> Result<(), NotQuiescent> {
         self.shared.gpu.lock().halt()
     }
@@ -228,7 +228,7 @@ impl SimGpu {
         self.memory.vram.file()
     }
 
-    /// Sets the model of the time of work from now on; with `None`, work runs as fast as possible.
+    /// Replaces the time model; with `None`, work runs as fast as possible.
     pub fn set_time_model(&self, time: Option<TimeModel>) {
         self.shared.gpu.lock().cx.time = time;
         self.shared.wake();
@@ -239,13 +239,13 @@ impl SimGpu {
         self.shared.gpu.lock().cx.faults.arm(fault)
     }
 
-    /// Removes all pending faults. An engine that hangs still needs a reset.
+    /// Removes all pending faults. A hung engine still needs a reset.
     pub fn clear_faults(&self) {
         self.shared.gpu.lock().cx.faults.clear();
     }
 
-    /// Keeps the engines' writes to host memory in flight until they are pushed ([`memory`](crate::memory)). Otherwise
-    /// they arrive immediately.
+    /// Keeps the engines' writes to host memory in flight until they are flushed ([`memory`](crate::memory)). Without
+    /// this, such writes arrive immediately.
     pub fn hold_posted_writes(&self, hold: bool) {
         self.memory.hold_posted(hold);
     }
@@ -265,7 +265,7 @@ impl SimGpu {
         }
     }
 
-    /// Returns the offsets of accessed undeclared registers, with the number of accesses.
+    /// Returns the offsets of undeclared registers that were accessed, with the number of accesses to each.
     #[must_use]
     pub fn undeclared_registers(&self) -> Vec<(u32, u64)> {
         self.shared.gpu.lock().cx.undeclared.offsets()
@@ -277,9 +277,9 @@ impl SimGpu {
         self.shared.gpu.lock().line.level()
     }
 
-    /// Returns the VRAM accesses of engines and kernels since the last call, in order, on a card with
-    /// [`Config::profile`]; the first call starts the recording. The result is deterministic if one thread executes
-    /// kernels.
+    /// Returns the VRAM accesses of engines and kernels since the last call, in order. The card must have
+    /// [`Config::profile`] set; the first call starts the recording. The result is deterministic if a single thread
+    /// executes kernels.
     #[must_use]
     pub fn take_touches(&self) -> Vec<Touches> {
         self.memory.take_touches()
@@ -292,7 +292,7 @@ impl SimGpu {
         }
     }
 
-    /// Returns true if an aperture access is answered: it is within the aperture, and the card is present.
+    /// Returns true if the card answers an aperture access: the access is within the aperture, and the card is present.
     fn within(&self, aperture: Aperture, offset: u64, len: usize) -> bool {
         let within = offset.checked_add(len as u64).is_some_and(|end| end <= self.bar_size(aperture));
         within && !self.shared.apertures.is_gone()

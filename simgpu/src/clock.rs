@@ -1,7 +1,7 @@
 //! The card's clock and the time that work takes.
 //!
-//! The card has two times: the *card time* runs from the card's creation and orders all work; the *timer time*, shown
-//! by PTIMER and in semaphores' time stamps, is the card time plus an offset set by the driver.
+//! The card has two times. The *card time* runs from the card's creation and orders all work. The *timer time*, which
+//! PTIMER and the timestamps of semaphores show, is the card time plus an offset that the driver sets.
 
 use crate::compute::TRANSACTION_BYTES;
 use crate::engines::Work;
@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Nanoseconds of card time.
+/// Card time in nanoseconds.
 pub(crate) type CardNs = u64;
 
-/// Step of PTIMER in nanoseconds.
+/// Resolution of PTIMER in nanoseconds.
 pub(crate) const TIMER_STEP_NS: u64 = 32;
 
 /// Timing of an engine.
@@ -27,7 +27,7 @@ pub struct EngineTiming {
 }
 
 impl EngineTiming {
-    /// Returns the duration in nanoseconds of this amount of work.
+    /// Returns the time in nanoseconds that this amount of work takes.
     #[must_use]
     pub fn cost_ns(&self, bytes: u64, launches: u32) -> u64 {
         let moving = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second.max(1));
@@ -36,17 +36,17 @@ impl EngineTiming {
     }
 }
 
-/// Timing of kernels. Memory and arithmetic overlap: the slower of them counts.
+/// Timing of kernels. Memory accesses and arithmetic overlap, so only the slower of the two counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ComputeTiming {
-    /// Rate of warp instructions of all multiprocessors together, per second; 0 means no limit.
+    /// Warp instructions per second of all multiprocessors together; 0 means no limit.
     pub warp_instructions_per_second: u64,
     /// Bandwidth of shaders' memory transactions in bytes per second; 0 means no limit.
     pub bytes_per_second: u64,
 }
 
 impl Default for ComputeTiming {
-    /// Returns the timing with the clock and the memory of a Quadro 6000.
+    /// Returns the timing of a Quadro 6000's clock and memory.
     fn default() -> Self {
         Self::at(1150, 144_000_000_000)
     }
@@ -60,7 +60,7 @@ impl ComputeTiming {
         Self { warp_instructions_per_second: mhz.saturating_mul(1_000_000 * multiprocessors), bytes_per_second }
     }
 
-    /// Returns the duration in nanoseconds of this many warp instructions and bytes.
+    /// Returns the time in nanoseconds that these warp instructions and bytes take.
     #[must_use]
     pub fn cost_ns(&self, instructions: u64, bytes: u64) -> u64 {
         let rate = |per_second| EngineTiming { bytes_per_second: per_second, launch_ns: 0 };
@@ -70,7 +70,7 @@ impl ComputeTiming {
     }
 }
 
-/// Model of the duration of the card's work. Results become visible when the card's clock reaches the end of the work.
+/// Model of the time that the card's work takes. Results become visible at the card time at which the work ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeModel {
     /// Timing of PGRAPH, including M2MF.
@@ -81,13 +81,14 @@ pub struct TimeModel {
     pub copy: EngineTiming,
     /// Time to load another channel, in nanoseconds.
     pub switch_ns: u64,
-    /// Bandwidth of an engine between the card and system memory in bytes per second, in both directions together; 0
-    /// means no limit. Each engine has this bandwidth for itself: engines do not slow each other down.
+    /// Bandwidth of an engine between the card and system memory in bytes per second, for both directions together; 0
+    /// means no limit. Each engine has the full bandwidth: engines do not slow each other down.
     pub bus_bytes_per_second: u64,
 }
 
 impl TimeModel {
-    /// Returns the duration of an engine's work in ns. Bus transfers overlap with the rest: the slower one counts.
+    /// Returns the time in ns that an engine needs for `work`. Bus transfers overlap with the rest, so only the slower
+    /// of the two counts.
     #[must_use]
     pub fn cost_ns(&self, engine: EngineId, work: &Work) -> u64 {
         let timing = match engine {
@@ -101,28 +102,27 @@ impl TimeModel {
     }
 }
 
-/// Saved state of the card's clock.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedClock {
     /// Card time.
     now: CardNs,
-    /// The host's clock at that time.
+    /// The host's clock at card time `now`.
     pub(crate) host: u64,
     timer_offset: u64,
     alarm: Option<CardNs>,
 }
 
-/// Returns the time in ns of the clock that all processes of the host share.
+/// Returns the time in ns of the host's monotonic clock, which all processes of the host share.
 fn host_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// Source of card time. Shared with callers that record the arrival time of requests while the card's thread sleeps.
+/// Source of card time. Callers share it to record when requests arrive while the card's thread sleeps.
 #[derive(Debug)]
 pub(crate) enum CardTime {
-    /// Runs with the host's clock; the value is the host's time at which the card time was 0.
+    /// Follows the host's clock; the value is the host time at which the card time was 0.
     System(AtomicU64),
     /// Changes only when it is advanced.
     #[cfg(test)]
@@ -130,17 +130,15 @@ pub(crate) enum CardTime {
 }
 
 impl CardTime {
-    /// Returns the card time.
     pub(crate) fn now(&self) -> CardNs {
         match self {
-            // The clock of a card saved on another host may have started earlier than this host's clock.
+            // The subtraction may wrap: a card that was saved on another host can be older than this host's clock.
             Self::System(origin) => host_ns().wrapping_sub(origin.load(Ordering::Relaxed)),
             #[cfg(test)]
             Self::Manual(now) => now.load(Ordering::Relaxed),
         }
     }
 
-    /// Sets the time to `now`.
     fn set(&self, now: CardNs) {
         match self {
             Self::System(origin) => origin.store(host_ns().wrapping_sub(now), Ordering::Relaxed),
@@ -150,7 +148,6 @@ impl CardTime {
     }
 }
 
-/// The card's clock.
 #[derive(Debug)]
 pub(crate) struct Clock {
     time: Arc<CardTime>,
@@ -160,12 +157,12 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Makes a clock that runs with the host's clock.
+    /// Creates a clock that follows the host's clock.
     pub(crate) fn system() -> Self {
         Self { time: Arc::new(CardTime::System(AtomicU64::new(host_ns()))), timer_offset: 0, alarm: None }
     }
 
-    /// Makes a clock that changes only when it is advanced.
+    /// Creates a clock that only changes when it is advanced.
     #[cfg(test)]
     pub(crate) fn manual() -> Self {
         Self { time: Arc::new(CardTime::Manual(AtomicU64::new(0))), timer_offset: 0, alarm: None }
@@ -179,12 +176,10 @@ impl Clock {
         }
     }
 
-    /// Returns the card time.
     pub(crate) fn now(&self) -> CardNs {
         self.time.now()
     }
 
-    /// Returns the source of card time.
     pub(crate) fn time(&self) -> Arc<CardTime> {
         Arc::clone(&self.time)
     }
@@ -194,12 +189,10 @@ impl Clock {
         at.wrapping_add(self.timer_offset) & !(TIMER_STEP_NS - 1)
     }
 
-    /// Returns PTIMER's value.
     pub(crate) fn timer(&self) -> u64 {
         self.timer_at(self.now())
     }
 
-    /// Sets PTIMER.
     pub(crate) fn set_timer(&mut self, time: u64) {
         self.timer_offset = time.wrapping_sub(self.now());
     }
@@ -211,12 +204,12 @@ impl Clock {
         self.alarm = Some(now.saturating_add(u64::from(ahead)));
     }
 
-    /// Returns the card time at which the alarm fires.
+    /// Returns the card time at which the alarm fires, if it is set.
     pub(crate) fn alarm(&self) -> Option<CardNs> {
         self.alarm
     }
 
-    /// Returns true once after each alarm.
+    /// Returns true once after the alarm has fired.
     pub(crate) fn take_alarm(&mut self) -> bool {
         let due = self.alarm.is_some_and(|at| self.now() >= at);
         if due {
@@ -230,10 +223,10 @@ impl Clock {
         SavedClock { now: self.now(), host: host_ns(), timer_offset: *timer_offset, alarm: *alarm }
     }
 
-    /// Continues from the saved time, plus the host's time since then.
+    /// Resumes from the saved time, and adds the host time that has passed since the save.
     pub(crate) fn restore(&mut self, saved: &SavedClock) {
         let SavedClock { now, host, timer_offset, alarm } = *saved;
-        // After a reboot the host's clock starts again.
+        // The host's clock restarts at zero after a reboot.
         let passed = host_ns().saturating_sub(host);
         match &*self.time {
             CardTime::System(_) => self.time.set(now.saturating_add(passed)),

@@ -1,42 +1,51 @@
-//! Compute, class 0x90c0: grids of sm_20 code.
+//! Compute, class 0x90c0: executes grids of sm_20 code.
 //!
-//! Methods set a grid's parameters; LAUNCH fixes them and starts the grid, on separate threads if the card has any. The
-//! engine is busy until the grid has ended, and executes no method until then: every method waits, as if WAIT_FOR_IDLE
-//! preceded it.
+//! Methods set a grid's parameters; LAUNCH freezes them and starts the grid, on separate threads if the card has any.
+//! The engine is busy and executes no further method until the grid has ended, as if WAIT_FOR_IDLE preceded every
+//! method.
 //!
-//! Parts: `registers`, the methods' state; `launch`, a grid and its parameters; `pool` and `grid`, threads and the
-//! blocks that they execute; `block`, warps and barriers; `warp` and `stack`, registers and divergence; `code` and
-//! `constants`, caches; `residue`, data left by kernels; `memory`, memory accesses; `locks`, of global memory; `exec`,
-//! instructions; `soft`, arithmetic with any rounding.
+//! Parts:
+//! - `registers`: the state that methods set
+//! - `launch`: a grid and its parameters
+//! - `pool` and `grid`: threads, and the blocks that they execute
+//! - `block`: warps and barriers
+//! - `warp` and `stack`: registers and divergence
+//! - `code` and `constants`: caches
+//! - `residue`: data that kernels leave behind
+//! - `memory`: memory accesses; `locks`: locks in global memory
+//! - `exec`: instructions
+//! - `soft`: arithmetic with any rounding
 //!
-//! Memory accesses go through the channel's address space, in sessions of a few thousand instructions: a TLB flush
-//! waits for the current sessions, and dropped translations are not used after the flush.
+//! Memory is accessed through the channel's address space, in sessions of a few thousand instructions. A TLB flush
+//! waits for the current sessions to end; later sessions do not use the dropped translations.
 //!
 //! # Time
-//! A grid is charged at its end: its launch, and the maximum of its instructions at the rate of all multiprocessors,
-//! its memory transactions at the memory's bandwidth ([`crate::ComputeTiming`]), and its transactions with system
-//! memory at the bus's bandwidth ([`crate::TimeModel::bus_bytes_per_second`]). Instructions are counted once for each
-//! warp that executes them, for any number of active lanes, so divergence costs the repeated instructions. Transactions
-//! are pieces of 128 bytes of global and local memory: one for contiguous words, one for each lane if every lane has a
-//! separate line, and one for each address of an atomic operation that is in a different line than the previous one; a
-//! transaction that spans two pages counts for the last page's memory. Neither the counts nor the time between two
-//! semaphores around the grid depend on the number of threads that execute it.
+//! A grid is charged when it ends. Its cost is the launch, plus the largest of three times: its instructions at the
+//! rate of all multiprocessors, its memory transactions at the memory's bandwidth ([`crate::ComputeTiming`]), and its
+//! transactions with system memory at the bus's bandwidth ([`crate::TimeModel::bus_bytes_per_second`]).
 //!
-//! The model ignores bank conflicts of shared memory, misses of caches for instructions and constants, latencies that
-//! too few warps cannot hide, idle multiprocessors, slower units (double precision, MUFU).
+//! - An instruction counts once per warp that executes it, regardless of the number of active lanes. Divergence
+//!   therefore costs the instructions that are repeated.
+//! - A transaction is a 128-byte line of global or local memory: contiguous words in a line need one transaction, and
+//!   lanes with separate lines need one each. An address of an atomic operation needs a transaction if its line differs
+//!   from that of the previous address. A transaction that spans two pages counts for the memory of the last page.
+//! - Neither the counts nor the time between two semaphores around the grid depend on the number of threads.
+//!
+//! The model ignores shared-memory bank conflicts, instruction and constant cache misses, latencies that too few warps
+//! cannot hide, idle multiprocessors, and slower units (double precision, MUFU).
 //!
 //! # Not modelled
-//! - Instructions listed at the top of `exec`; macros, notifiers (0x104-0x10c), the global condition (0x130-0x138),
-//!   conditions on memory, reductions by semaphores: illegal methods or bad data.
-//! - Textures, surfaces, performance counters: their methods are stored.
-//! - Concurrent blocks in a worker: it executes a block to its end before it starts the next. A grid whose blocks wait
-//!   for blocks with a higher number may not end; programs must not rely on that anyway.
-//! - Preemption in a grid; a grid is abandoned if its channel is taken off the engine.
-//! - The cluster and unit of an access: faults are reported as those of the first cluster's texture unit and L1 (GUESS
-//!   for instructions and constants), and errors of warps as those of the first multiprocessor. Errors do not name the
-//!   program counter.
-//! - Data caches. Constants and instructions are cached for a grid: the next grid sees stores to either.
-//! - Real scheduling: warps of a block execute in turns that do not depend on the time of instructions.
+//! - Instructions listed at the top of `exec`. Macros, notifiers (0x104-0x10c), the global condition (0x130-0x138),
+//!   conditions on memory, and reductions by semaphores: they fail as illegal methods or bad data.
+//! - Textures, surfaces and performance counters: their methods only store values.
+//! - Concurrent blocks in a worker: it executes a block to its end before it starts the next one. A grid whose blocks
+//!   wait for blocks with higher numbers may never end; programs must not rely on such waits on hardware either.
+//! - Preemption within a grid: a grid is abandoned if its channel is taken off the engine.
+//! - The cluster and unit of an access: faults are attributed to the texture unit and L1 of the first cluster (GUESS
+//!   for instructions and constants), and warp errors to the first multiprocessor. Errors do not include the program
+//!   counter.
+//! - Data caches. Constants and instructions are cached for one grid: the next grid sees stores to either.
+//! - Real scheduling: the warps of a block execute in turns, which do not depend on the latency of instructions.
 
 mod block;
 mod code;
@@ -79,8 +88,8 @@ pub struct Compute {
 }
 
 impl Compute {
-    /// Makes an engine of `sms` multiprocessors with `workers` threads; without threads, [`Self::step`] executes grids.
-    /// `wake` is called, on any thread, when the caller must step again.
+    /// Creates an engine with `sms` multiprocessors and `workers` threads; without threads, [`Self::step`] executes
+    /// grids. The engine calls `wake`, on any thread, when the caller must call [`Self::step`] again.
     #[must_use]
     pub fn new(
         memory: Arc<Memory>,
@@ -93,10 +102,10 @@ impl Compute {
         Self { registers: Registers::default(), launched: None, pool, sms }
     }
 
-    /// Executes a method. If the method launches a grid, the grid is then pending.
+    /// Executes a method. A grid that the method launches is then pending.
     ///
     /// # Errors
-    /// [`EngineError`]; the method then had no effect.
+    /// [`EngineError`]: the method had no effect.
     pub fn method(&mut self, method: u32, data: u32, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         match method {
             methods::LAUNCH => self.launch(data, cx),
@@ -169,10 +178,10 @@ impl Compute {
         self.launched.is_some() || self.pool.is_busy()
     }
 
-    /// Starts the grid, checks for its end, or executes part of it.
+    /// Starts the pending grid, checks whether it has ended, or executes part of it.
     ///
     /// # Errors
-    /// [`EngineError::ShaderFault`] and [`EngineError::Warp`]; the grid has then ended.
+    /// [`EngineError::ShaderFault`] and [`EngineError::Warp`]: the grid has ended.
     pub fn step(&mut self, cx: &mut EngineCx<'_>) -> Result<Progress, EngineError> {
         if let Some(launch) = self.launched.take() {
             self.pool.start(*launch, *cx.space);
@@ -196,7 +205,7 @@ impl Compute {
         }
     }
 
-    /// Removes and returns the channel's state. Abandons a running grid: when this returns, no part of it is executing.
+    /// Removes and returns the channel's state. Abandons a running grid: no part of it executes after this call.
     pub(crate) fn save(&mut self) -> Registers {
         self.stop();
         std::mem::take(&mut self.registers)
@@ -208,7 +217,7 @@ impl Compute {
         self.registers = registers;
     }
 
-    /// Drops state and grids.
+    /// Drops the state and all grids.
     pub(crate) fn reset(&mut self) {
         self.load(Registers::default());
     }

@@ -1,4 +1,4 @@
-//! The context of register blocks and the scheduler: everything on the card except the blocks.
+//! The context of the register blocks and the scheduler: everything on the card except the blocks.
 
 use crate::aperture::Apertures;
 use crate::clock::{Clock, TimeModel};
@@ -27,7 +27,7 @@ pub(crate) struct Cx {
     pub(crate) faults: Faults,
     pub(crate) undeclared: Undeclared,
     pub(crate) copied: Copied,
-    /// Registers that FECS must write, with their values, as named by images of loaded contexts.
+    /// Registers that FECS must write, with their values, as the images of loaded contexts list them.
     pub(crate) context_writes: Vec<(u32, u32)>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Cx {
 pub struct Copied {
     /// Number of bytes written.
     pub bytes: u64,
-    /// Host time spent on moving the bytes, in ns: the engines of a real card would not need the host's processors.
+    /// Host time spent on copying, in ns. The engines of a real card would not use the host's processors.
     pub host_ns: u64,
 }
 
@@ -66,7 +66,7 @@ impl Undeclared {
         } else if self.seen.len() < Self::MAX {
             self.seen.insert(offset, 1);
             match write {
-                Some(value) => tracing::debug!("undeclared register {offset:#08x} was written {value:#010x}"),
+                Some(value) => tracing::debug!("undeclared register {offset:#08x} was set to {value:#010x}"),
                 None => tracing::debug!("undeclared register {offset:#08x} was read"),
             }
         }

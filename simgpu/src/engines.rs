@@ -1,13 +1,13 @@
-//! Engines: they execute the methods that a channel sends to its objects.
+//! Engines, which execute the methods that a channel sends to its objects.
 //!
-//! An engine holds the method state of one channel at a time; the caller saves and loads it when channels switch. A
-//! method that starts work only records it; [`Engine::step`] does the work in pieces, so that locks are held briefly
-//! and the caller can charge time, switch and stop in between.
+//! An engine holds the method state of one channel at a time; the caller saves and loads the state when it switches
+//! channels. A method that starts work only records it. [`Engine::step`] then does the work in small steps, so that
+//! locks are held briefly and the caller can charge time, switch channels, and stop between steps.
 //!
-//! Parts: [`copy`], M2MF and the copy engines; [`semaphore`], the formats of semaphores in memory. Compute is in the
-//! crate's `compute`.
+//! Parts: [`copy`] contains M2MF and the copy engines, and [`semaphore`] the formats of semaphores in memory. Compute
+//! is in the crate's module `compute`.
 //!
-//! Not modelled: 2D (0x902d), 3D (0x9097), video decoding. Their classes are not supported here.
+//! Not modelled: 2D (0x902d), 3D (0x9097) and video decoding. Their classes are not supported.
 
 pub mod copy;
 pub mod semaphore;
@@ -28,7 +28,7 @@ pub struct EngineCx<'a> {
     pub space: &'a AddressSpace,
     /// The card's clock, in ns.
     pub now_ns: u64,
-    /// The engine's work, for the time model; the engine adds to this value.
+    /// Sum of the engine's work, for the time model.
     pub work: &'a mut Work,
 }
 
@@ -49,23 +49,23 @@ pub struct Work {
     pub launches: u32,
     /// Number of instructions executed by warps.
     pub instructions: u64,
-    /// Number of instructions, counted once for each participating thread.
+    /// Number of instructions, counted once per participating thread.
     pub thread_instructions: u64,
     /// Number of memory transactions of shaders.
     pub transactions: u64,
-    /// Number of bytes that copies and transactions moved from or to system memory.
+    /// Number of bytes that copies and transactions transferred from or to system memory.
     pub bus_bytes: u64,
     /// Number of released semaphores.
     pub releases: u32,
     /// Set if a non-stall interrupt must be raised.
     pub non_stall: bool,
-    /// Host time spent on moving these bytes, in ns.
+    /// Host time spent on copying these bytes, in ns.
     pub host_ns: u64,
-    /// Start address of the last copied run.
+    /// Start address of the run that was copied last.
     pub written: Option<GpuVa>,
 }
 
-/// Reason that an engine stopped. The caller knows the channel's method, subchannel, class and data.
+/// Reason why an engine stopped. The caller knows the channel's method, subchannel, class and data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
     /// The MMU refused an access; the current work is abandoned.
@@ -74,27 +74,27 @@ pub enum EngineError {
     /// The MMU refused a shader's access; the current work is abandoned.
     #[error("of a shader: {0}")]
     ShaderFault(MmuFault),
-    /// The class does not have the method, or the method is not modelled.
+    /// The class does not define the method, or the model does not support it.
     #[error("illegal method")]
     IllegalMethod,
-    /// The engine does not have the class.
+    /// The engine does not support the class.
     #[error("illegal class")]
     IllegalClass,
-    /// Invalid data: for PGRAPH a number of [`nvspec::class::data_error`], for a copy engine one of
-    /// [`nvspec::class::ce90b5::error`].
+    /// The data is invalid: a number in [`nvspec::class::data_error`] for PGRAPH, or in
+    /// [`nvspec::class::ce90b5::error`] for a copy engine.
     #[error("bad method data, code {0:#x}")]
     Data(u32),
-    /// Error of a warp: a value from [`nvspec::class::compute90c0::warp_error`].
+    /// A warp caused an error: a value in [`nvspec::class::compute90c0::warp_error`].
     #[error("warp error {0:#x}")]
     Warp(u32),
 }
 
-/// Progress of a piece of work.
+/// State of an engine's work after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// More work is left.
     More,
-    /// More work runs without the caller, which is woken when it must call again.
+    /// More work runs without the caller. The engine wakes the caller when it must call again.
     Elsewhere,
     /// No work is pending.
     Done,
@@ -104,7 +104,7 @@ pub enum Progress {
 #[derive(Clone, Debug, Default)]
 pub struct ContextState(pub(crate) State);
 
-/// Markers of the engine whose state is in a context image.
+/// Tags in a context image that identify the engine that the state belongs to.
 mod image {
     pub(super) const M2MF: u32 = 0x9039;
     pub(super) const CE: u32 = 0x90b5;
@@ -112,7 +112,7 @@ mod image {
 }
 
 impl ContextState {
-    /// Returns the state in the format of a context image. Work in flight is not included.
+    /// Returns the state in the format of a context image. Work in progress is not included.
     #[must_use]
     pub fn to_words(&self) -> Vec<u32> {
         let (whose, words) = match &self.0 {
@@ -120,7 +120,7 @@ impl ContextState {
             State::M2mf(registers) => (image::M2MF, registers.to_words()),
             State::Ce(registers) => (image::CE, registers.to_words()),
             State::Graph(m2mf, compute) => {
-                // Compute's state has a fixed length and comes first.
+                // Compute's state comes first, because its length is fixed.
                 let words = compute.to_words().into_iter().chain(m2mf.to_words()).collect();
                 (image::GRAPH, words)
             }
@@ -128,7 +128,7 @@ impl ContextState {
         std::iter::once(whose).chain(words).collect()
     }
 
-    /// Parses the state in an untrusted context image; an invalid state becomes a new channel's.
+    /// Parses the state in an untrusted context image. An invalid state is replaced with that of a new channel.
     #[must_use]
     pub fn from_words(words: &[u32]) -> Self {
         Self(match words {
@@ -147,14 +147,14 @@ impl ContextState {
 /// State of an engine, by its kind.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum State {
-    /// State of a new channel, for any engine.
+    /// State of a new channel, valid for any engine.
     #[default]
     New,
     /// State of M2MF.
     M2mf(Box<copy::m2mf::Registers>),
     /// State of a copy engine.
     Ce(Box<copy::ce::Registers>),
-    /// State of PGRAPH: of M2MF and of compute.
+    /// State of PGRAPH: M2MF and compute.
     Graph(Box<copy::m2mf::Registers>, Box<compute::Registers>),
 }
 
@@ -163,11 +163,11 @@ pub trait Engine: Send {
     /// Returns true if objects of the class may be bound.
     fn class_supported(&self, class: u32) -> bool;
 
-    /// Executes one method (byte address in the class). It may start pending work; call [`Engine::step`] until that is
-    /// done, before the next method.
+    /// Executes one method, given as its byte address in the class. The method may start work; call [`Engine::step`]
+    /// until that work is done, before the next method.
     ///
     /// # Errors
-    /// [`EngineError`]; the method then had no effect, except for the bytes before an [`EngineError::Fault`].
+    /// [`EngineError`]: the method had no effect, except that bytes before an [`EngineError::Fault`] were written.
     fn method(
         &mut self,
         subchannel: u8,
@@ -177,21 +177,19 @@ pub trait Engine: Send {
         cx: &mut EngineCx<'_>,
     ) -> Result<(), EngineError>;
 
-    /// Returns true if work is pending.
     fn pending(&self) -> bool;
 
-    /// Does about `budget_bytes` of pending work (more than 0 bytes, at most 1 MiB).
+    /// Does about `budget_bytes` of the pending work (more than 0 bytes, and at most 1 MiB).
     ///
     /// # Errors
-    /// [`EngineError::Fault`]; the work is abandoned, and no work is then pending.
+    /// [`EngineError::Fault`]: the engine has abandoned the work, and none is pending.
     fn step(&mut self, cx: &mut EngineCx<'_>, budget_bytes: u64) -> Result<Progress, EngineError>;
 
-    /// Removes and returns the channel's state, including pending work, which resets the engine like [`Engine::reset`].
+    /// Removes and returns the channel's state, including pending work, and resets the engine like [`Engine::reset`].
     fn save(&mut self) -> ContextState;
 
-    /// Loads a channel's state. The state of another kind of engine counts as new.
+    /// Loads a channel's state. The state of another kind of engine is treated as that of a new channel.
     fn load(&mut self, state: ContextState);
 
-    /// Drops state and pending work.
     fn reset(&mut self);
 }

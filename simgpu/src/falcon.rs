@@ -1,6 +1,5 @@
-//! The memories of a falcon, to the extent that the CPU accesses them: drivers upload code and data, append to the data
-//! and read the data back. Falcon code is not executed; a started falcon works only if there is code at its start
-//! address.
+//! The memories of a falcon, as far as the CPU can access them: drivers upload code and data, and read the data back.
+//! The model does not execute falcon code, but a started falcon works only if code exists at its start address.
 
 use nvspec::falcon::{CODE_PAGE_BYTES, CODE_PAGE_WORDS, CODE_WORDS_MAX};
 use nvspec::regs::fecs::DMEM_CONTROL::{ADDRESS, READ_INCREMENT, WRITE_INCREMENT};
@@ -8,10 +7,9 @@ use nvspec::regs::fecs::IMEM_CONTROL;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Number of words of data memory: 4 KiB, the range of the port's address field.
+/// Number of words of data memory: 4 KiB, the range that the port's address field can express.
 const WORDS: usize = 1024;
 
-/// Saved state of a data memory with its port.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedMemory {
     pub(crate) words: Vec<u32>,
@@ -70,8 +68,8 @@ impl DataMemory {
     }
 }
 
-/// Saved state of a code memory with its port: for each written page its number, its tag, the number of written words,
-/// and true if any word is not zero.
+/// Saved state of a code memory and its port. Each written page has an entry: its number, its tag, the number of words
+/// written, and true if any word is not zero.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedCode {
     pages: Vec<(u16, u32, u32, bool)>,
@@ -79,21 +77,20 @@ pub(crate) struct SavedCode {
     tag: u32,
 }
 
-/// Number of pages of code memory: the range of the port's address field.
+/// Number of pages of code memory: the range that the port's address field can express.
 const CODE_PAGES: usize = CODE_WORDS_MAX / CODE_PAGE_WORDS;
 
-/// A page of code.
 #[derive(Clone, Copy, Debug, Default)]
 struct CodePage {
-    /// The address that the page is mapped to, in pages.
+    /// Virtual address of the page, in pages.
     tag: u32,
-    /// Number of words written since the tag was set.
+    /// Number of words written since the tag was last set.
     words: u32,
-    /// Set if at least one word is not zero.
+    /// Set if any word is not zero.
     any: bool,
 }
 
-/// The port to the code memory. Uploaded code is not stored; the port only records if a falcon can start with it.
+/// The port to the code memory. The port discards uploaded code, and only records whether a falcon can start with it.
 #[derive(Clone, Debug)]
 pub(crate) struct CodeMemory {
     pages: Box<[CodePage; CODE_PAGES]>,
@@ -134,7 +131,7 @@ impl CodeMemory {
         self.control = value;
     }
 
-    /// Sets the address of the next written page, in pages.
+    /// Sets the virtual address of the next page to be written, in pages.
     pub(crate) fn set_tag(&mut self, value: u32) {
         self.tag = value;
     }
@@ -156,8 +153,8 @@ impl CodeMemory {
         }
     }
 
-    /// Returns true if there is code at the falcon's start address: a whole page with its tag.
-    /// GUESS: a partially written page is not valid.
+    /// Returns true if the falcon's start address has code: a fully written page with its tag. GUESS: a page that is
+    /// only partially written is invalid.
     pub(crate) fn begins_at(&self, vector: u32) -> bool {
         let whole = |page: &CodePage| page.words >= CODE_PAGE_WORDS as u32 && page.any;
         self.pages.iter().any(|page| whole(page) && page.tag == vector / CODE_PAGE_BYTES)

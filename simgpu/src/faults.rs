@@ -1,9 +1,9 @@
-//! Typed fault injection: simulates a failing card on demand, to test recovery.
+//! Fault injection: simulates a failing card on demand, to test recovery.
 
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// An engine whose work can be made to fail.
+/// An engine that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum EngineId {
     /// PGRAPH, including M2MF.
@@ -26,43 +26,42 @@ impl EngineId {
 /// Kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FaultKind {
-    /// The engine starts the operation and does not end it until the engine is reset.
+    /// The engine starts the operation and never ends it. Only a reset ends the hang.
     Hang,
     /// The operation takes longer.
     Delay {
-        /// Additional nanoseconds.
+        /// Additional time in nanoseconds.
         ns: u64,
     },
-    /// One byte of the operation's output is wrong.
+    /// One byte of the operation's output is inverted.
     Corrupt,
-    /// The engine's next non-stall interrupt is not raised.
+    /// The engine's next non-stall interrupt is lost.
     DropInterrupt,
-    /// The card falls off the bus permanently: it reads as ones and ignores writes.
+    /// The card falls off the bus for good: reads return ones, and writes are ignored.
     Vanish,
 }
 
 /// An armed fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// The failing engine.
+    /// The engine that fails.
     pub engine: EngineId,
     /// Kind of fault.
     pub kind: FaultKind,
-    /// Number of the engine's operations that succeed before the fault: launches, or interrupts for
+    /// Number of operations of the engine that succeed before the fault: launches, or interrupts for
     /// [`FaultKind::DropInterrupt`].
     pub after: u32,
-    /// Number of operations that then fail; `u32::MAX` for all.
+    /// Number of operations that then fail; `u32::MAX` for all of them.
     pub count: u32,
 }
 
-/// The armed faults.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Faults {
     armed: Vec<Fault>,
 }
 
 impl Faults {
-    /// Maximum number of armed faults; further faults are refused, to reveal errors in tests.
+    /// Maximum number of armed faults. Further faults are refused, which reveals mistakes in tests.
     const MAX: usize = 64;
 
     pub(crate) fn new(faults: &[Fault]) -> Self {
@@ -87,7 +86,7 @@ impl Faults {
         self.armed.clear();
     }
 
-    /// Counts one event of `engine` for which `applies` holds. Returns the faults that it triggers.
+    /// Counts an event of `engine` against the faults for which `applies` is true. Returns the triggered faults.
     fn strike(&mut self, engine: EngineId, applies: impl Fn(FaultKind) -> bool) -> Vec<FaultKind> {
         let mut struck = Vec::new();
         if self.armed.is_empty() {
@@ -107,12 +106,12 @@ impl Faults {
         struck
     }
 
-    /// Returns the faults of an operation that is about to start.
+    /// Returns the faults that apply to an operation that is about to start.
     pub(crate) fn on_launch(&mut self, engine: EngineId) -> Vec<FaultKind> {
         self.strike(engine, |kind| kind != FaultKind::DropInterrupt)
     }
 
-    /// Returns true if the interrupt that is about to be raised is lost.
+    /// Returns true if a fault drops the interrupt that is about to be raised.
     pub(crate) fn drops_interrupt(&mut self, engine: EngineId) -> bool {
         !self.strike(engine, |kind| kind == FaultKind::DropInterrupt).is_empty()
     }

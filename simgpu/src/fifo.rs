@@ -1,14 +1,19 @@
-//! PFIFO: channels, the runlist, the PBDMAs and the engines that they feed.
+//! PFIFO: channels, the runlist, the PBDMAs, and the engines that they feed.
 //!
-//! Parts: [`channel`], the channel table; [`runlist`], submission; [`pbdma`], one unit, with [`decoder`], [`host`] (the
-//! methods that the host executes itself), [`ahead`] (work in parallel to its engine) and [`context`] (RAMFC);
-//! [`slot`], an engine and its context; [`userd`], detection of submissions; [`fault`], error reports.
+//! Parts:
+//! - [`channel`]: the channel table
+//! - [`runlist`]: submission of runlists
+//! - [`pbdma`]: one PBDMA, with [`decoder`], [`host`] (the methods that the host executes itself), [`ahead`] (work in
+//!   parallel to its engine) and [`context`] (RAMFC)
+//! - [`slot`]: an engine and its context
+//! - [`userd`]: detection of submissions
+//! - [`fault`]: error reports
 //!
-//! All work is done in [`Fifo::step`], which does a small amount of work and returns the time of the next call.
+//! [`Fifo::step`] does all work: each call does a small part, and returns the time of the next call.
 //!
-//! Assignment of channels to PBDMAs: each engine is served by the first enabled PBDMA that `ENGINE_PBDMA_MASK` does not
-//! exclude; a channel runs in the PBDMA of the engine that it used last, initially in any PBDMA, and moves when it uses
-//! an engine of another PBDMA. Within a PBDMA the channels of the runlist run in turn, each for a time slice.
+//! The first enabled PBDMA that `ENGINE_PBDMA_MASK` permits serves an engine. A channel runs in the PBDMA of the engine
+//! that it used last, and moves when it uses an engine of another PBDMA; a new channel may run in any PBDMA. Within a
+//! PBDMA, the channels of the runlist take turns, each for a time slice.
 
 mod ahead;
 pub(crate) mod channel;
@@ -40,16 +45,16 @@ use slot::{Condition, Slot};
 /// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Work was done; more work may be left.
+    /// The step did work, and may have left more.
     Ran,
-    /// No work can be done before that card time, without further events.
+    /// No work can be done before this card time, unless another event occurs.
     WaitUntil(CardNs),
-    /// No work can be done until an event.
+    /// No work can be done until an event occurs.
     Idle,
 }
 
 impl Progress {
-    /// Combines two results: returns the one with the earlier next call.
+    /// Combines two results: returns the one whose next call is due first.
     pub(crate) fn or(self, other: Self) -> Self {
         match (self, other) {
             (Self::Ran, _) | (_, Self::Ran) => Self::Ran,
@@ -65,27 +70,26 @@ impl Progress {
 pub struct FifoCounters {
     /// Number of fetched GPFIFO entries.
     pub entries: u64,
-    /// Number of methods executed by the host or an engine.
+    /// Number of methods that the host or an engine executed.
     pub methods: u64,
-    /// Number of channels loaded into a PBDMA.
+    /// Number of times a channel was loaded into a PBDMA.
     pub switches: u64,
-    /// Number of MMU faults of channels.
+    /// Number of MMU faults that channels caused.
     pub faults: u64,
 }
 
-/// PFIFO with its engines.
 pub(crate) struct Fifo {
     pub(crate) channels: Vec<Channel>,
-    /// The runlist: channel numbers in order.
+    /// The runlist: channel numbers in the submitted order.
     pub(crate) order: Vec<u8>,
-    /// Set if a runlist was submitted and channels removed from it are still running.
+    /// Set if a runlist was submitted, and channels that it no longer contains are still running.
     pub(crate) runlist_pending: bool,
-    /// A channel that must leave its PBDMA.
+    /// The channel that the driver preempts, until it has left its PBDMA.
     pub(crate) preempting: Option<u8>,
     pub(crate) pbdmas: Vec<Pbdma>,
     pub(crate) slots: [Slot; 3],
-    /// Earliest card time at which work found by the card's thread may start: the driver has changed the set of
-    /// channels that may run.
+    /// Earliest card time at which work that the card's thread finds may start: the time at which the driver last
+    /// changed the set of runnable channels.
     not_before: CardNs,
     pub(crate) counters: FifoCounters,
 }
@@ -137,21 +141,21 @@ impl Fifo {
         self.slots.iter().find(|slot| slot.number() == number).map_or(0, |slot| slot.status(now))
     }
 
-    /// Resets an engine, without waiting for the modelled end of its work.
+    /// Resets an engine immediately, even if its work has not ended by the time model.
     pub(crate) fn reset_engine(&mut self, id: EngineId, cx: &Cx) {
         let until = self.slot(id).until;
         self.slot(id).reset();
         self.cut_short(until, cx);
     }
 
-    /// Drops an engine's context and its work, without waiting for the modelled end.
+    /// Drops an engine's context and its work immediately, even if the work has not ended by the time model.
     pub(super) fn abandon(&mut self, slot: usize, cx: &Cx) {
         let until = self.slots[slot].until;
         self.slots[slot].abandon();
         self.cut_short(until, cx);
     }
 
-    /// Ends the wait of the PBDMA whose engine would be busy until that time.
+    /// Ends the wait of the PBDMA whose engine would have been busy until `until`.
     fn cut_short(&mut self, until: CardNs, cx: &Cx) {
         let now = cx.clock.now();
         for pbdma in self.pbdmas.iter_mut().filter(|pbdma| until > now && pbdma.time == until) {
@@ -159,13 +163,13 @@ impl Fifo {
         }
     }
 
-    /// Returns true if PFIFO may schedule at all.
+    /// Returns true if PFIFO is enabled and may schedule.
     fn running(cx: &Cx) -> bool {
         pmc::ENABLE::PFIFO.is_set(cx.storage.peek(pmc::ENABLE::OFFSET))
             && pfifo::SCHED_EN::ENABLE.is_set(cx.storage.peek(pfifo::SCHED_EN::OFFSET))
     }
 
-    /// Returns the PBDMA that serves the engine with this number.
+    /// Returns the PBDMA that serves engine `number`.
     pub(crate) fn pbdma_of(number: u32, pbdmas: usize, cx: &Cx) -> Option<usize> {
         let barred = if number < pfifo::ENGINE_PBDMA_MASK::COUNT {
             cx.storage.peek(pfifo::ENGINE_PBDMA_MASK::at(number))
@@ -173,13 +177,13 @@ impl Fifo {
             0
         };
         let enabled = cx.storage.peek(pmc::PBDMA_ENABLE::OFFSET) & cx.storage.peek(pfifo::PBDMA_PRESENT::OFFSET);
-        // A zero bit allows a PBDMA: drivers write `!(1 << n)` for PBDMA n, and the unit resets to zeros. The lowest
-        // allowed PBDMA serves the engine.
+        // A zero bit permits a PBDMA: drivers write `!(1 << n)` for PBDMA n, and the register resets to zero. The
+        // lowest permitted PBDMA serves the engine.
         let usable = enabled & !barred & ((1u32 << pbdmas.min(31)) - 1);
         (usable != 0).then(|| usable.trailing_zeros() as usize)
     }
 
-    /// Returns the engines (as a mask of numbers) that a PBDMA serves.
+    /// Returns the engines that a PBDMA serves, as a mask of engine numbers.
     fn engines_of(&self, pbdma: usize, cx: &Cx) -> u32 {
         self.slots
             .iter()
@@ -188,7 +192,7 @@ impl Fifo {
             .fold(0, |mask, number| mask | 1 << number)
     }
 
-    /// Does a small amount of work.
+    /// Does a small part of the pending work.
     pub(crate) fn step(&mut self, cx: &mut Cx) -> Progress {
         self.take_doorbells(cx);
         let mut progress = self.complete_departures(cx);
@@ -219,19 +223,19 @@ impl Fifo {
         }
     }
 
-    /// Records that the driver has changed which channels may run: their work starts no earlier than now.
+    /// Records that the driver has changed the set of runnable channels: their work must not start in the past.
     pub(crate) fn changed(&mut self, cx: &Cx) {
         self.not_before = cx.clock.now();
     }
 
-    /// Returns the card time at which a channel's work starts that an idle unit finds at `now`: a card reacts to a
-    /// doorbell at once, and does not wait for the host to schedule its thread.
+    /// Returns the card time at which an idle unit starts a channel's work that it finds at `now`. A card reacts to a
+    /// doorbell at once, so the time that the host takes to schedule the card's thread does not count.
     fn begins(&self, number: u8, now: CardNs) -> CardNs {
         let rung_at = self.channels[usize::from(number)].rung_at;
         rung_at.map_or(now, |at| at.max(self.not_before).min(now))
     }
 
-    /// Completes requests that wait for channels to leave their PBDMAs.
+    /// Completes requests that were waiting for channels to leave their PBDMAs.
     pub(crate) fn complete_departures(&mut self, cx: &mut Cx) -> Progress {
         let mut progress = Progress::Idle;
         if let Some(channel) = self.preempting
@@ -261,7 +265,7 @@ impl Fifo {
         progress
     }
 
-    /// Removes a channel from its PBDMA and engines, if none of its work is in flight. Returns true if it was removed.
+    /// Removes a channel from its PBDMA and engines unless its work is in progress. Returns true if it was removed.
     pub(crate) fn leave(&mut self, channel: u8, cx: &mut Cx) -> bool {
         let holds = |slot: &Slot| slot.resident.is_some_and(|resident| resident.channel == Some(channel));
         let now = cx.clock.now();
@@ -282,7 +286,7 @@ impl Fifo {
         true
     }
 
-    /// Detects submissions that no CPU write announced.
+    /// Detects submissions in USERD pages that the CPU writes without notice to the card.
     fn poll_userd(&mut self, cx: &Cx) -> bool {
         let mut found = false;
         for number in &self.order {

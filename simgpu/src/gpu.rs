@@ -1,4 +1,4 @@
-//! The whole card behind its registers: maps offsets of BAR0 to blocks, and runs the card's own work.
+//! The whole card: maps offsets of BAR0 to register blocks, and runs the card's own work.
 
 use crate::Config;
 use crate::aperture::{ApertureFault, Apertures};
@@ -22,29 +22,28 @@ use nvspec::regs::windows::{BAR0_BYTES, PGRAPH_RANGES, STATE_RANGES, UNCLAIMED, 
 use nvspec::regs::{self, sm_trap};
 use std::sync::Arc;
 
-/// The card's state.
 pub(crate) struct Gpu {
     pub(crate) cx: Cx,
     pub(crate) fifo: Fifo,
     pub(crate) line: Line,
-    /// Wakes the thread that steps the card.
+    /// Wakes the thread that runs the card's work.
     pub(crate) alarm: Arc<Alarm>,
     pub(crate) pmu: pmu::Pmu,
     pub(crate) graph_falcons: fecs::GraphFalcons,
     pub(crate) copy_falcons: falcon::CopyFalcons,
     pub(crate) rom: [u8; vbios::IMAGE_BYTES],
-    /// Set if the card does not run by itself.
+    /// Set if the card must not do any work by itself.
     pub(crate) halted: bool,
 }
 
 impl Gpu {
-    /// Makes a card in the power-on state.
+    /// Creates a card in the power-on state.
     pub(crate) fn new(config: &Config, clock: Clock, vram: Vram) -> Self {
         let vram = if config.posted { vram } else { vram.off() };
         let memory = Arc::new(if config.profile { Memory::profiled(vram) } else { Memory::new(vram) });
         let (mmu, alarm) = (Arc::new(Mmu::new()), Arc::new(Alarm::default()));
         let workers = config.compute_workers.unwrap_or_else(|| {
-            // Use one thread if the system does not report a number.
+            // Use one thread if the system does not report a number of processors.
             std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
         });
         let sms = config.chip.gpcs * config.chip.tpcs_per_gpc;
@@ -79,7 +78,7 @@ impl Gpu {
         gpu
     }
 
-    /// Resets everything to the power-on state; memory keeps its contents.
+    /// Resets everything to the power-on state, except the contents of memory.
     pub(crate) fn reset(&mut self) {
         let Self { cx, fifo, line, alarm: _, pmu, graph_falcons, copy_falcons, rom: _, halted: _ } = self;
         fifo.reset(cx);
@@ -98,9 +97,9 @@ impl Gpu {
         line.reset();
     }
 
-    /// Reads a register. `offset` is a multiple of 4.
+    /// Reads a register. `offset` must be a multiple of 4.
     pub(crate) fn read32(&mut self, offset: u32) -> u32 {
-        /// Reads a register of a block that only stores.
+        /// Reads a register of a block that only stores values.
         macro_rules! plain {
             ($block:ident) => {
                 match regs::$block::decode(offset) {
@@ -177,7 +176,7 @@ impl Gpu {
         }
     }
 
-    /// Writes a register. `offset` is a multiple of 4.
+    /// Writes a register. `offset` must be a multiple of 4.
     pub(crate) fn write32(&mut self, offset: u32, value: u32) {
         self.write_register(offset, value);
         self.write_for_contexts();
@@ -187,9 +186,9 @@ impl Gpu {
         self.update_line();
     }
 
-    /// Writes the registers, anywhere in BAR0, that images of loaded contexts have named, like nouveau's FECS program
-    /// (`ctx_mmio_exec`). Returns true if any register was written. Contexts loaded by these writes are handled in the
-    /// next call.
+    /// Writes the registers that the images of loaded contexts list, anywhere in BAR0, like nouveau's FECS program
+    /// (`ctx_mmio_exec`). Returns true if any register was written. If these writes load contexts, the next call
+    /// handles their registers.
     fn write_for_contexts(&mut self) -> bool {
         if self.cx.context_writes.is_empty() {
             return false;
@@ -294,7 +293,7 @@ impl Gpu {
         }
     }
 
-    /// Runs the card's own work: alarms, and a small part of the channels' work.
+    /// Does a small part of the card's own work: alarms, and the channels' work.
     pub(crate) fn step(&mut self) -> Progress {
         if self.halted || self.cx.apertures.is_gone() {
             return Progress::Idle;
@@ -374,7 +373,7 @@ impl Gpu {
 
     fn read_rom(&self, offset: u32) -> u32 {
         let at = offset as usize;
-        // After the end of the image, the ROM is erased.
+        // Beyond the end of the image, the ROM reads as erased.
         self.rom.get(at..at + 4).map_or(u32::MAX, |bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
@@ -395,20 +394,19 @@ impl Gpu {
         }
     }
 
-    /// Makes a small card whose clock changes only through [`Gpu::advance`].
+    /// Creates a small card whose clock only changes through [`Gpu::advance`].
     #[cfg(test)]
     pub(crate) fn for_test() -> Self {
         let config = Config { vram_mib: 64, compute_workers: Some(0), ..Config::default() };
         Self::new(&config, Clock::manual(), Vram::new(64 << 20).expect("a small card"))
     }
 
-    /// Advances the clock.
     #[cfg(test)]
     pub(crate) fn advance(&mut self, ns: u64) {
         self.cx.clock.advance(ns);
     }
 
-    /// Steps until no work is left at this time.
+    /// Steps until no work can be done at the current time.
     #[cfg(test)]
     pub(crate) fn run_until_idle(&mut self) -> Progress {
         for _ in 0..1_000_000 {
@@ -421,12 +419,12 @@ impl Gpu {
     }
 }
 
-/// Returns true if `offset` is in a range of plain state registers.
+/// Returns true if `offset` is in a range of registers that only store state.
 fn is_state(offset: u32) -> bool {
     STATE_RANGES.iter().any(|(_, first, end)| (*first..*end).contains(&offset))
 }
 
-/// Returns true if a write to the register may let channels run, or set an alarm.
+/// Returns true if a write to the register may make channels runnable, or set an alarm.
 pub(crate) fn concerns_scheduler(offset: u32) -> bool {
     let may = matches!(
         offset,

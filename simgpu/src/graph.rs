@@ -1,6 +1,6 @@
-//! PGRAPH as a whole: M2MF, compute, classes that drivers bind but do not use, traps, and FECS's handling of contexts.
+//! PGRAPH as a whole: M2MF, compute, classes that drivers bind but do not use, traps, and the contexts of FECS.
 //!
-//! FECS's firmware is not executed: its commands have the same effect as with nouveau's firmware.
+//! The model does not execute FECS's firmware: its commands have the effect that they have with nouveau's firmware.
 
 use crate::compute::{self, Compute};
 use crate::cx::Cx;
@@ -17,8 +17,8 @@ use nvspec::instance::graph_image;
 use nvspec::regs::fecs::{COMMAND_DATA, MAILBOX, NEXT, UCODE_INTR};
 use nvspec::regs::{fecs, fecs_command, pgraph, sm_trap};
 
-/// M2MF and compute, and the binding of the 2D and 3D classes with the two methods that every class has. The work of a
-/// class is complete before the next method of any class.
+/// M2MF and compute, and the 2D and 3D classes with only the two methods that every class has. A class completes its
+/// work before the next method of any class.
 pub(crate) struct GraphClasses {
     m2mf: M2mf,
     compute: Compute,
@@ -114,7 +114,8 @@ pub(crate) fn trap(error: EngineError, class: u32, method: Method, cx: &mut Cx) 
     tracing::debug!(%error, class, method = method.address, data = method.data, "PGRAPH trap");
 }
 
-/// Stores a warp's error where drivers read it: in the first multiprocessor, even if the block ran on another.
+/// Stores a warp's error in the registers of the first multiprocessor, where drivers read it, even if the block ran on
+/// another one.
 fn warp_error(code: u32, cx: &mut Cx) {
     let mut set = |at: u32, bits: u32| cx.storage.poke(at, cx.storage.peek(at) | bits);
     set(pgraph::TRAP::OFFSET, pgraph::TRAP::GPC.mask());
@@ -124,17 +125,17 @@ fn warp_error(code: u32, cx: &mut Cx) {
     cx.storage.poke(sm_trap::warp_error(0, 0), code);
 }
 
-/// PGRAPH's interrupts that stop methods.
+/// Interrupts of PGRAPH that stop the execution of methods.
 pub(crate) const STOPPING: u32 = pgraph::INTR::TRAP.mask()
     | pgraph::INTR::DATA_ERROR.mask()
     | pgraph::INTR::ILLEGAL_CLASS.mask()
     | pgraph::INTR::ILLEGAL_METHOD.mask();
 
-/// Maximum number of entries of a context's register list.
+/// Maximum number of entries in a context's register list.
 const MMIO_LIST_MAX: u32 = 256;
 
-/// Handles the loading of a context: the register list in its image must be written once, through
-/// [`Cx::context_writes`], before the channel's methods continue.
+/// Handles the loading of a context. The register list in its image must be written, through [`Cx::context_writes`],
+/// before the engine executes the channel's methods.
 pub(crate) fn loaded(slot: &Slot, cx: &mut Cx) {
     let (EngineId::Graph, Some(resident)) = (slot.id, slot.resident) else { return };
     let mut session = cx.mmu.session(&cx.memory, &resident.space, Access::PRIVILEGED);
@@ -156,18 +157,18 @@ pub(crate) fn loaded(slot: &Slot, cx: &mut Cx) {
 }
 
 fn instance(register: u32) -> (Target, u64) {
-    // The falcon's channel words do not have a target: FECS's instance blocks are in VRAM.
+    // The falcon's channel words have no target: FECS expects instance blocks in VRAM.
     (Target::Vram, u64::from(COMMAND_DATA::ADDRESS.get(register)) << 12)
 }
 
-/// Returns the value of the register with the current context.
+/// Returns the value of the register that shows the current context.
 pub(crate) fn current(fifo: &Fifo) -> u32 {
     fifo.slots[EngineId::Graph.index()].resident.map_or(0, |resident| {
         fecs::CURRENT::VALID.encode(1) | fecs::CURRENT::ADDRESS.encode((resident.instance.1 >> 12) as u32)
     })
 }
 
-/// Handles the start of FECS, which reports the size of a context.
+/// Reports the context size after FECS has started.
 pub(crate) fn fecs_started(fifo: &mut Fifo, cx: &mut Cx) {
     cx.storage.poke(MAILBOX::at(1), cx.chip.graph_context_bytes);
     ready(cx);
@@ -180,7 +181,7 @@ fn ready(cx: &mut Cx) {
     cx.storage.poke(at, cx.storage.peek(at) | MAILBOX::READY.mask());
 }
 
-/// Executes a command of the driver to FECS.
+/// Executes a command from the driver to FECS.
 pub(crate) fn fecs_command(command: u32, fifo: &mut Fifo, cx: &mut Cx) {
     let data = cx.storage.peek(COMMAND_DATA::OFFSET);
     if fifo.slot(EngineId::Graph).condition == Condition::Down {
@@ -197,7 +198,7 @@ pub(crate) fn fecs_command(command: u32, fifo: &mut Fifo, cx: &mut Cx) {
             ready(cx);
         }
         _ => {
-            // The built-in firmware's error code for an unknown command.
+            // The built-in firmware returns this code for an unknown command.
             const BAD_COMMAND: u32 = 1;
             cx.storage.poke(MAILBOX::at(5), BAD_COMMAND);
             cx.storage.poke(UCODE_INTR::OFFSET, cx.storage.peek(UCODE_INTR::OFFSET) | 1);
@@ -207,7 +208,7 @@ pub(crate) fn fecs_command(command: u32, fifo: &mut Fifo, cx: &mut Cx) {
     }
 }
 
-/// Handles FECS's context switch interrupt, raised by the driver: loads the context of the next channel, if any.
+/// Handles FECS's context switch interrupt, which the driver raises: loads the context of the next channel, if any.
 pub(crate) fn fecs_switch(fifo: &mut Fifo, cx: &mut Cx) {
     let next = cx.storage.peek(NEXT::OFFSET);
     if fifo.slot(EngineId::Graph).condition != Condition::Down {

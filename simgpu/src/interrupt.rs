@@ -1,11 +1,10 @@
-//! The card's interrupt line on its way to the host: as MSI messages or as the INTx level.
+//! Delivers the card's interrupt to the host, as MSI messages or as an INTx level.
 
 use card::InterruptMode;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Saved state of the function's interrupt.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedLine {
     level: bool,
@@ -13,27 +12,26 @@ pub(crate) struct SavedLine {
     signals: u64,
 }
 
-/// The function's interrupt.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     mode: Option<InterruptMode>,
     event: Option<EventFd>,
     /// Level driven by PMC.
     level: bool,
-    /// Set if an MSI may be sent: none has been sent since the last re-arm.
+    /// Set if the card has sent an MSI and the driver has not re-armed it.
     unarmed: bool,
-    /// Set if the INTx level was signalled and has not been unmasked since.
+    /// Set if the card has signalled the INTx level and the host has not unmasked it.
     masked: bool,
     signals: u64,
 }
 
 impl Line {
-    /// Sets the target of later signals.
+    /// Sets the mode and the event of later signals.
     pub(crate) fn connect(&mut self, mode: InterruptMode, event: Option<EventFd>) {
         self.mode = event.is_some().then_some(mode);
         self.event = event;
         self.masked = false;
-        // Send a message that became due while disconnected; only the connection has changed, not the level.
+        // Send a message that became due while no event was connected. The level has not changed.
         self.update();
     }
 
@@ -43,13 +41,13 @@ impl Line {
         self.update();
     }
 
-    /// Allows the next MSI, on the driver's request.
+    /// Permits the next MSI, at the driver's request.
     pub(crate) fn rearm(&mut self) {
         self.unarmed = false;
         self.update();
     }
 
-    /// Allows the next INTx signal, on the host's request.
+    /// Permits the next INTx signal, at the host's request.
     pub(crate) fn unmask(&mut self) {
         self.masked = false;
         self.update();
@@ -65,7 +63,7 @@ impl Line {
         self.signals
     }
 
-    /// Restores the power-on state, disconnected.
+    /// Restores the power-on state, without a connected event.
     pub(crate) fn reset(&mut self) {
         let signals = self.signals;
         *self = Self { signals, ..Self::default() };
@@ -73,19 +71,19 @@ impl Line {
 
     pub(crate) fn save(&self) -> SavedLine {
         let Self {
-            // The card's next user connects it again.
+            // The card's next user connects its own event.
             mode: _,
             event: _,
             level,
             unarmed,
-            // Connecting allows the next INTx signal.
+            // A new connection permits the next INTx signal.
             masked: _,
             signals,
         } = self;
         SavedLine { level: *level, unarmed: *unarmed, signals: *signals }
     }
 
-    /// Restores the state into a new line, which is disconnected.
+    /// Restores the state into a newly created, disconnected line.
     pub(crate) fn restore(&mut self, saved: &SavedLine) -> Result<(), Invalid> {
         let SavedLine { level, unarmed, signals } = *saved;
         Invalid::unless(signals <= 1 << 62, || "the card has sent too many interrupts".into())?;

@@ -1,16 +1,20 @@
-//! The card's memory bus and the memory on it: its own VRAM, and the host memory mapped for it.
+//! The card's memory bus and the memory on it: the card's own VRAM, and the host memory that is mapped for the card.
 //!
-//! Parts: [`Vram`], one sparse mapping; [`Sysmem`], the table of I/O virtual addresses; [`Memory`], both behind one
-//! address type; [`View`], the same memory with the table locked, for many accesses in sequence; `posted`, writes in
-//! flight; `profile`, engines' access counts by memory block, and [`Touches`], their order.
+//! Parts:
+//! - [`Vram`]: one sparse mapping
+//! - [`Sysmem`]: the table of I/O virtual addresses
+//! - [`Memory`]: both, behind one address type
+//! - [`View`]: the same memory with the table locked, for many accesses in a row
+//! - `posted`: writes in flight
+//! - `profile`: the engines' access counts per memory block; [`Touches`]: the order of their accesses
 //!
-//! All accesses are volatile: other processes and CPUs write the same memory. Aligned 32-bit and 64-bit accesses are
-//! single and atomic, as semaphores and page table entries require.
+//! All accesses are volatile, because other processes and CPUs write to the same memory. Aligned 32-bit and 64-bit
+//! accesses are atomic, as semaphores and page table entries require.
 //!
-//! An unanswered access is not an MMU fault: as on the bus, a read returns ones and a write is lost. The typed
-//! functions report it as [`BusError`]; a caller that drops the error counts it in [`Memory::lost`].
+//! An access that no memory answers is not an MMU fault: as on the bus, a read returns ones and a write is lost. The
+//! typed functions return [`BusError`]; a caller that drops the error counts it with [`Memory::count_lost`].
 //!
-//! Not modelled: caches (accesses to VRAM and host memory are coherent at once), memory of other cards, ECC.
+//! Not modelled: caches (VRAM and host memory are always coherent), other cards' memory, and ECC.
 
 mod log;
 mod posted;
@@ -44,7 +48,7 @@ pub enum BusAddr {
 }
 
 impl BusAddr {
-    /// Returns the address in an instance block, directory or runlist register; `None` for the reserved target.
+    /// Returns the address in an instance block, directory or runlist register; `None` if the target is reserved.
     #[must_use]
     pub const fn from_target(target: Target, address: u64) -> Option<Self> {
         match target {
@@ -54,7 +58,7 @@ impl BusAddr {
         }
     }
 
-    /// Returns the address named by a directory entry; `None` if the entry has no table.
+    /// Returns the address in a directory entry; `None` if the entry has no table.
     #[must_use]
     pub const fn from_table(target: TableTarget, address: u64) -> Option<Self> {
         match target {
@@ -64,7 +68,7 @@ impl BusAddr {
         }
     }
 
-    /// Returns the address named by a page table entry; `None` for another card's memory.
+    /// Returns the address in a page table entry; `None` for another card's memory.
     #[must_use]
     pub const fn from_aperture(aperture: PteAperture, address: u64) -> Option<Self> {
         match aperture {
@@ -83,7 +87,7 @@ impl BusAddr {
         }
     }
 
-    /// Returns the address plus `bytes`, with wrap-around.
+    /// Returns the address plus `bytes`. The sum wraps.
     #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         match self {
@@ -102,10 +106,10 @@ impl std::fmt::Display for BusAddr {
     }
 }
 
-/// An unanswered access on the bus.
+/// An access that no memory on the bus answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BusError {
-    /// Part of the range is after the end of VRAM.
+    /// Part of the range is beyond the end of VRAM.
     #[error("{len:#x} bytes at VRAM {address} reach beyond the card's {size:#x} bytes")]
     BeyondVram {
         /// First byte of the access.
@@ -118,13 +122,13 @@ pub enum BusError {
     /// No host memory is mapped at this address.
     #[error("no host memory is mapped for the card at I/O virtual address {iova}")]
     Unmapped {
-        /// First byte that is not mapped.
+        /// Address of the first byte that is not mapped.
         iova: Iova,
     },
     /// The host memory at this address is mapped read-only.
     #[error("host memory at I/O virtual address {iova} is read-only for the card")]
     ReadOnly {
-        /// First byte that may not be written.
+        /// Address of the first byte that may not be written.
         iova: Iova,
     },
 }
@@ -142,20 +146,20 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Makes a bus with `vram` and no host memory.
+    /// Creates a bus with `vram` and without host memory.
     #[must_use]
     pub fn new(vram: Vram) -> Self {
         Self { vram, sysmem: Sysmem::new(), lost: AtomicU64::new(0), posted: Posted::default(), profile: None }
     }
 
-    /// Same as [`Self::new`], with access counts of engines by memory block.
+    /// Like [`Self::new`], but counts the engines' accesses per memory block.
     #[must_use]
     pub fn profiled(vram: Vram) -> Self {
         let profile = Some((Profile::new(vram.size()), Log::default()));
         Self { profile, ..Self::new(vram) }
     }
 
-    /// Returns the engines' access counts by memory block since the last call with `reset`, if enabled.
+    /// Returns the engines' access counts per memory block since the last reset; `None` if counting is disabled.
     #[must_use]
     pub fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
         self.profile.as_ref().map(|(profile, _)| profile.read(reset))
@@ -166,13 +170,13 @@ impl Memory {
         self.profile.is_some()
     }
 
-    /// Returns the engines' accesses since the last call, in order, if enabled; the first call starts the recording.
+    /// Returns the engines' accesses since the last call, in order, if enabled. The first call starts the recording.
     #[must_use]
     pub fn take_touches(&self) -> Vec<Touches> {
         self.profile.as_ref().map_or_else(Vec::new, |(_, log)| log.take())
     }
 
-    /// Counts bytes that an engine moved to (for a write) or from the page at `address`.
+    /// Counts bytes that an engine read from the page at `address`, or wrote to it if `write` is true.
     pub(crate) fn count_moved(&self, address: BusAddr, bytes: u64, write: bool) {
         if let Some((profile, log)) = &self.profile {
             profile.add(address, bytes);
@@ -180,15 +184,15 @@ impl Memory {
         }
     }
 
-    /// Ends a part of an engine's work.
+    /// Ends a step of an engine's work.
     pub(crate) fn end_touches(&self) {
         if let Some((_, log)) = &self.profile {
             log.end();
         }
     }
 
-    /// Keeps writes to host memory in flight until they are pushed: by a read of host memory, a flush, or a full
-    /// buffer. Otherwise they arrive immediately.
+    /// Keeps writes to host memory in flight until a read of host memory, a flush or a full buffer completes them.
+    /// Without this, writes arrive immediately.
     pub(crate) fn hold_posted(&self, hold: bool) {
         self.posted.hold(hold);
         if !hold {
@@ -196,7 +200,7 @@ impl Memory {
         }
     }
 
-    /// Completes the writes to host memory in flight.
+    /// Completes the writes to host memory that are in flight.
     pub fn push_posted(&self) {
         if self.posted.is_held() {
             self.push_all();
@@ -208,13 +212,13 @@ impl Memory {
         (0..posted::PATHS).for_each(|way| self.posted.push(way, self, &table));
     }
 
-    /// Drops the writes to host memory in flight.
+    /// Drops the writes to host memory that are in flight.
     pub(crate) fn drop_posted(&self) {
         self.posted.clear();
     }
 
-    /// Returns a view for many accesses in sequence: from its first access to host memory on, no mapping is removed
-    /// while it lives. Do not call other functions of this `Memory` on the same thread during this time.
+    /// Returns a view for many accesses in a row. From the view's first access to host memory until its drop, no
+    /// mapping can be removed. During this time, do not call other functions of this `Memory` on the same thread.
     #[must_use]
     pub fn view(&self) -> View<'_> {
         View { memory: self, sysmem: OnceCell::new(), way: 0 }
@@ -228,7 +232,7 @@ impl Memory {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError`]; `data` may be filled in part.
+    /// [`BusError`]: part of `data` may have been filled.
     pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.read(address, data),
@@ -239,7 +243,7 @@ impl Memory {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError`]; the bytes before the bad one may be written.
+    /// [`BusError`]: the bytes before the failing one may have been written.
     pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.write(address, data),
@@ -247,7 +251,7 @@ impl Memory {
         }
     }
 
-    /// Reads 32 bits, in one access when aligned.
+    /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
     /// [`BusError`].
@@ -258,7 +262,7 @@ impl Memory {
         }
     }
 
-    /// Writes 32 bits, in one access when aligned.
+    /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
     /// [`BusError`].
@@ -269,7 +273,7 @@ impl Memory {
         }
     }
 
-    /// Reads 64 bits, in one access when aligned.
+    /// Reads 64 bits, in one access if aligned.
     ///
     /// # Errors
     /// [`BusError`].
@@ -277,10 +281,10 @@ impl Memory {
         self.view().read64(address)
     }
 
-    /// Copies `len` bytes, lowest address first.
+    /// Copies `len` bytes in ascending order of addresses.
     ///
     /// # Errors
-    /// [`BusError`]; bytes before the bad one may be copied.
+    /// [`BusError`]: the bytes before the failing one may have been copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         self.view().copy(from, to, len)
     }
@@ -291,25 +295,25 @@ impl Memory {
         tracing::debug!(%error, "bus access lost");
     }
 
-    /// Restores the count of lost accesses from another process's card.
+    /// Restores the number of lost accesses from the card of another process.
     pub(crate) fn set_lost(&self, lost: u64) {
         self.lost.store(lost, Ordering::Relaxed);
     }
 
-    /// Returns the number of unanswered accesses on the bus.
+    /// Returns the number of accesses that no memory on the bus answered.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 }
 
-/// [`Memory`] with the table of host memory locked from its first use on.
+/// [`Memory`], with the table of host memory locked from its first use.
 #[derive(Debug)]
 pub struct View<'a> {
     memory: &'a Memory,
-    /// Locked when needed: most accesses are to VRAM.
+    /// Locked at the first use, because most accesses are to VRAM.
     sysmem: OnceCell<SysmemView<'a>>,
-    /// The path of this view's writes to host memory.
+    /// Path that this view's writes to host memory take.
     way: usize,
 }
 
@@ -320,12 +324,13 @@ impl<'a> View<'a> {
         self.memory
     }
 
-    /// Returns the longest piece from `address` within one host mapping, at most `len` bytes, `len` not 0.
+    /// Returns the longest slice from `address` that is within one host mapping and at most `len` bytes long; `len`
+    /// must not be 0.
     fn piece(&self, address: BusAddr, len: u64, write: bool) -> Result<VolatileSlice<'_, ()>, BusError> {
         match address {
             BusAddr::Vram(address) => self.memory.vram.piece(address, len),
             BusAddr::System(iova) => {
-                // Direct memory accesses (reads and atomic operations) must follow the writes in flight.
+                // Accesses that read memory (reads and atomic operations) must follow the writes in flight.
                 self.push_own();
                 self.table().piece(iova, len, write)
             }
@@ -336,21 +341,21 @@ impl<'a> View<'a> {
         self.sysmem.get_or_init(|| self.memory.sysmem.view())
     }
 
-    /// Completes the writes to host memory in flight.
+    /// Completes the writes to host memory that are in flight.
     pub fn push_posted(&self) {
         if self.memory.posted.is_held() {
             (0..posted::PATHS).for_each(|way| self.memory.posted.push(way, self.memory, self.table()));
         }
     }
 
-    /// Completes the writes in flight on this view's path.
+    /// Completes the writes that are in flight on this view's path.
     fn push_own(&self) {
         if self.memory.posted.is_held() {
             self.memory.posted.push(self.way, self.memory, self.table());
         }
     }
 
-    /// Posts a write to host memory if posted writes are held. Returns true if the write was posted.
+    /// Keeps a write to host memory in flight if posted writes are held. Returns true if it is now in flight.
     fn post(&self, address: BusAddr, data: &[u8]) -> bool {
         match address {
             BusAddr::System(iova) if self.memory.posted.is_held() => {
@@ -367,7 +372,7 @@ impl<'a> View<'a> {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError`]; `data` may be filled in part.
+    /// [`BusError`]: part of `data` may have been filled.
     pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
         let mut done = 0;
         while done < data.len() {
@@ -381,7 +386,7 @@ impl<'a> View<'a> {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError`]; the bytes before the bad one may be written.
+    /// [`BusError`]: the bytes before the failing one may have been written.
     pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
         if self.post(address, data) {
             return Ok(());
@@ -395,7 +400,7 @@ impl<'a> View<'a> {
         Ok(())
     }
 
-    /// Reads 32 bits, in one access when aligned.
+    /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
     /// [`BusError`].
@@ -409,7 +414,7 @@ impl<'a> View<'a> {
         Ok(u32::from_le_bytes(bytes))
     }
 
-    /// Writes 32 bits, in one access when aligned.
+    /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
     /// [`BusError`].
@@ -424,7 +429,7 @@ impl<'a> View<'a> {
         self.write(address, &value.to_le_bytes())
     }
 
-    /// Reads 64 bits, in one access when aligned.
+    /// Reads 64 bits, in one access if aligned.
     ///
     /// # Errors
     /// [`BusError`].
@@ -438,7 +443,7 @@ impl<'a> View<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Replaces 32 bits with the result of `update` and returns the old value; in one access when aligned.
+    /// Replaces 32 bits with the result of `update`, and returns the old value; in one access if aligned.
     ///
     /// # Errors
     /// [`BusError`].
@@ -453,7 +458,7 @@ impl<'a> View<'a> {
         Ok(old)
     }
 
-    /// Replaces 64 bits with the result of `update` and returns the old value; in one access when aligned.
+    /// Replaces 64 bits with the result of `update`, and returns the old value; in one access if aligned.
     ///
     /// # Errors
     /// [`BusError`].
@@ -468,10 +473,11 @@ impl<'a> View<'a> {
         Ok(old)
     }
 
-    /// Copies `len` bytes, lowest address first: where the ranges overlap, bytes written before are read.
+    /// Copies `len` bytes in ascending order of addresses: where the ranges overlap, the copy reads bytes that it has
+    /// already written.
     ///
     /// # Errors
-    /// [`BusError`]; bytes before the bad one may be copied.
+    /// [`BusError`]: the bytes before the failing one may have been copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         let mut done = 0;
         if matches!(to, BusAddr::System(_)) && self.memory.posted.is_held() {
@@ -493,7 +499,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Copies the length of the shorter slice, lowest address first. Returns the bytes copied.
+/// Copies as many bytes as the shorter slice has, in ascending order of addresses. Returns their number.
 fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>) -> usize {
     let len = source.len().min(target.len());
     let (first, second) = (source.ptr_guard().as_ptr() as usize, target.ptr_guard().as_ptr() as usize);
@@ -501,15 +507,15 @@ fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>
     if distance == 0 {
         return len;
     }
-    // The ranges do not overlap, or the target overlaps below the source: a plain move is in ascending order.
+    // The ranges do not overlap, or the target starts below the source: a plain copy in ascending order is correct.
     if distance >= len {
         if let Ok(part) = source.subslice(0, len) {
             part.copy_to_volatile_slice(*target);
         }
         return len;
     }
-    // The target starts within the source: the first `distance` bytes repeat. The copied part is a multiple of the
-    // period, so the next copy may be as long as all preceding data.
+    // The target starts within the source, so the first `distance` bytes repeat. The length copied so far is a multiple
+    // of this period, so the next copy may be as long as all data before it.
     let mut done = 0;
     while done < len {
         let step = (done + distance).min(len - done);

@@ -1,19 +1,26 @@
 //! The card's MMU: translates GPU virtual addresses to addresses on the memory bus.
 //!
-//! Parts: [`AddressSpace`], from an instance block; [`walk`], the page walker; [`tlb`], which keeps translations until
-//! they are flushed, to reveal a missing flush; [`Session`], a sequence of accesses through one address space; [`Mmu`],
-//! all of these parts, shared by engines, host and apertures.
+//! Parts:
+//! - [`AddressSpace`]: read from an instance block
+//! - [`walk`]: the page walker
+//! - [`tlb`]: keeps translations until they are flushed, which reveals a missing flush
+//! - [`Session`]: a sequence of accesses through one address space
+//! - [`Mmu`]: combines these parts; engines, the host and the apertures share it
 //!
-//! Guarantees: A flush returns only after all accesses in flight with the old translations, and earlier translations
-//! are not used after the flush. Faulting entries are not cached.
+//! Guarantees: a flush returns only after all accesses that use old translations have ended, and accesses after the
+//! flush do not use these translations. Entries that fault are not cached.
 //!
-//! Lock order: the flush gate, then a TLB set or the table of host memory; no other lock is taken while either of the
-//! latter is held.
+//! Lock order: the flush gate, then either a TLB set or the table of host memory; no other lock is taken while one of
+//! the latter is held.
 //!
-//! Not modelled: 64 KiB large pages, the single-page flush of one size only (it drops both sizes), encrypted pages and
-//! other cards' memory (both fault), compression (kinds that compress in VRAM hold plain data and need no tags), a
-//! storage kind's low-level order of bytes (the card's MMU hides it; here a page read through a different kind shows
-//! the same bytes), the debug mode that redirects faults to a sink.
+//! Not modelled:
+//! - 64 KiB large pages
+//! - flushing a page of only one size (the flush drops both sizes)
+//! - encrypted pages and other cards' memory (both fault)
+//! - compression (kinds that compress in VRAM hold plain data and need no tags)
+//! - the low-level byte order of a storage kind, which the card's MMU hides (here a page shows the same bytes through a
+//!   different kind)
+//! - the debug mode that redirects faults to a sink
 
 mod session;
 pub mod tlb;
@@ -32,13 +39,13 @@ pub use session::{CopyFault, Session};
 pub use tlb::TlbCounters;
 use tlb::{Tlb, TlbKey};
 
-/// An access that the MMU refused. The caller adds its origin (unit, client, channel).
+/// An access that the MMU refused. The caller adds the origin (unit, client, channel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("MMU fault {reason:#x} at GPU virtual address {va}{}", if *write { ", a write" } else { "" })]
 pub struct MmuFault {
-    /// One of the reasons in [`nvspec::mmu::fault`].
+    /// A reason in [`nvspec::mmu::fault`].
     pub reason: u32,
-    /// First byte that could not be accessed.
+    /// Address of the first byte that could not be accessed.
     pub va: GpuVa,
     /// Set for a write.
     pub write: bool,
@@ -47,13 +54,13 @@ pub struct MmuFault {
 /// The TLB that an access uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
-    /// The hub's unit: host, copy engines, M2MF, apertures, context switching.
+    /// The TLB of the hub: host, copy engines, M2MF, apertures, and context switching.
     Hub,
-    /// A graphics processing cluster's unit: shaders, textures.
+    /// The TLB of a graphics processing cluster: shaders and textures.
     Gpc,
 }
 
-/// Permissions of an access, and its path.
+/// Privilege and path of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// Set if the access may use privileged pages.
@@ -63,18 +70,18 @@ pub struct Access {
 }
 
 impl Access {
-    /// An access of an engine or the host, for a channel.
+    /// An access that an engine or the host makes for a channel.
     pub const USER: Self = Self { privileged: false, client: Client::Hub };
-    /// An access from the apertures or from context switching.
+    /// An access by the apertures or by context switching.
     pub const PRIVILEGED: Self = Self { privileged: true, client: Client::Hub };
 }
 
 /// An address space: a page directory and a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressSpace {
-    /// Address of the page directory.
+    /// Bus address of the page directory.
     pub directory: BusAddr,
-    /// Last valid address.
+    /// Last valid address of the space.
     pub limit: GpuVa,
 }
 
@@ -82,7 +89,7 @@ impl AddressSpace {
     /// Reads the address space from the instance block at `instance`.
     ///
     /// # Errors
-    /// [`fault::UNBOUND_INST`] at address 0 when the block cannot be read or its directory has the reserved target.
+    /// [`fault::UNBOUND_INST`] at address 0, if the block cannot be read or the target of its directory is reserved.
     pub fn from_instance(memory: &Memory, instance: (Target, u64)) -> Result<Self, MmuFault> {
         let unbound = MmuFault { reason: fault::UNBOUND_INST, va: GpuVa(0), write: false };
         let block = BusAddr::from_target(instance.0, instance.1).ok_or(unbound)?;
@@ -114,25 +121,25 @@ pub struct Translation {
 /// Selects the entries that a flush drops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flush {
-    /// Drops only translations of this directory; of all directories if `None`.
+    /// Drop only translations of this directory; `None` for all directories.
     pub directory: Option<BusAddr>,
-    /// Drops only translations of the page at this address; of all pages if `None`.
+    /// Drop only translations of the page at this address; `None` for all pages.
     pub page: Option<GpuVa>,
-    /// Drops only the translations in the hub's TLB.
+    /// Drop only the translations in the hub's TLB.
     pub hub_only: bool,
 }
 
 /// The MMU. All functions may be called from any thread.
 #[derive(Debug, Default)]
 pub struct Mmu {
-    /// Held for reading by accesses, for writing by flushes.
+    /// Accesses lock it for reading, and flushes for writing.
     gate: RwLock<()>,
     hub: Tlb,
     gpc: Tlb,
 }
 
 impl Mmu {
-    /// Makes an MMU with empty TLBs.
+    /// Creates an MMU with empty TLBs.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -145,15 +152,15 @@ impl Mmu {
         }
     }
 
-    /// Starts a session of accesses. Flushes and unmappings of host memory wait until the session ends: keep it short
-    /// (about 256 KiB of copying), and do not call other functions of this `Mmu` or `memory` on the same thread during
-    /// the session.
+    /// Starts a session of accesses. Flushes, and removals of host memory, wait until the session ends. Keep it short
+    /// (about 256 KiB of copying), and do not call other functions of this `Mmu` or of `memory` on the same thread
+    /// during the session.
     #[must_use]
     pub fn session<'a>(&'a self, memory: &'a Memory, space: &'a AddressSpace, access: Access) -> Session<'a> {
         Session::new(self, memory, space, access)
     }
 
-    /// Translates one address, for reading or for writing.
+    /// Translates one address, for a read or for a write.
     ///
     /// # Errors
     /// [`MmuFault`].
@@ -171,7 +178,7 @@ impl Mmu {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`MmuFault`]; `data` may be filled in part.
+    /// [`MmuFault`]: part of `data` may have been filled.
     pub fn read(
         &self,
         memory: &Memory,
@@ -186,7 +193,7 @@ impl Mmu {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`MmuFault`]; the bytes before the bad one are written.
+    /// [`MmuFault`]: the bytes before the faulting one have been written.
     pub fn write(
         &self,
         memory: &Memory,
@@ -198,7 +205,7 @@ impl Mmu {
         self.session(memory, space, access).write(va, data)
     }
 
-    /// Reads 32 bits, in one access when aligned.
+    /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
     /// [`MmuFault`].
@@ -206,7 +213,7 @@ impl Mmu {
         self.session(memory, space, access).read32(va)
     }
 
-    /// Writes 32 bits, in one access when aligned.
+    /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
     /// [`MmuFault`].
@@ -221,7 +228,7 @@ impl Mmu {
         self.session(memory, space, access).write32(va, value)
     }
 
-    /// Drops translations. After the function returns, no access uses dropped translations.
+    /// Drops translations. No access uses them after the function has returned.
     pub fn flush(&self, what: Flush) {
         let _gate = self.gate.write();
         self.hub.flush(what.directory, what.page);
@@ -230,7 +237,7 @@ impl Mmu {
         }
     }
 
-    /// Returns hits, misses and flushes of a client's TLB.
+    /// Returns the numbers of hits, misses and flushes of a client's TLB.
     #[must_use]
     pub fn counters(&self, client: Client) -> TlbCounters {
         self.tlb(client).counters()

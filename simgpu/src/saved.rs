@@ -1,8 +1,9 @@
-//! Saved state of a quiescent card; its memory is handed over separately.
+//! Saved state of a quiescent card. Its memory is handed over separately.
 //!
-//! [`SimGpu::halt`] takes every channel off the engines, like a preemption, so that their state is in their contexts in
-//! memory; after this the card is inactive. The saved state consists of registers, the channel table and other state
-//! outside memory. TLBs are empty afterwards; the card's next user maps host memory and connects the interrupt again.
+//! [`SimGpu::halt`] takes every channel off the engines, as a preemption does, so that the channels' state is in their
+//! contexts in memory. The card then does nothing. The saved state contains the registers, the channel table, and other
+//! state that is not in memory. It does not contain TLB entries, mappings of host memory, or the interrupt's event: the
+//! card's next user sets these up again.
 
 use crate::Config;
 use crate::aperture::Apertures;
@@ -19,16 +20,16 @@ use nvspec::regs::pbus;
 use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of registers named by contexts and not written by FECS yet.
+/// Maximum number of registers that contexts list and FECS has not written yet.
 const CONTEXT_WRITES_MAX: usize = 1024;
 
-/// A software card without its memory.
+/// Saved state of a software card, without its memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedCard {
     boot0: u32,
     pub(crate) vram_bytes: u64,
     bars: [u64; 2],
-    /// Byte offset in BAR0 and value of all nonzero words, ascending.
+    /// All nonzero words: their byte offset in BAR0 and their value, in ascending order of offsets.
     pub(crate) storage: Vec<(u32, u32)>,
     pub(crate) fifo: SavedFifo,
     line: SavedLine,
@@ -45,19 +46,19 @@ pub struct SavedCard {
 
 first_version!(SavedCard, "simgpu");
 
-/// Reason that a card is not quiescent.
+/// Reason why a card is not quiescent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotQuiescent {
-    /// An engine is working, and cannot be interrupted. Its work may have ended at the next call.
+    /// An engine is working and cannot be interrupted. Its work may have ended when the caller tries again.
     #[error("an engine of the software card is at work for channel {0:?}")]
     Working(Option<u8>),
-    /// An engine has stopped on a fault, or hangs: the engine must be reset first.
+    /// An engine has stopped on a fault or hangs, and must be reset first.
     #[error("engine {0} of the software card has stopped: reset it")]
     Stopped(u32),
 }
 
 impl Gpu {
-    /// Takes all channels off PBDMAs and engines, and stops the card's own work.
+    /// Takes all channels off the PBDMAs and engines, and stops the card's own work.
     pub(crate) fn halt(&mut self) -> Result<(), NotQuiescent> {
         self.fifo.clear_out(&mut self.cx)?;
         self.cx.memory.push_posted();
@@ -72,18 +73,18 @@ impl Gpu {
             chip,
             storage,
             memory,
-            // The TLBs may be dropped.
+            // The TLBs are only caches.
             mmu: _,
             // Derived from registers.
             apertures: _,
             // Derived from the channels.
             doorbells: _,
             clock,
-            // A setting.
+            // The time model is a setting.
             time: _,
             faults,
             undeclared,
-            // A measurement of this process.
+            // Not saved: this counter belongs to the current process.
             copied: _,
             context_writes,
         } = cx;
@@ -106,7 +107,7 @@ impl Gpu {
         })
     }
 
-    /// Restores the state into a new card, which is then halted.
+    /// Restores the state into a new card, and leaves the card halted.
     pub(crate) fn restore(&mut self, saved: SavedCard, config: &Config) -> Result<(), Invalid> {
         let SavedCard {
             boot0,
@@ -146,7 +147,7 @@ impl Gpu {
     }
 }
 
-/// Sets the windows' targets from registers.
+/// Sets the windows' mappings from the registers.
 fn place_windows(apertures: &Apertures, storage: &Storage, memory: &crate::memory::Memory) {
     apertures.place_pramin(storage.peek(pbus::PRAMIN_WINDOW::OFFSET));
     apertures.bind(Aperture::Bar1, storage.peek(pbus::BAR1_BLOCK::OFFSET), memory);

@@ -1,4 +1,4 @@
-//! Contents of the registers without behaviour: a sparse image of BAR0, driven by the declarations of `nvspec`.
+//! Contents of the registers without behaviour: a sparse image of BAR0. `nvspec` declares the access rights.
 
 use nvspec::regs::{blocks, windows::BAR0_BYTES};
 use nvspec::{Access, RegInfo};
@@ -8,21 +8,21 @@ const PAGE_BYTES: u32 = 4096;
 const PAGE_WORDS: usize = (PAGE_BYTES / 4) as usize;
 const PAGES: usize = (BAR0_BYTES / PAGE_BYTES as u64) as usize;
 
-/// A word for every dword of BAR0; pages that were never written take no memory and read as zero.
+/// A word for every dword of BAR0. Pages that were never written use no memory and read as zero.
 #[derive(Debug)]
 pub(crate) struct Storage {
     pages: Vec<Option<Box<[u32; PAGE_WORDS]>>>,
 }
 
 impl Storage {
-    /// Makes a storage with all registers at their reset values.
+    /// Creates a storage in which all registers have their reset values.
     pub(crate) fn new() -> Self {
         let mut storage = Self { pages: (0..PAGES).map(|_| None).collect() };
         storage.reset();
         storage
     }
 
-    /// Returns byte offset and value of all nonzero words, ascending.
+    /// Returns the byte offsets and values of all nonzero words, in ascending order of offsets.
     pub(crate) fn save(&self) -> Vec<(u32, u32)> {
         let Self { pages } = self;
         let pages = (0u32..).step_by(PAGE_BYTES as usize).zip(pages);
@@ -31,7 +31,7 @@ impl Storage {
         words.filter(|(_, value)| *value != 0).collect()
     }
 
-    /// Restores saved words; all others are 0.
+    /// Restores saved words. All other words are 0.
     pub(crate) fn restored(saved: &[(u32, u32)]) -> Result<Self, Invalid> {
         let mut storage = Self { pages: (0..PAGES).map(|_| None).collect() };
         let words = saved.iter().all(|(at, _)| u64::from(*at) < BAR0_BYTES && at.is_multiple_of(4));
@@ -48,8 +48,8 @@ impl Storage {
         self.reset_range(0, BAR0_BYTES as u32);
     }
 
-    /// Sets the registers in `first..end` to their reset values, and undeclared ones to zero. Both bounds are multiples
-    /// of 4 KiB.
+    /// Sets the registers in `first..end` to their reset values, and other words there to zero. Both bounds must be
+    /// multiples of 4 KiB.
     pub(crate) fn reset_range(&mut self, first: u32, end: u32) {
         for page in first / PAGE_BYTES..end / PAGE_BYTES {
             if let Some(slot) = self.pages.get_mut(page as usize) {
@@ -65,7 +65,7 @@ impl Storage {
         }
     }
 
-    /// Returns the word at `offset`, regardless of the CPU's access rights.
+    /// Returns the word at `offset`, regardless of the register's access rights.
     pub(crate) fn peek(&self, offset: u32) -> u32 {
         match self.pages.get((offset / PAGE_BYTES) as usize) {
             Some(Some(page)) => page[(offset % PAGE_BYTES / 4) as usize],
@@ -73,7 +73,7 @@ impl Storage {
         }
     }
 
-    /// Replaces the word at `offset`, regardless of the CPU's access rights.
+    /// Replaces the word at `offset`, regardless of the register's access rights.
     pub(crate) fn poke(&mut self, offset: u32, value: u32) {
         if let Some(slot) = self.pages.get_mut((offset / PAGE_BYTES) as usize) {
             let page = slot.get_or_insert_with(|| Box::new([0; PAGE_WORDS]));

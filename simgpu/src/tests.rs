@@ -1,4 +1,4 @@
-//! Tests the card from outside, through its registers and apertures, with a small driver.
+//! Tests of the whole card through its registers and apertures, with a small driver.
 
 mod ahead;
 mod channels;

@@ -1,7 +1,7 @@
 //! The card's own thread: a loop around [`Gpu::step`].
 //!
-//! Lock order: the card's state, then the alarm; never in the reverse order. A thread that changes state for which the
-//! scheduler may wait calls [`Shared::wake`] after it has unlocked the state.
+//! Lock order: the card's state, then the alarm. A thread that changes state that the scheduler may be waiting for
+//! calls [`Shared::wake`] after it has unlocked the state.
 
 use crate::aperture::Apertures;
 use crate::fifo::Progress;
@@ -25,18 +25,18 @@ pub(crate) struct Shared {
     stop: AtomicBool,
 }
 
-/// Alarm that wakes the card's thread. Callers of `wake` may hold any locks.
+/// Alarm that wakes the card's thread. Callers of `wake` may hold any lock.
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
-    /// Set if the state changed since the thread last checked. It is set before `called`, so that most wakes take no
-    /// lock.
+    /// Set if the state has changed since the thread last checked it. It is set before `called`, so that most wakes
+    /// need no lock.
     changed: AtomicBool,
     called: Mutex<bool>,
     condition: Condvar,
 }
 
 impl Alarm {
-    /// Makes the thread check again.
+    /// Makes the thread check the state again.
     pub(crate) fn wake(&self) {
         if !self.changed.swap(true, Ordering::AcqRel) {
             *self.called.lock() = true;
@@ -44,7 +44,7 @@ impl Alarm {
         }
     }
 
-    /// Sleeps until woken, or at most for `limit`.
+    /// Sleeps until woken, for at most `limit`.
     fn sleep(&self, limit: Option<Duration>) {
         let mut called = self.called.lock();
         if !*called {
@@ -70,13 +70,12 @@ impl Shared {
         }
     }
 
-    /// Makes the thread check again.
     pub(crate) fn wake(&self) {
         self.alarm.wake();
     }
 }
 
-/// The card's thread, which ends when this value is dropped.
+/// The card's thread. It ends when this value is dropped.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -103,11 +102,11 @@ impl Drop for Worker {
     }
 }
 
-/// Makes the host run the card's thread before other threads, where permitted: hardware does not wait for a CPU.
+/// Asks the host to prefer the card's thread to other threads, if permitted: real hardware does not wait for a CPU.
 fn run_first() {
     // `None` means the calling thread.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {
-        tracing::debug!(%error, "the software card's thread runs no sooner than others");
+        tracing::debug!(%error, "the software card's thread has no higher priority than others");
     }
 }
 
@@ -118,7 +117,7 @@ fn run(shared: &Shared) {
         let mut gpu = shared.gpu.lock();
         let progress = gpu.step();
         let now = gpu.cx.clock.now();
-        // A thread that waits for the state gets it before the next step.
+        // Give the lock to a thread that waits for the state before the next step.
         MutexGuard::unlock_fair(gpu);
         match progress {
             Progress::Ran => {}

@@ -1,25 +1,24 @@
-//! The card's VBIOS: an image built here, with the tables that drivers read, and with no code except a return.
+//! The card's VBIOS: an image with the tables that drivers read. Its only code is a return instruction.
 //!
 //! Contents: the ROM header, the PCI data structure (PCIR), the BIOS information table (BIT) with entries for the
 //! version, the initialisation scripts (none) and the PLL limits, and a display configuration block (DCB) of version
 //! 4.0 without outputs. The bytes sum to 0 modulo 256.
 //!
-//! Not included: other x86 code, initialisation scripts, memory timings (drivers then report an unknown memory type and
-//! do not change memory settings), power states, voltages, GPIO and I2C tables.
+//! Not included: other x86 code; initialisation scripts; memory timings (drivers report an unknown memory type and keep
+//! the memory settings); power states; voltages; GPIO and I2C tables.
 //!
-//! Sources: envytools `hwdocs/bios`, PCI firmware specification (PCIR), the tables parsed by nouveau's `bios` unit.
+//! Sources: envytools `hwdocs/bios`, PCI's firmware specification (PCIR), and nouveau's `bios` unit.
 
 use nvspec::chip::{Chip, VENDOR_NVIDIA};
 use nvspec::regs::pclock;
 
-/// Size of the image in bytes. Drivers read it register by register, so the image is no larger than needed.
+/// Size of the image in bytes. Drivers read it register by register, so it is as small as possible.
 pub const IMAGE_BYTES: usize = 1024;
 const ROM_UNIT: usize = 512;
 
 const ROM_SIGNATURE: [u8; 2] = [0x55, 0xaa];
-/// Entry of the image: firmware makes a far call to it, for any kind of image.
+/// Offset of the image's entry point. Firmware makes a far call to it, for any kind of image.
 const ENTRY: usize = 3;
-/// RETF.
 const FAR_RETURN: u8 = 0xcb;
 const PCIR_POINTER: usize = 0x18;
 const DCB_POINTER: usize = 0x36;
@@ -38,13 +37,13 @@ const BIT_ENTRIES: usize = BIT + 12;
 const DCB_VERSION: u8 = 0x40;
 const DCB_HEADER_BYTES: u8 = 0x1b;
 const DCB_SIGNATURE: u32 = 0x4edc_bdcb;
-/// Version of the image: chip, minor, micro, patch. 0x70 means Fermi.
+/// Version of the image: chip, minor, micro, and patch. 0x70 means Fermi.
 const IMAGE_VERSION: [u8; 5] = [0x01, 0x00, 0x00, 0x70, 0x00];
 
 const PLL_TABLE_VERSION: u8 = 0x40;
 const PLL_TABLE_HEADER_BYTES: u8 = 4;
 const PLL_ENTRY_BYTES: u8 = 11;
-/// PLLs, each with its type number and its control register.
+/// PLLs: the type number and the control register of each.
 const PLLS: [(u8, u32); 6] = [
     (0x01, pclock::PLL_MEM::at(0)),
     (0x02, pclock::PLL_MEM::at(8)),
@@ -53,12 +52,12 @@ const PLLS: [(u8, u32); 6] = [
     (0x07, pclock::PLL_MEM::at(56)),
     (0x0c, pclock::PLL_A::at(8)),
 ];
-/// Range of the oscillator and of the input, in MHz.
+/// Ranges of the oscillator's and of the input's frequency, in MHz.
 const PLL_RANGES_MHZ: [u16; 4] = [900, 2000, 12, 50];
-/// Smallest and largest M, N and P.
+/// Minimum and maximum of each of M, N and P.
 const PLL_FACTORS: [u8; 6] = [1, 255, 8, 255, 1, 63];
 
-/// Returns the image of the card `chip`.
+/// Returns the image for a card with `chip`.
 #[must_use]
 pub fn build(chip: &Chip) -> [u8; IMAGE_BYTES] {
     let mut image = Image([0; IMAGE_BYTES]);
@@ -125,7 +124,7 @@ impl Image {
 
 #[cfg(test)]
 mod tests {
-    //! An independent reader: it knows only the signatures, and follows the pointers that it finds.
+    //! Tests with an independent reader, which knows only the signatures and follows the pointers that it finds.
 
     use super::build;
     use nvspec::chip::GF100;

@@ -82,6 +82,17 @@ pub struct Kernel {
     pub barriers: u32,
     /// Size of the parameters, from `.params`.
     pub params: u32,
+    /// Each parameter, if the source gives them.
+    pub parameters: Vec<Parameter>,
+}
+
+/// A parameter of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Offset from the start of the parameters, in bytes.
+    pub offset: u32,
+    /// Size in bytes.
+    pub bytes: u32,
 }
 
 /// An error in a source text.

@@ -30,7 +30,7 @@ use table::{FieldError, Guarding, Row};
 
 use crate::ir::{Form, Instruction, Op, Predicate, PredicateOperand};
 
-/// Reason that a word is not a valid instruction.
+/// Reason why a word is not a valid instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// No encoding has this type and opcode.
@@ -63,7 +63,7 @@ pub enum DecodeError {
     },
 }
 
-/// Reason that an instruction has no encoding.
+/// Reason why an instruction has no encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
     /// The operation has no 32-bit encoding.
@@ -174,7 +174,7 @@ pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
         Form::Long => &LONG_TABLES,
         Form::Short => &SHORT_TABLES,
     };
-    // If several encodings are impossible, report the error of the first encoding, which is the common one.
+    // If none of the encodings fits, report the error of the first one, which is the most common.
     let mut first = None;
     for row in tables.iter().flat_map(|table| table.iter()) {
         let Some(result) = (row.encode)(op) else { continue };
@@ -225,7 +225,7 @@ fn unsupported(word: u64, form: Form) -> Option<Instruction> {
         Form::Short => short::UNSUPPORTED,
     };
     let (name, ..) = table.iter().find(|(_, value, mask)| word & mask == *value)?;
-    // The word of such an instruction contains its guard and join flag, and the instruction is refused anyway.
+    // The word of such an instruction contains its guard and join flag. The interpreter refuses the instruction anyway.
     let guard = PredicateOperand { predicate: Predicate::TRUE, negate: false };
     Some(Instruction { guard, join: false, form, op: Op::Unsupported { name, word } })
 }

@@ -19,15 +19,15 @@ pub(crate) use code::Code;
 
 /// One instruction, in the form that an interpreter executes.
 ///
-/// A lane takes part if the guard holds. For control instructions, the condition-code test (in the operation) must hold
-/// as well.
+/// Lanes whose guard is true execute the instruction. For control instructions, the condition-code test in the
+/// operation must also be true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Instruction {
-    /// Lanes whose guard does not hold skip the operation. Always [`PredicateOperand::TRUE`] for operations that the
-    /// hardware never guards, such as SSY, PBK and CAL.
+    /// Predicate of each lane: lanes for which it is false skip the operation. Always [`PredicateOperand::TRUE`] for
+    /// operations that the hardware never guards, such as SSY, PBK and CAL.
     pub guard: PredicateOperand,
-    /// `.S`: after the operation the warp joins at the innermost SSY entry of its divergence stack, as if a branch went
-    /// there. The join depends only on the guard.
+    /// `.S`: after the operation, the warp reconverges at the innermost SSY entry of its divergence stack, as if it had
+    /// branched there. This depends only on the guard.
     pub join: bool,
     /// Form of the instruction's encoding.
     pub form: Form,

@@ -6,6 +6,7 @@
 //! - [`assemble`] and `Display` of [`Instruction`] convert text to a [`Program`] and back; `syntax` has one description
 //!   of each operation's suffixes and operands for both. The language is described in
 //!   `docs/reference/sm20-assembly.md`.
+//! - [`cubin`] reads kernels from NVIDIA's ELF files.
 //!
 //! No input causes a panic, and the time and memory for an input are at most linear in its length. Not in this crate:
 //! the semantics of operations.
@@ -21,12 +22,28 @@
 
 mod asm;
 mod codec;
+pub mod cubin;
 mod ir;
 mod syntax;
 
 #[cfg(test)]
 mod tests;
 
-pub use asm::{AsmError, Kernel, Program, assemble};
+pub use asm::{AsmError, Kernel, Parameter, Program, assemble};
 pub use codec::{DecodeError, EncodeError, decode, encode, size};
 pub use ir::*;
+
+/// Reads a program in any form: a cubin, or a source text, which may end with zeros.
+///
+/// # Errors
+/// If the cubin is refused, or the text does not assemble; then with its first errors.
+pub fn read(image: &[u8]) -> Result<Program, String> {
+    if cubin::is_elf(image) {
+        return cubin::read(image);
+    }
+    let source = std::str::from_utf8(image).map_err(|_| "neither a cubin nor a text for sm_20")?;
+    assemble(source.trim_end_matches('\0')).map_err(|errors| {
+        let lines: Vec<String> = errors.iter().take(5).map(ToString::to_string).collect();
+        format!("the text does not assemble: {}", lines.join("; "))
+    })
+}

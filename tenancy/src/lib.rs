@@ -12,11 +12,15 @@
 //!
 //! [`Residency::wait_reason`] returns the reason for which a tenant waits.
 //!
+//! [`Deadlines`] has the timers of an owner of a CUDA card.
+//!
 //! The crate does not divide time: `sched` does. It does not copy memory, and knows neither channels nor processes.
 
+mod deadlines;
 pub mod relocation;
 mod residency;
 mod wait;
 
+pub use deadlines::{Deadline, Deadlines};
 pub use residency::{Demand, Holds, Planned, Residency};
 pub use wait::{Standing, Wait};

@@ -1,4 +1,4 @@
-//! Detects whether KVM works by starting a guest; opening the device file is not a sufficient check.
+//! Detects whether KVM works by starting a guest, because opening the device file is not enough.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -13,7 +13,7 @@ use images::Images;
 use crate::children;
 use crate::wait::{self, Scratch};
 
-/// If a kernel under KVM prints nothing for this long, KVM counts as not working.
+/// Time after which KVM counts as not working if the kernel of the test guest has printed nothing.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Accelerator of the guests' CPUs.
@@ -21,19 +21,19 @@ const PROBE_LIMIT: Duration = Duration::from_secs(10);
 pub enum Accel {
     /// KVM, with the host's virtualization hardware.
     Kvm,
-    /// QEMU's translator.
+    /// QEMU's translator (TCG).
     Tcg,
-    /// QEMU's translator with AMD's virtualization, so that the guest has its own KVM.
+    /// QEMU's translator with AMD's virtualization extension, so that the guest can use KVM itself.
     TcgWithSvm {
-        /// One thread per CPU. Requires [a QEMU that delivers each interrupt once](images::ensure_svm): others reset
-        /// the guest's VMs silently.
+        /// One thread per CPU. This requires [a QEMU that delivers each interrupt once](images::ensure_svm); other
+        /// versions silently reset the guest's VMs.
         threads: bool,
     },
 }
 
 impl Accel {
-    /// Returns `GPU_MEDIATOR_ACCEL` if set; otherwise KVM if a guest kernel starts under it, and TCG if not. The probe
-    /// runs once per boot of the host.
+    /// Returns `GPU_MEDIATOR_ACCEL` if it is set; otherwise KVM if a guest kernel starts under it, and TCG if not. The
+    /// probe runs once per boot of the host.
     pub fn detect(images: &Images) -> Result<Self> {
         match env::var("GPU_MEDIATOR_ACCEL").ok().as_deref() {
             Some("kvm") => return Ok(Self::Kvm),
@@ -41,7 +41,7 @@ impl Accel {
             Some(other) => bail!("GPU_MEDIATOR_ACCEL is {other:?}; kvm or tcg was expected"),
             None => {}
         }
-        // Guests that start concurrently wait for a single probe.
+        // Guests that start at the same time wait for a single probe.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         if File::options().read(true).write(true).open("/dev/kvm").is_err() {
@@ -85,7 +85,7 @@ fn try_kvm(images: &Images) -> Result<bool> {
         let ended = child.try_wait()?.is_some();
         Ok((spoke || ended).then_some(spoke))
     });
-    // The process may have exited already; kill and reap it in any case.
+    // The process may have exited already. Kill and reap it in either case.
     let _ = child.kill();
     thread::spawn(move || child.wait());
     Ok(result.unwrap_or(false))

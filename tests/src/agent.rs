@@ -1,4 +1,4 @@
-//! The host's end of the agent protocol: commands to the init of a guest, over the guest's second serial port.
+//! The host's end of the agent protocol: sends commands to a guest's init, over the guest's second serial port.
 //!
 //! The guest sends `READY <release>`; the host sends `<id> <command>`; the guest answers with any number of lines `<id>
 //! | <line>`, followed by `<id> = <code>`. Other lines are ignored as line noise.
@@ -17,10 +17,10 @@ use crate::wait;
 /// Default time limit of a command. Guests under emulation are slow.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 
-/// Interval of health checks during a wait.
+/// Interval between health checks while waiting.
 const HEALTH_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Checks whether the VM can still answer; the error gives the reason.
+/// Checks whether the VM can still answer, and otherwise returns the reason as an error.
 pub type Health = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// Output and exit code of a command.
@@ -28,7 +28,7 @@ pub type Health = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 pub struct Output {
     /// The printed lines.
     pub lines: Vec<String>,
-    /// Exit code of the command; 0 is success.
+    /// Exit code of the command; 0 means success.
     pub code: i32,
 }
 
@@ -38,7 +38,7 @@ impl Output {
         self.lines.join("\n")
     }
 
-    /// Returns this output if the command succeeded, otherwise an error that shows its lines.
+    /// Returns this output if the command succeeded, and otherwise an error that shows its lines.
     pub fn success(self) -> Result<Self> {
         if self.code != 0 {
             bail!("the command ended with code {}:\n{}", self.code, self.text());
@@ -51,7 +51,7 @@ impl Output {
 struct Job {
     lines: Vec<String>,
     code: Option<i32>,
-    // The reason, if the guest restarted or disconnected before the command ended.
+    // This is set if the guest restarted or disconnected before the command ended.
     lost: Option<&'static str>,
 }
 
@@ -83,7 +83,7 @@ pub struct Agent {
     health: Health,
 }
 
-/// A running command; other commands may run concurrently.
+/// A command that is running. Other commands may run at the same time.
 pub struct Pending<'a> {
     agent: &'a Agent,
     id: u64,
@@ -91,7 +91,7 @@ pub struct Pending<'a> {
 }
 
 impl Agent {
-    /// Creates an agent that communicates over `stream`, and calls `health` while waiting.
+    /// Creates an agent that communicates over `stream` and calls `health` while it waits.
     pub fn new(stream: UnixStream, health: Health) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let reader = stream.try_clone().context("cannot clone the agent's stream")?;
@@ -100,7 +100,7 @@ impl Agent {
         Ok(Self { shared, writer: Mutex::new(stream), health })
     }
 
-    /// Returns the number of times that the guest has reported `READY`.
+    /// Returns how often the guest has reported `READY`.
     pub fn boots(&self) -> u32 {
         self.shared.lock().boots
     }
@@ -115,17 +115,17 @@ impl Agent {
         self.run_within(command, COMMAND_LIMIT)
     }
 
-    /// Same as [`Agent::run`], with a custom time limit.
+    /// Like [`Agent::run`], with a given time limit.
     pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
         self.send(command)?.wait_within(limit)
     }
 
-    /// Starts a command that runs concurrently with other commands.
+    /// Starts a command that runs concurrently with others.
     pub fn start(&self, command: &str) -> Result<Pending<'_>> {
         self.send(&format!("& {command}"))
     }
 
-    /// Sends a command and returns at once; without `&`, the guest runs it after all earlier commands.
+    /// Sends a command and returns at once. Without `&`, the guest runs it after all earlier commands.
     pub fn send(&self, command: &str) -> Result<Pending<'_>> {
         if command.contains('\n') {
             bail!("a command for the guest is one line: {command:?}");
@@ -169,7 +169,7 @@ impl Agent {
                 bail!("the VM closed its serial line while the host waited for {what}");
             }
             if Instant::now() >= deadline {
-                bail!("waited {} s in vain for {what}", limit.as_secs());
+                bail!("waited {} s without success for {what}", limit.as_secs());
             }
             state = self.shared.lock();
         }
@@ -182,7 +182,7 @@ impl Pending<'_> {
         self.wait_within(COMMAND_LIMIT)
     }
 
-    /// Same as [`Pending::wait`], with a custom time limit.
+    /// Like [`Pending::wait`], with a given time limit.
     pub fn wait_within(self, limit: Duration) -> Result<Output> {
         let what = format!("the guest's command {:?}", self.command);
         self.agent.wait(limit, &what, |state| {
@@ -195,7 +195,7 @@ impl Pending<'_> {
         })
     }
 
-    /// Waits until the command has printed a line that contains `text`, and returns the line.
+    /// Waits until the command has printed a line that contains `text`, and returns that line.
     pub fn wait_line(&self, text: &str, limit: Duration) -> Result<String> {
         let what = format!("a line with {text:?} from {:?}", self.command);
         self.agent.wait(limit, &what, |state| {
@@ -255,7 +255,7 @@ fn read_lines(stream: UnixStream, shared: &Shared) {
 
 fn handle(line: &str, state: &mut State) {
     let line = line.trim_end_matches(['\n', '\r']);
-    // Firmware may leave bytes on the line before the guest's first line.
+    // Firmware may print bytes before the guest's first line.
     if let Some(at) = line.find("READY ") {
         state.boots += 1;
         state.release = line[at + 6..].trim().to_owned();
@@ -283,7 +283,7 @@ fn lose(state: &mut State, why: &'static str) {
 mod tests {
     use super::*;
 
-    /// A guest simulated by a thread: `answer` maps each line from the host to the guest's reply.
+    /// Creates a guest that a thread simulates: `answer` maps each line from the host to the guest's reply.
     fn guest(answer: impl Fn(&str) -> String + Send + 'static) -> Agent {
         let (ours, theirs) = UnixStream::pair().unwrap();
         thread::spawn(move || {
@@ -296,7 +296,7 @@ mod tests {
             }
         });
         let agent = Agent::new(ours, Arc::new(|| Ok(()))).unwrap();
-        // A command sent before the guest is up would be lost.
+        // A command that is sent before the guest is up would be lost.
         agent.wait_boots(1, WAIT_TIMEOUT).unwrap();
         agent
     }

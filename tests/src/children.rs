@@ -1,5 +1,5 @@
-//! Child processes that end together with this process, for whatever reason this process ends: a daemon or QEMU that
-//! outlived a killed test or benchmark would run next to the following test and distort its measurements.
+//! Child processes that end together with this process, for whatever reason it ends. A daemon or QEMU that outlived a
+//! killed test or benchmark would run next to the following one and distort its measurements.
 
 #![expect(unsafe_code, reason = "a call between fork and exec")]
 
@@ -15,19 +15,19 @@ use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 /// A command to start, and the channel for its result.
 type Order = (Command, SyncSender<io::Result<Child>>);
 
-/// Starts a program that is killed when this process ends. Leaves `command` empty.
+/// Starts a program that is killed when this process ends. Resets `command` to an empty one.
 ///
 /// # Errors
-/// If the program does not start.
+/// If the program cannot be started.
 pub fn spawn(command: &mut Command) -> io::Result<Child> {
     let mut command = std::mem::replace(command, Command::new("/nonexistent"));
     let parent = getpid();
     let with_parent = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The parent may have ended before this call.
+        // The parent may have ended before this code runs.
         if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     };
-    // SAFETY: the code between fork and exec makes two system calls and allocates nothing.
+    // SAFETY: between fork and exec, the code makes two system calls and allocates nothing.
     unsafe { command.pre_exec(with_parent) };
     let (answer, started) = sync_channel(1);
     let ended = || io::Error::other("the thread that starts programs has ended");
@@ -35,8 +35,8 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
     started.recv().map_err(|_| ended())?
 }
 
-/// Returns the thread that starts programs. The kernel ends them with the thread that started them, and most callers
-/// are short-lived threads that boot several VMs in parallel.
+/// Returns the thread that starts programs. The kernel kills a program together with the thread that started it, and
+/// most callers are short-lived threads that boot several VMs in parallel.
 fn starter() -> &'static Mutex<Sender<Order>> {
     static STARTER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
     STARTER.get_or_init(|| {
@@ -68,7 +68,7 @@ mod tests {
 
     use super::*;
 
-    /// Environment variable set in the process that the test starts from its own executable.
+    /// Environment variable in the process that the test starts from its own executable.
     const VARIABLE: &str = "GPU_MEDIATOR_TEST_CHILDREN";
 
     #[test]
@@ -82,11 +82,11 @@ mod tests {
     }
 
     #[test]
-    fn program_that_is_not_there_is_an_error() {
+    fn missing_program_is_an_error() {
         assert_eq!(spawn(&mut Command::new("/no/such/program")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
-    /// Started by the next test as a separate program.
+    /// Runs in the program that the next test starts.
     #[test]
     fn parent() {
         if std::env::var_os(VARIABLE).is_none() {

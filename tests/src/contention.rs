@@ -1,4 +1,4 @@
-//! Guests that compete for a card's time, and each guest's share according to the mediator's accounts.
+//! Guests that compete for a card's time, and the share of each according to the mediator's accounts.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -11,23 +11,23 @@ use crate::Pending;
 use crate::guest::{self, Smoke};
 use crate::many_vms::{Account, Crowd, History, SIDE};
 
-/// Word before the end times of a load's kernels.
+/// Word that precedes the end times of a load's kernels.
 const ENDS: &str = "ENDS ";
 /// Line that a load prints once it has started.
 const BEGUN: &str = "LOOPING";
-/// Time limit for a load to start.
+/// Time for a load to start.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
-/// Duration in seconds after which a load ends by itself. The test ends the load earlier.
+/// Time in seconds after which a load ends by itself. Tests end it earlier.
 const LASTS_S: u64 = 600;
 
-/// Load of one guest.
+/// The load of one guest.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// Index of the VM.
     pub vm: usize,
-    /// Arguments for `gpu-workloads`, without `--duration`.
+    /// Arguments of `gpu-workloads`, without `--duration`.
     pub words: String,
-    /// Delay of the start, relative to the first load.
+    /// Delay between the start of the first load and that of this one.
     pub after: Duration,
 }
 
@@ -36,13 +36,14 @@ impl Load {
         Self { vm, words, after: Duration::ZERO }
     }
 
-    /// Runs kernels of `rounds` [rounds](crate::many_vms::ROUND_NS) in sequence, with up to `in_flight` in flight. This
-    /// also bounds how late the guest can be, as on a host with more guests than CPUs.
+    /// Creates a load of successive kernels with `rounds` [rounds](crate::many_vms::ROUND_NS) each, of which up to
+    /// `in_flight` are in flight. The latter bounds how late the guest may submit, for example on a host with more
+    /// guests than CPUs.
     pub fn kernels(vm: usize, rounds: u32, in_flight: u32) -> Self {
         Self::kernels_of(vm, SIDE, rounds, in_flight)
     }
 
-    /// Same as [`Self::kernels`], for matrices of size `side`, which determines [the length of a
+    /// Like [`Self::kernels`], for matrices of size `side`, which determines [the length of a
     /// round](crate::many_vms::round_ns).
     pub fn kernels_of(vm: usize, side: u32, rounds: u32, in_flight: u32) -> Self {
         let kernel = format!("workload --name long-madd --side {side} --rounds {rounds}");
@@ -56,18 +57,18 @@ impl Load {
         self
     }
 
-    /// Repeatedly runs a kernel and pauses.
+    /// Creates a load that runs a kernel and pauses, repeatedly.
     pub fn bursts(vm: usize, side: u32, rounds: u32, pause_ms: u32) -> Self {
         let kernel = format!("workload --name long-madd --side {side} --rounds {rounds}");
         Self::new(vm, format!("{kernel} --pause-ms {pause_ms}"))
     }
 
-    /// Repeatedly copies `bytes` bytes to VRAM with the first copy engine.
+    /// Creates a load that copies `bytes` bytes to VRAM with the first copy engine, repeatedly.
     pub fn copies(vm: usize, bytes: u64) -> Self {
         Self::new(vm, format!("stream --engine ce0 --size {bytes}"))
     }
 
-    /// Runs one of the attacks of `gpu-workloads rogue`.
+    /// Creates a load that runs one of the attacks of `gpu-workloads rogue`.
     pub fn rogue(vm: usize, what: &str) -> Self {
         Self::new(vm, format!("rogue --what {what}"))
     }
@@ -79,21 +80,21 @@ impl Load {
     }
 }
 
-/// A run of competing guests.
+/// A measurement of competing guests.
 #[derive(Clone, Debug)]
 pub struct Contest {
     /// Loads by guest.
     pub loads: Vec<Load>,
-    /// Warm-up time, which is not measured.
+    /// Time before the measurement starts.
     pub warm: Duration,
-    /// Measured time.
+    /// Length of the measurement.
     pub measured: Duration,
 }
 
-/// Result of a run.
+/// Result of a measurement.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The VMs of the loads. The other fields list the VMs in the same order.
+    /// The VMs of the loads. All other fields list the VMs in this order.
     pub vms: Vec<usize>,
     /// Charges of each VM since the start of the measurement.
     pub uses: Uses,
@@ -103,9 +104,9 @@ pub struct Outcome {
     pub from: u64,
     /// Measured time, in ns of the card's clock.
     pub length: u64,
-    /// Accounts of PGRAPH at the start.
+    /// Accounts of PGRAPH at the start of the measurement.
     pub before: Vec<Account>,
-    /// Accounts at the end.
+    /// Accounts at the end of the measurement.
     pub after: Vec<Account>,
     /// Final reports of the loads.
     pub reports: Vec<Smoke>,
@@ -117,14 +118,14 @@ pub struct Outcome {
 const CHARGE_READ_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Contest {
-    /// Runs the loads; calls `meanwhile` when the measured time begins, which includes the duration of this call.
+    /// Runs the loads. Calls `meanwhile` when the measurement begins; the measured time includes this call.
     ///
-    /// Fails if a load ends too early, or with a wrong result.
+    /// Fails if a load ends too early or has a wrong result.
     pub fn run(&self, crowd: &Crowd, meanwhile: impl FnOnce(&Crowd) -> Result<()>) -> Result<Outcome> {
         self.run_until(crowd, meanwhile, |_| Ok(()))
     }
 
-    /// Does the same as [`Self::run`], and also calls `finally` after the measured time, before the loads end.
+    /// Like [`Self::run`], and also calls `finally` after the measured time, before the loads end.
     pub fn run_until(
         &self,
         crowd: &Crowd,
@@ -170,7 +171,7 @@ impl Contest {
         let early = running.iter().find(|pending| pending.ended());
         ensure!(early.is_none(), "a load has ended before the others were measured: {:?}", early.map(Pending::lines));
         finally(crowd)?;
-        // Only whole intervals are counted.
+        // Count only whole intervals.
         let interval = history.interval_ns;
         let begin = from.next_multiple_of(interval);
         let length = (history.now_ns - history.now_ns % interval).saturating_sub(begin);
@@ -198,14 +199,14 @@ fn report(pending: Pending<'_>) -> Result<(Smoke, Vec<u64>)> {
     let output = pending.wait_within(guest::SMOKE_LIMIT)?;
     let smoke = guest::parse_smoke(&output)?;
     ensure!(smoke.ok, "{}", output.text());
-    // The workload prints its result on a separate line, before the command's own line.
+    // The workload prints its result on its own line, before the line of the command.
     let line = output.lines.iter().find(|line| line.starts_with("RESULT ")).cloned();
     let ends =
         output.lines.iter().filter_map(|line| line.strip_prefix(ENDS)).map(ends_in).collect::<Result<Vec<_>>>()?;
     Ok((Smoke { line: line.unwrap_or_default(), ..smoke }, ends.concat()))
 }
 
-/// Parses a line of end times of kernels, in ns.
+/// Parses a line with the end times of kernels, in ns.
 fn ends_in(line: &str) -> Result<Vec<u64>> {
     let (first, rest) =
         line.strip_prefix("at_us=").and_then(|line| line.split_once(" after_us=")).context("no times")?;
@@ -226,7 +227,7 @@ impl Outcome {
         jain(&self.uses.shares(Engine::Compute, 0, self.length), wanted)
     }
 
-    /// Returns the deviation of the shares from `wanted`, in windows of `window_ns` ns.
+    /// Returns how far the shares deviate from `wanted`, in windows of `window_ns`.
     pub fn share_error(&self, window_ns: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(Engine::Compute, window_ns, 0, self.length, wanted)
     }
@@ -237,13 +238,13 @@ impl Outcome {
         used as f64 / self.length.max(1) as f64
     }
 
-    /// Returns a load's charge for PGRAPH, as a fraction of the time.
+    /// Returns the time for which a load was charged on PGRAPH, as a fraction of the measured time.
     pub fn received(&self, place: usize) -> f64 {
         self.uses.used(place, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
     }
 
-    /// Computes the work of the loads from the guests' reports: each load's ended kernels, of `lengths` ns, in
-    /// intervals of `step` ns of the measured time.
+    /// Computes the work of the loads from the guests' reports: the kernels of each load that have ended, whose
+    /// `lengths` are in ns, in intervals of `step` ns of the measured time.
     pub fn counted(&self, lengths: &[u64], step: u64) -> Uses {
         let mut uses = Uses::new(self.vms.len(), step, self.length);
         for ((place, ends), length) in self.ends.iter().enumerate().zip(lengths) {
@@ -255,7 +256,7 @@ impl Outcome {
         uses
     }
 
-    /// Returns the number of a load's submissions to PGRAPH that ended during the measurement.
+    /// Returns the number of a load's PGRAPH submissions that ended during the measurement.
     pub fn completed(&self, place: usize) -> u64 {
         self.after[place].completed - self.before[place].completed
     }
@@ -286,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_are_read_as_guests_tell_them() {
+    fn ends_are_parsed_as_guests_report_them() {
         assert_eq!(ends_in("at_us=5000 after_us=1,1999").unwrap(), [5_000_000, 5_001_000, 7_000_000]);
         assert_eq!(ends_in("at_us=1 after_us=").unwrap(), [1000]);
         for wrong in ["", "at_us=1", "at_us=1 after_us=x", "at_us=18446744073709551615 after_us=1"] {
@@ -310,7 +311,7 @@ mod tests {
         };
         let counted = outcome.counted(&[20, 40], 20);
         let used = |vm| [0, 20, 40, 60].map(|at| counted.used(vm, Engine::Compute, at, at + 20));
-        // Kernels that ended earlier are omitted; of a kernel that crosses a boundary, only the inner part counts.
+        // Kernels that ended earlier are omitted, and only the part of a kernel that is within an interval counts.
         assert_eq!([used(0), used(1)], [[10, 10, 20, 0], [15, 20, 15, 20]]);
     }
 }

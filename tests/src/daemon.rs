@@ -1,4 +1,4 @@
-//! Runs `mediatord` and `mediatorctl` as an operator runs them.
+//! Runs `mediatord` and `mediatorctl` as an operator does.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -18,9 +18,9 @@ use crate::http;
 use crate::process::Process;
 use crate::wait::{self, Scratch};
 
-/// Maximum time until the daemon's admin socket answers.
+/// Time for the daemon's admin socket to answer.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Maximum time until the daemon ends after SIGTERM.
+/// Time for the daemon to end after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit of a `mediatorctl` command.
 const CONTROL_LIMIT: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ const CONTROL_LIMIT: Duration = Duration::from_secs(60);
 /// Paths of a test's daemon, for the configuration that the test writes.
 #[derive(Clone, Debug)]
 pub struct Paths {
-    /// An empty folder for sockets.
+    /// An empty folder, for sockets.
     pub folder: PathBuf,
     /// Path for `[daemon] admin_socket`.
     pub admin_socket: PathBuf,
@@ -58,7 +58,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Returns this value if the code is 0, otherwise an error that shows the output.
+    /// Returns this value if the code is 0, and otherwise an error that shows the output.
     pub fn success(self) -> Result<Self> {
         if self.code != Some(0) {
             bail!("ended with code {:?}:\n{}{}", self.code, self.stdout, self.stderr);
@@ -67,28 +67,29 @@ impl Ended {
     }
 }
 
-/// A running `mediatord`; dropping the value ends it.
+/// A running `mediatord`. Dropping the value ends it.
 pub struct Daemon {
     process: Process,
-    /// Path of the program; an upgrade may start a different program.
+    /// Path of the program. An upgrade may start another program.
     program: PathBuf,
     paths: Paths,
-    /// Further variables in the daemon's environment.
+    /// Additional environment variables of the daemon.
     variables: Vec<(String, OsString)>,
     /// The service manager that started the daemon, if any.
     manager: Option<ServiceManager>,
-    // Last field, so that the folder is removed after the process ends.
+    // Declared last, so that the folder is removed after the process has ended.
     scratch: Scratch,
 }
 
 impl Daemon {
-    /// Starts the daemon with the TOML text that `configure` returns, and waits until its admin socket answers.
+    /// Starts the daemon with the configuration that `configure` returns, as TOML, and waits until its admin socket
+    /// answers.
     pub fn start(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         let (scratch, paths) = prepare(name, configure)?;
         Self::start_by(None, scratch, paths)
     }
 
-    /// Same as [`Self::start`], with additional environment variables for the daemon.
+    /// Like [`Self::start`], with additional environment variables for the daemon.
     pub fn start_with(
         name: &str,
         variables: &[(&str, &OsStr)],
@@ -98,7 +99,7 @@ impl Daemon {
         Self::start_program(binary("mediatord")?, (None, variables), scratch, paths)
     }
 
-    /// Same as [`Self::start_as_service`], with further variables in the environment of each daemon.
+    /// Like [`Self::start_as_service`], with additional environment variables for each daemon.
     pub fn start_as_service_with(
         name: &str,
         variables: &[(&str, &OsStr)],
@@ -109,7 +110,7 @@ impl Daemon {
         Self::start_program(binary("mediatord")?, (Some(manager), variables), scratch, paths)
     }
 
-    /// Same as a service, with sockets that a service manager keeps.
+    /// Starts the daemon as a service, with sockets that a service manager keeps.
     pub fn start_as_service(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         let (scratch, paths) = prepare(name, configure)?;
         let manager = ServiceManager::new(&scratch.path().join("notify")).context("a service manager")?;
@@ -141,10 +142,10 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Makes the program now installed at the daemon's path take over all of the daemon's work, and waits until the old
-    /// daemon ends. Returns the output of `mediatorctl daemon upgrade`.
+    /// Makes the program that is now at the daemon's path take over all of the daemon's work, and waits until the old
+    /// daemon has ended. Returns the output of `mediatorctl daemon upgrade`.
     pub fn upgrade(&mut self) -> Result<Value> {
-        Process::adopt_orphans().context("orphans cannot be adopted")?;
+        Process::adopt_orphans().context("orphaned processes cannot be adopted")?;
         let info = self.ctl_json(&["daemon", "upgrade"]).with_context(|| self.log_tail())?;
         let ended = wait::until("the daemon before to end", STOP_LIMIT, || Ok(self.process.try_wait()?));
         let status = ended.with_context(|| self.log_tail())?;
@@ -154,7 +155,7 @@ impl Daemon {
         Ok(info)
     }
 
-    /// Returns the program's path; the test may replace the file.
+    /// Returns the path of the program. The test may replace the file.
     pub fn program(&self) -> &Path {
         &self.program
     }
@@ -164,8 +165,8 @@ impl Daemon {
         config_of(&self.scratch)
     }
 
-    /// Kills the daemon at an arbitrary point, and starts another daemon with the same configuration, which appends to
-    /// the log.
+    /// Kills the daemon at an arbitrary point, and starts another one with the same configuration, which appends to the
+    /// log.
     pub fn kill_and_restart(&mut self) -> Result<()> {
         self.process.end().context("cannot kill mediatord")?;
         let mut command = command(&self.program, &self.scratch, self.manager.as_ref())?;
@@ -182,13 +183,13 @@ impl Daemon {
             if let Some(manager) = &self.manager {
                 return Ok(manager.wait(Duration::ZERO, |heard| heard.take("READY=1")).ok());
             }
-            // The daemon's socket exists before its VMs: a client that connects waits until the daemon serves.
+            // The daemon's socket exists before its VMs do. A client that connects waits until the daemon serves.
             Ok(self.get("/v1/vms").ok().map(drop))
         });
         ready.with_context(|| self.log_tail())
     }
 
-    /// Runs the daemon with a configuration that it must refuse, and returns its output.
+    /// Runs the daemon with a configuration that it must refuse, and returns the daemon's output.
     pub fn refused(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Ended> {
         let (scratch, _paths) = prepare(name, configure)?;
         run_to_end(&mut command(&binary("mediatord")?, &scratch, None)?, START_LIMIT)
@@ -218,7 +219,7 @@ impl Daemon {
         serde_json::from_str(&text).with_context(|| format!("mediatorctl {} printed no JSON:\n{text}", args.join(" ")))
     }
 
-    /// Sends `GET path` to the admin API, for values that no command prints as they are.
+    /// Sends `GET path` to the admin API, for values that no command prints unchanged.
     pub fn api(&self, path: &str) -> Result<Value> {
         let body = self.get(path)?;
         serde_json::from_str(&body).with_context(|| format!("GET {path} answered no JSON:\n{body}"))
@@ -231,7 +232,7 @@ impl Daemon {
         http::get(stream, path)
     }
 
-    /// Returns true if the daemon still runs.
+    /// Returns true if the daemon is running.
     pub fn alive(&mut self) -> bool {
         matches!(self.process.try_wait(), Ok(None))
     }
@@ -270,7 +271,7 @@ impl Daemon {
         ended.with_context(|| self.log_tail())
     }
 
-    /// Keeps the folder with the log permanently and returns its path.
+    /// Keeps the folder with the log permanently, and returns its path.
     pub fn keep_logs(&mut self) -> &Path {
         self.scratch.keep()
     }
@@ -279,7 +280,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if self.stop().is_err() {
-            // The daemon may hang or may have ended; `end` handles both.
+            // The daemon may hang or may have ended: `end` handles both.
             let _ = self.process.end();
         }
         if thread::panicking() {
@@ -322,7 +323,7 @@ fn spawn(scratch: &Scratch, command: &mut Command) -> Result<Child> {
     child.with_context(|| format!("cannot start {name}"))
 }
 
-/// Runs `command` until it ends, and kills it after `limit`.
+/// Runs `command` until it ends, or kills it after `limit`.
 pub fn run_to_end(command: &mut Command, limit: Duration) -> Result<Ended> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut child = command
@@ -347,7 +348,7 @@ pub fn run_to_end(command: &mut Command, limit: Duration) -> Result<Ended> {
 fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // A read error means that the process has ended; its exit status has the details.
+        // A read fails if the process has ended; its exit status then explains why.
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })
@@ -357,8 +358,8 @@ fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> thread::JoinHandle
 pub fn binary(name: &str) -> Result<PathBuf> {
     let mut folders: Vec<PathBuf> = env::var_os("GPU_MEDIATOR_BIN_DIR").map(PathBuf::from).into_iter().collect();
     if let Ok(own) = env::current_exe() {
-        // The running program is target/PROFILE/NAME or target/PROFILE/deps/NAME: in either case, the profile folder is
-        // at most two levels up.
+        // The running program is target/PROFILE/NAME or target/PROFILE/deps/NAME, so the folder of the profile is at
+        // most two levels up.
         let above: Vec<_> = own.ancestors().skip(1).take(3).map(Path::to_path_buf).collect();
         folders.extend(above.iter().take(2).cloned());
         folders.extend(above.iter().map(|a| a.join("release")));

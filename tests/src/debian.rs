@@ -1,10 +1,10 @@
-//! A Debian host in namespaces of this machine. It has its own files, users, processes, mounts and network, but shares
+//! A Debian host in namespaces of this machine. It has its own files, users, processes, mounts and network, and shares
 //! this machine's kernel.
 //!
-//! Such a host starts in seconds, whereas an emulated machine starts in minutes. It has no systemd: [`Debian::start`]
-//! and related functions start and end units, and the first process reaps orphans, as systemd does.
+//! Such a host starts in seconds, while an emulated machine needs minutes. It does not run systemd: [`Debian::start`]
+//! and related functions start and end units, and the first process reaps orphans, as systemd would.
 //!
-//! Requirements: root, or a range of user IDs in `/etc/subuid` and the programs of Debian's package `uidmap`.
+//! Requirements: root, or a range of user IDs in `/etc/subuid` and the programs in Debian's package `uidmap`.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -21,26 +21,27 @@ use crate::daemon::run_to_end;
 use crate::files::Files;
 use crate::wait::{self, Scratch};
 
-/// Maximum time that a command may take.
+/// Time limit of a command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 /// The browser's folder on the host.
 const BROWSER: &str = "/opt/browser";
-/// Maximum time for a page to load its data, in ms of the browser's own clock, which skips idle time.
+/// Time for a page to load its data, in ms of the browser's own clock, which skips idle time.
 const BROWSER_MS: u32 = 5000;
-/// Number of lines shown from the end of each unit's log after an error.
+/// Number of lines of each unit's log to show after an error.
 const LOG_LINES: u32 = 30;
 /// Folder of the units' logs.
 const LOGS: &str = "/var/log/units";
-/// Folder of the units' process IDs.
+/// Folder for the process IDs of units.
 const UNITS: &str = "/run/units";
 
-/// Namespaces, as arguments of `unshare`. When that program ends, so do all processes in them.
+/// Namespaces, as arguments of `unshare`. When `unshare` ends, so do all processes in them.
 pub(crate) const NAMESPACES: [&str; 8] =
     ["--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--fork", "--kill-child"];
-/// Additional arguments for users other than root.
+/// Additional arguments of `unshare` for users other than root.
 pub(crate) const USERS: [&str; 3] = ["--user", "--map-root-user", "--map-auto"];
 
-/// The first process, which mounts a container's file systems and keeps running. The argument is the new root folder.
+/// Script of the first process, which mounts the file systems of a container and keeps running. Its argument is the new
+/// root folder.
 const INIT: &str = r#"
 set -e
 mount --make-rprivate /
@@ -80,14 +81,14 @@ const ENVIRONMENT: [(&str, &str); 3] = [
 /// A running host.
 pub struct Debian {
     namespaces: Child,
-    /// Process ID of the host's first process, as seen by this machine.
+    /// Process ID of the host's first process, on this machine.
     init: u32,
     users: bool,
     up: Instant,
     root: Scratch,
 }
 
-/// Returns the reason that this machine cannot run such a host, if any.
+/// Returns the reason why this machine cannot run such a host, if there is one.
 pub fn impossible() -> Option<String> {
     let mut command = Command::new("unshare");
     command.args(NAMESPACES).args(if is_root() { &[][..] } else { &USERS });
@@ -106,7 +107,7 @@ pub(crate) fn is_root() -> bool {
 }
 
 impl Debian {
-    /// Starts a host with `files`, and with workload managers installed but not running.
+    /// Starts a host with `files`. Workload managers are installed but do not run.
     pub fn start_up(name: &str, files: Files) -> Result<Self> {
         let archive = images::ensure_fleet(&Progress::stderr())?;
         let scratch = Scratch::new(name)?;
@@ -155,7 +156,8 @@ impl Debian {
         Ok(output)
     }
 
-    /// Same as [`Self::sh`], but a nonzero exit code is an error with the ends of the units' logs. Returns the output.
+    /// Like [`Self::sh`], but a nonzero exit code is an error, which shows the ends of the units' logs. Returns the
+    /// output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();
@@ -190,12 +192,12 @@ impl Debian {
         .map(drop)
     }
 
-    /// Kills a unit's first process, and waits until it has ended.
+    /// Kills the first process of a unit, and waits until it has ended.
     pub fn kill(&self, unit: &str) -> Result<()> {
         self.end(unit, "KILL")
     }
 
-    /// Asks a unit to end, and waits until it has ended.
+    /// Terminates a unit, and waits until it has ended.
     pub fn stop(&self, unit: &str) -> Result<()> {
         self.end(unit, "TERM")
     }
@@ -210,7 +212,7 @@ impl Debian {
         println!("[{:6.1} s] # {command}", self.up.elapsed().as_secs_f64());
     }
 
-    /// Makes a browser available to [`Self::browse`], in a folder of the host.
+    /// Makes a browser available to [`Self::browse`], in a folder on the host.
     pub fn install_browser(&self) -> Result<()> {
         let browser = images::ensure_browser(&Progress::stderr())?;
         let to = self.root.path().join("root").join(BROWSER.trim_start_matches('/'));
@@ -221,18 +223,18 @@ impl Debian {
         self.ok(&mounts).map(drop)
     }
 
-    /// Shows a page in the browser with command-line `options`, such as one that prints the document.
+    /// Opens a page in the browser. `options` are its command-line options, for example to print the document.
     pub fn browse(&self, options: &str, url: &str) -> Result<String> {
         let program = images::browser::PROGRAM;
-        // The browser's own sandbox needs rights that these namespaces lack; the browser shows only the tests' own
-        // pages.
+        // The browser's own sandbox needs rights that it does not have in these namespaces; it only shows pages of the
+        // tests.
         self.ok(&format!(
             "chroot {BROWSER} {program} --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir=/tmp/browser \
              --virtual-time-budget={BROWSER_MS} {options} '{url}' 2>/tmp/browser.log || {{ tail -n 5 /tmp/browser.log; false; }}"
         ))
     }
 
-    /// Returns a file that the browser has written, given its path as seen by the browser.
+    /// Returns a file that the browser has written. `path` is relative to the browser's root folder.
     pub fn browser_file(&self, path: &str) -> Result<Vec<u8>> {
         let file = format!("root{BROWSER}{path}");
         fs::read(self.root.path().join(&file)).with_context(|| file)
@@ -248,7 +250,7 @@ impl Debian {
 
 impl Drop for Debian {
     fn drop(&mut self) {
-        // This ends all processes in the namespaces before the files are removed.
+        // End all processes in the namespaces before the files are removed.
         let _ = self.namespaces.kill();
         let _ = self.namespaces.wait();
         let _ = wait::until("the host's processes to end", COMMAND_LIMIT, || Ok(has_ended(self.init).then_some(())));
@@ -261,7 +263,7 @@ impl Drop for Debian {
     }
 }
 
-/// Returns true if a process has ended, even if its parent has not reaped it yet.
+/// Returns true if a process has ended, even if its parent has not reaped it.
 fn has_ended(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))

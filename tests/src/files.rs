@@ -9,10 +9,10 @@ use anyhow::{Context, Result, ensure};
 use images::cpio::Archive;
 use images::libraries;
 
-/// The dynamic loader, which lists the libraries that a library needs.
+/// Path of the dynamic loader, which lists the libraries that a library needs.
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
-/// Files for a machine's initramfs.
+/// Files of a machine's initramfs.
 #[derive(Default)]
 pub struct Files {
     archive: Archive,
@@ -21,14 +21,14 @@ pub struct Files {
 }
 
 impl Files {
-    /// Adds a copy of a file at `to`, which has no leading slash.
+    /// Adds a copy of a file at `to`, a path without a leading slash.
     pub fn copy(&mut self, from: &Path, to: &str, mode: u32) -> Result<()> {
         let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
         self.write(to, mode, &bytes);
         Ok(())
     }
 
-    /// Adds a file with access rights `mode`.
+    /// Adds a file with the access rights `mode`.
     pub fn write(&mut self, to: &str, mode: u32, bytes: &[u8]) {
         for folder in to.match_indices('/').map(|(at, _)| &to[..at]) {
             if self.names.insert(folder.to_owned()) {
@@ -39,18 +39,18 @@ impl Files {
         self.archive.file(to, mode, bytes);
     }
 
-    /// Adds a stripped program of this host at `to`, and its shared libraries at the paths where the program looks for
-    /// them.
+    /// Adds a stripped copy of a host program at `to`, and its shared libraries at the paths where the program looks
+    /// for them.
     pub fn program(&mut self, from: &Path, to: &str) -> Result<()> {
         self.stripped(from, to, &mut Command::new(from))
     }
 
-    /// Adds a shared library of this host at `to`, stripped, and the libraries that it needs.
+    /// Adds a stripped copy of a host library at `to`, and the libraries that it needs.
     pub fn library(&mut self, from: &Path, to: &str) -> Result<()> {
         self.stripped(from, to, Command::new(LOADER).arg(from))
     }
 
-    /// Adds a stripped file at `to`, and the libraries that `command` lists for it.
+    /// Adds a stripped copy of a file at `to`, and the libraries that `command` lists for it.
     fn stripped(&mut self, from: &Path, to: &str, command: &mut Command) -> Result<()> {
         let scratch = tempfile::NamedTempFile::new().context("a file for a program")?;
         let stripped = Command::new("strip").arg("--strip-debug").arg("-o").arg(scratch.path()).arg(from).status();

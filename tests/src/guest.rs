@@ -1,4 +1,4 @@
-//! Common steps of the tests: write a configuration, load the driver, run a workload, read counters.
+//! Steps that tests have in common: writing a configuration, loading the driver, running a workload, reading counters.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use crate::{Daemon, Output, Paths, Vm};
 
-/// Maximum time for loading nouveau. Its probe function causes about a million trapped accesses.
+/// Time for loading nouveau, whose probe function causes about a million trapped accesses.
 pub const LOAD_LIMIT: Duration = Duration::from_secs(240);
-/// Maximum time for a workload.
+/// Time limit of a workload.
 pub const SMOKE_LIMIT: Duration = Duration::from_secs(900);
 
-/// Returns the daemon's part of a configuration, and one software card of `vram_mib` MiB called `card0`.
+/// Returns the daemon's part of a configuration and the table of a software card with `vram_mib` MiB called `card0`.
 pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
     format!(
         "[daemon]\nadmin_socket = {:?}\nread_socket = {:?}\nsocket_dir = {:?}\n\n[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = {vram_mib}\n",
@@ -22,7 +22,7 @@ pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
     )
 }
 
-/// Configuration line for a mediated VM that traps all accesses to apertures and registers.
+/// Line of the configuration for a mediated VM that traps all accesses to apertures and registers.
 pub const TRAPPED: &str = "apertures = \"trapped\"\n";
 
 /// Returns the table of a mediated VM on `card0`.
@@ -30,7 +30,7 @@ pub fn vm_toml(name: &str, vram_mib: u32) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\nvram_mib = {vram_mib}\n")
 }
 
-/// Returns the table of a VM that has `card0` in passthrough.
+/// Returns the table of a VM that gets `card0` in passthrough.
 pub fn passthrough_toml(name: &str) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\npassthrough = true\n")
 }
@@ -85,7 +85,7 @@ pub fn parse_smoke(output: &Output) -> Result<Smoke> {
     })
 }
 
-/// Runs `gpu-workloads` with `args` until it ends. Fails unless all results were verified.
+/// Runs `gpu-workloads` with `args` until it ends. Fails unless every result was verified.
 pub fn smoke(vm: &Vm, args: &str) -> Result<Smoke> {
     let output = vm.run_within(&format!("run /bin/gpu-workloads {args}"), SMOKE_LIMIT)?;
     let smoke = parse_smoke(&output)?;
@@ -108,7 +108,7 @@ pub fn messages(daemon: &Daemon, name: &str) -> Result<u64> {
     Ok(messages_in(&show(daemon, name)?["transport"]))
 }
 
-/// Returns the number of messages from the `transport` counters returned by [`show`].
+/// Returns the number of messages in the `transport` counters that [`show`] returns.
 pub fn messages_in(transport: &Value) -> u64 {
     let counts = transport.as_object().into_iter().flatten();
     counts.filter(|(key, _)| key.starts_with("messages_")).filter_map(|(_, count)| count.as_u64()).sum()

@@ -1,4 +1,4 @@
-//! Resources that the kernel counts for a process, to find leaks: descriptors, threads, mappings, memory.
+//! Resources that the kernel counts for a process (descriptors, threads, mappings, memory), to find leaks.
 //!
 //! This file uses only the standard library, because tests of other crates include it by its path.
 
@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Number of mappings per thread: its stack, its signal stack, and the guard of each.
+/// Number of mappings per thread: its stack and its signal stack, with a guard for each.
 const MAPPINGS_OF_THREAD: usize = 4;
 
 /// A snapshot of a process's resources.
@@ -15,36 +15,36 @@ const MAPPINGS_OF_THREAD: usize = 4;
 pub struct Holdings {
     /// Number of descriptors by kind.
     pub descriptors: BTreeMap<String, usize>,
-    /// Number of threads by name.
+    /// Number of threads with each name.
     pub threads: BTreeMap<String, usize>,
-    /// Number of mappings of files, including memory files, by name.
+    /// Number of mappings of each file, including memory files, by name.
     pub mapped_files: BTreeMap<String, usize>,
     /// Number of mappings of any kind.
     pub mappings: usize,
-    /// Resident memory in KiB, without excluded mappings.
+    /// Resident memory in KiB, without the excluded mappings.
     pub resident_kib: u64,
 }
 
-/// Growth to tolerate, because the heap of a process without leaks also grows and shrinks in steps.
+/// Growth to tolerate: even without leaks, the heap of a process grows and shrinks in steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Slack {
     /// Number of additional mappings, not counting those of new pool threads.
     pub mappings: usize,
     /// Additional resident memory in KiB.
     pub resident_kib: u64,
-    /// Name prefixes of threads that start on first use or end when idle, and so do not indicate a leak.
+    /// Name prefixes of threads that start on first use or end when they are idle, and so do not indicate a leak.
     pub pools: &'static [&'static str],
 }
 
 impl Holdings {
-    /// Reads the resources of process `pid`. Mappings of at least `large_kib` KiB do not count as memory: they are a
-    /// software card's VRAM, which stays resident once touched.
+    /// Reads the resources of process `pid`. Mappings of at least `large_kib` KiB do not count as memory, because they
+    /// are the VRAM of a software card, which stays resident once touched.
     ///
     /// # Errors
     /// If the process does not exist, or the kernel does not permit access.
     pub fn for_process(pid: u32, large_kib: u64) -> io::Result<Self> {
         let process = PathBuf::from(format!("/proc/{pid}"));
-        // Descriptors closed between the two reads are skipped.
+        // Skip descriptors that are closed between the two reads.
         let descriptors = entries(&process.join("fd"))?.into_iter().filter_map(|path| fs::read_link(path).ok());
         let descriptors = counted(descriptors.map(|target| kind(&target.to_string_lossy())));
         let names = entries(&process.join("task"))?.into_iter();
@@ -74,8 +74,8 @@ impl Holdings {
         }
     }
 
-    /// Describes the resources that `later` has in addition to these; empty if nothing leaked. Descriptors, threads
-    /// and mapped files must not grow at all.
+    /// Describes the resources that `later` has in addition to these; the result is empty if nothing leaked.
+    /// Descriptors, threads and mapped files must not grow at all.
     #[must_use]
     pub fn lost(&self, later: &Self, slack: Slack) -> Vec<String> {
         let mut lost = Vec::new();
@@ -124,7 +124,7 @@ fn counted(names: impl Iterator<Item = String>) -> BTreeMap<String, usize> {
     counts
 }
 
-/// Returns a descriptor's target without the number in it.
+/// Returns the target of a descriptor without the number in it.
 fn kind(target: &str) -> String {
     let numbered = ["socket", "pipe"].iter().find(|kind| target.starts_with(&format!("{kind}:[")));
     numbered.map_or(target, |kind| *kind).to_owned()

@@ -1,9 +1,9 @@
-//! Parses the guest kernel's log: lines with their level, in the format of the agent's `dmesg`.
+//! Parses the log of a guest's kernel: lines with a level, in the format of the agent's `dmesg`.
 
-/// Maximum level that counts as a complaint: emergency to warning.
+/// Highest level that counts as a complaint. Levels 0 to 4 are emergency to warning.
 const WARNING: u8 = 4;
 
-/// Prefixes of lines that report a starved guest. A busy host causes such lines, not a driver.
+/// Prefixes of lines that complain about a starved guest. The cause is a busy host, not a driver.
 const OF_THE_HOST: [&str; 2] = ["clocksource: ", "hrtimer: interrupt took"];
 
 /// A line of a kernel log.
@@ -16,13 +16,13 @@ pub struct Line {
 }
 
 impl Line {
-    /// Returns true for a warning or worse, unless it only reports a busy host.
+    /// Returns true for a warning or worse, unless the line only complains about a busy host.
     pub fn complains(&self) -> bool {
         self.level <= WARNING && !OF_THE_HOST.iter().any(|begin| self.text.starts_with(begin))
     }
 }
 
-/// Parses lines of `<level>[time] text`; a line without a level continues the previous line.
+/// Parses lines of the form `<level>[time] text`. A line without a level continues the previous one.
 pub fn parse(lines: &[String]) -> Vec<Line> {
     let mut parsed: Vec<Line> = Vec::new();
     for line in lines {

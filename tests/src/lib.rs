@@ -1,23 +1,23 @@
-//! End-to-end tests with real VMMs and guests: the harness shared by tests, demo and benchmarks.
+//! End-to-end tests with real VMMs and guests: the harness that tests, the demo and benchmarks share.
 //!
-//! The parts:
-//! - [`vm`]: one QEMU with a stock kernel; [`agent`] speaks to the init inside, [`qmp`] to QEMU itself;
-//! - [`daemon`]: `mediatord` and `mediatorctl` as an operator runs them;
-//! - [`accel`]: detects whether KVM works here, by starting a guest;
-//! - [`children`]: child processes that end with this process;
-//! - [`guest`]: steps that most tests share: configuration, driver, workload;
-//! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's share of the card's time;
-//! - [`host`]: a Debian host with systemd, for the package; [`debian`]: a host in namespaces, with workload managers;
-//! - [`toolbox`]: programs that check packages, manifests and scripts;
-//! - [`files`]: files that a machine receives before it boots;
-//! - [`nest`]: a machine with a card behind an IOMMU and its own VMs;
-//! - [`xen`]: a Xen host, with domains that have vGPUs;
-//! - [`holdings`]: resources of a process, to find leaks;
-//! - [`http`]: requests to a daemon's API, or to its monitoring;
-//! - [`pages`]: the commands in operators' pages;
-//! - [`scale`]: selects small or full workloads;
-//! - [`klog`]: the guest kernel's log, by level;
-//! - [`wait`]: bounded waits, which show the end of the logs on failure.
+//! Parts:
+//! - [`vm`]: one QEMU with a stock kernel; [`agent`] talks to the init inside, and [`qmp`] to QEMU itself
+//! - [`daemon`]: runs `mediatord` and `mediatorctl` as an operator does
+//! - [`accel`]: detects whether KVM works here, by starting a guest
+//! - [`children`]: child processes that end with this process
+//! - [`guest`]: steps that most tests have in common: configuration, driver, workload
+//! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's share of the card's time
+//! - [`host`]: a Debian host with systemd, for the package; [`debian`]: a host in namespaces, with workload managers
+//! - [`toolbox`]: programs that check packages, manifests and scripts
+//! - [`files`]: files that a machine receives before it boots
+//! - [`nest`]: a machine with a card behind an IOMMU, and with VMs of its own
+//! - [`xen`]: a Xen host and domains that have vGPUs
+//! - [`holdings`]: resources of a process, to find leaks
+//! - [`http`]: requests to a daemon's API, or to its monitoring
+//! - [`pages`]: the commands in operators' pages
+//! - [`scale`]: selects small or full workloads
+//! - [`klog`]: the log of a guest's kernel, by level
+//! - [`wait`]: bounded waits, which show the ends of logs when they fail
 //!
 //! A test reads like a story:
 //! ```no_run
@@ -33,9 +33,9 @@
 //! Not in this crate: building images (crate `images`), and building binaries (xtask builds them and sets
 //! `GPU_MEDIATOR_BIN_DIR`).
 //!
-//! Environment: `GPU_MEDIATOR_BIN_DIR` (folder that contains `mediatord`), `GPU_MEDIATOR_ACCEL` (`kvm` or `tcg`),
-//! `GPU_MEDIATOR_KEEP` (keep logs and sockets), `GPU_MEDIATOR_TIME_SCALE` (multiplies every time limit),
-//! `GPU_MEDIATOR_FULL` (full workloads).
+//! Environment variables: `GPU_MEDIATOR_BIN_DIR` (folder that contains `mediatord`), `GPU_MEDIATOR_ACCEL` (`kvm` or
+//! `tcg`), `GPU_MEDIATOR_KEEP` (keeps logs and sockets), `GPU_MEDIATOR_TIME_SCALE` (multiplies every time limit),
+//! `GPU_MEDIATOR_FULL` (selects full workloads).
 //!
 //! Sources: QEMU's `qmp-spec` and `qemu-system-x86_64(1)`.
 
@@ -77,7 +77,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use anyhow::{Result, anyhow};
 use images::{Images, Kernel, Monitoring, Progress};
 
-/// Returns the images, created at most once per process. The first caller sees progress lines on standard error.
+/// Returns the images. A process creates them at most once; the first caller sees progress lines on standard error.
 pub fn images() -> Result<&'static Images> {
     static IMAGES: OnceLock<Result<Images, String>> = OnceLock::new();
     let made = IMAGES.get_or_init(|| images::ensure(&Progress::stderr()).map_err(|e| format!("{e:#}")));
@@ -89,7 +89,7 @@ pub fn monitoring() -> Result<Monitoring> {
     images::ensure_monitoring(&Progress::stderr(), false)
 }
 
-/// Returns the kernel called `name` with the paravirtual driver, created at most once per process.
+/// Returns the kernel called `name` with the paravirtual driver. A process creates it at most once.
 pub fn paravirtual_kernel(name: &str) -> Result<Kernel> {
     static KERNELS: Mutex<BTreeMap<String, Kernel>> = Mutex::new(BTreeMap::new());
     let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,8 @@
 //! VMs with stock guests that compete for the time of one software card.
 //!
-//! The card's time is modelled: `madd` of 32x32 takes half a millisecond, which follows from the memory traffic of its
-//! rounds. The software card computes it in a fifth of this time, so the charges match the model.
+//! A time model determines how long the card works: `madd` of 32x32 takes half a millisecond, which follows from the
+//! memory traffic of its rounds. The software card needs a fifth of this time to compute it, so the charges match the
+//! model.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,11 +14,11 @@ use serde_json::Value;
 use crate::guest::{self, card_toml, vm_toml};
 use crate::{Daemon, Vm, VmConfig};
 
-/// Size in bytes of a memory transaction of the card's shaders.
+/// Size of a memory transaction of the card's shaders in bytes.
 const TRANSACTION: u64 = 128;
 
-/// Returns the time in ns of a round of a kernel with matrices of size `side`: two words read and one written for each
-/// element, in whole transactions.
+/// Returns the time in ns of one round of a kernel with matrices of size `side`: each element needs two words read and
+/// one written, in whole transactions.
 pub const fn round_ns(side: u32) -> u64 {
     let bytes = ((side * side) as u64 * 4).div_ceil(TRANSACTION) * TRANSACTION;
     3 * bytes * 1_000_000_000 / ((SHADER_MIB_PER_S as u64) << 20)
@@ -25,61 +26,60 @@ pub const fn round_ns(side: u32) -> u64 {
 
 /// Name of the card.
 pub const CARD: &str = "card0";
-/// Number of rows and columns of the matrices in the guests' kernels, and memory rate of the card's shaders in MiB per
-/// second.
+/// Number of rows and columns of the matrices in the guests' kernels.
 pub const SIDE: u32 = 32;
 const SHADER_MIB_PER_S: u32 = 24;
-/// Time of a round of a kernel of size [`SIDE`], in ns.
+/// Time of one round of a kernel of size [`SIDE`], in ns.
 pub const ROUND_NS: u64 = round_ns(SIDE);
-/// Copy rate of the card in MiB per second.
+/// Copy bandwidth of the card in MiB per second.
 pub const COPY_MIB_PER_S: u64 = 256;
-/// Size of a VM's VRAM in MiB.
+/// VRAM size of a VM in MiB.
 const VRAM_MIB: u32 = 32;
-/// Number of guests that boot concurrently.
+/// Number of guests that boot at the same time.
 const BOOTS: usize = 2;
 
-/// Returns the lines of a card's table that determine how long its work takes.
+/// Returns the lines of a card's table that set its time model.
 pub fn card_time_toml() -> String {
     format!("[card.time]\ncopy_mib_per_s = {COPY_MIB_PER_S}\nshader_mhz = 50\nshader_mib_per_s = {SHADER_MIB_PER_S}\n")
 }
 
-/// The daemon and its VMs, each with a loaded driver.
+/// The daemon and its VMs, each of which has loaded its driver.
 pub struct Crowd {
     daemon: Daemon,
     vms: Vec<Vm>,
 }
 
-/// Submissions of a VM to an engine, and their charge, since the VM was added.
+/// A VM's submissions to an engine and their charge, since the VM was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Number of ended submissions.
+    /// Number of submissions that ended.
     pub completed: u64,
     /// Number of submissions whose channel was killed.
     pub killed: u64,
-    /// Charged time, in ns.
+    /// Time charged, in ns.
     pub used_ns: u64,
-    /// Number of submissions by the upper bound of their wait in ns.
+    /// Number of submissions by the upper bound of their wait, in ns.
     pub waits: BTreeMap<u64, u64>,
-    /// Number of started submissions.
+    /// Number of submissions that started.
     pub started: u64,
-    /// Number of the VM's submissions that ran too long, on any engine.
+    /// Number of the VM's submissions, on any engine, that ran too long.
     pub strikes: u64,
-    /// True if the VM is quarantined; the work of such a VM does not start.
+    /// True if the VM is quarantined, so that its work does not start.
     pub quarantined: bool,
 }
 
 impl Crowd {
-    /// Boots `count` VMs called `vm0` and so on with Linux 6.1, and adds `keys` to each `[[vm]]` table.
+    /// Boots `count` VMs, called `vm0` and so on, with Linux 6.1. `keys` are added to each `[[vm]]` table.
     pub fn boot(name: &str, count: usize, memory_mib: u32, keys: &str) -> Result<Self> {
         Self::boot_with(name, count, memory_mib, keys, count)
     }
 
-    /// Same as [`Self::boot`]; VMs from `knowing` on get paravirtual drivers.
+    /// Like [`Self::boot`], but VMs from `knowing` on get paravirtual drivers.
     pub fn boot_with(name: &str, count: usize, memory_mib: u32, keys: &str, knowing: usize) -> Result<Self> {
         Self::boot_on("", name, count, memory_mib, keys, knowing)
     }
 
-    /// Same as [`Self::boot`], on a card that does not clear a kernel's residue before another VM's kernel.
+    /// Like [`Self::boot`], on a card that does not clear the residue of a kernel before the kernel of another VM.
     pub fn boot_keeping(name: &str, count: usize, memory_mib: u32) -> Result<Self> {
         Self::boot_on("residue = \"keep\"\n", name, count, memory_mib, "", count)
     }
@@ -138,12 +138,12 @@ impl Crowd {
         self.vms.get(index).with_context(|| format!("there is no VM {index}"))
     }
 
-    /// Changes how the card's time is shared: `mediatorctl sched set CARD settings...`.
+    /// Changes how the card's time is shared, with `mediatorctl sched set CARD settings...`.
     pub fn set(&self, settings: &[&str]) -> Result<()> {
         self.daemon.ctl(&[&["sched", "set", CARD], settings].concat())?.success().map(drop)
     }
 
-    /// Changes a VM's share: `mediatorctl sched set-vm VM share...`.
+    /// Changes the share of a VM, with `mediatorctl sched set-vm VM share...`.
     pub fn set_vm(&self, index: usize, share: &[&str]) -> Result<()> {
         self.daemon.ctl(&[&["sched", "set-vm", &name_of(index)], share].concat())?.success().map(drop)
     }
@@ -153,14 +153,14 @@ impl Crowd {
         self.daemon.ctl(&["sched", "release", &name_of(index)])?.success().map(drop)
     }
 
-    /// Reads the VMs' use of an engine from the mediator's accounts.
+    /// Returns the VMs' use of an engine according to the mediator's accounts.
     pub fn accounts(&self, engine: &str) -> Result<Vec<Account>> {
         let shown = self.daemon.api(&format!("/v1/cards/{CARD}/scheduler"))?;
         (0..self.len()).map(|index| account(of_vm(&shown, index)?, engine)).collect()
     }
 
-    /// Returns the card's clock in ns, and each VM's charges in the intervals of the last `since_ms` milliseconds. A
-    /// charge consists of the start of the interval, and the charged time in ns of each engine, by name.
+    /// Returns the card's clock in ns, and the charges of each VM in the intervals of the last `since_ms` milliseconds.
+    /// A charge contains the start of the interval, and the time charged on each engine in ns, by name.
     pub fn history(&self, since_ms: u64) -> Result<History> {
         let shown = self.daemon.api(&format!("/v1/cards/{CARD}/scheduler/history?since_ms={since_ms}"))?;
         let number = |value: &Value, key: &str| value[key].as_u64().with_context(|| format!("no {key} in {value}"));
@@ -177,21 +177,22 @@ impl Crowd {
     }
 }
 
-/// Recent charges of VMs.
+/// Recent charges of all VMs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
     /// Value of the card's clock, in ns.
     pub now_ns: u64,
-    /// Start of the complete part, in ns.
+    /// Start of the part that is complete, in ns.
     pub from_ns: u64,
     /// Length of an interval, in ns.
     pub interval_ns: u64,
-    /// For each VM, the intervals with charges: the start, and an object with the time in ns by engine.
+    /// Intervals of each VM with charges: the start, and an object with the time in ns by engine.
     pub samples: Vec<Vec<(u64, Value)>>,
 }
 
 impl History {
-    /// Appends a later history: the daemon keeps one minute, which is shorter than some measurements.
+    /// Appends the samples of a later query. The daemon keeps samples for one minute only, which is shorter than some
+    /// measurements.
     pub fn append(&mut self, later: Self) {
         if self.samples.is_empty() {
             self.from_ns = later.from_ns;
@@ -246,8 +247,8 @@ mod tests {
         };
         let mut all = History::default();
         all.append(history(20, 65, &[10, 20, 40, 60]));
-        // The interval at 60 was incomplete at the first reading; the interval at 50, partly read, comes from the
-        // earlier history.
+        // The interval at 60 was incomplete in the first reading. The interval at 50, which the second reading has only
+        // in part, comes from the first.
         all.append(history(60, 95, &[50, 60, 70, 90]));
         let at: Vec<(u64, u64)> = all.samples[0].iter().map(|(at, used)| (*at, used.as_u64().unwrap_or(0))).collect();
         assert_eq!(at, [(20, 65), (40, 65), (60, 95), (70, 95), (90, 95)]);

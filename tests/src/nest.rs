@@ -1,8 +1,7 @@
-//! A machine with a card behind an IOMMU: an emulated guest that has a card of an outer daemon in passthrough, and may
-//! run VMs itself ([`inner`]).
+//! A machine with a card behind an IOMMU: an emulated guest that gets a card from an outer daemon in passthrough, and
+//! that may run VMs itself ([`inner`]).
 //!
-//! One process acts as the hardware: the outer daemon with its software card. In the machine this card is an ordinary
-//! PCI function.
+//! The outer daemon and its software card act as the hardware. In the machine, the card is an ordinary PCI function.
 
 pub mod inner;
 
@@ -24,20 +23,20 @@ use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 use inner::InnerSpec;
 
-/// The VM of the outer daemon that has the card in passthrough.
+/// The VM of the outer daemon that gets the card in passthrough.
 pub const OUTER_VM: &str = "straight";
 /// Address of the card in the machine, below the only port.
 pub const ADDRESS: &str = "0000:01:00.0";
-/// The folder of this project's programs in the machine.
+/// Folder with this project's programs in the machine.
 const PROGRAMS: &str = "bin";
-/// The admin socket of the daemon in the machine.
+/// Path of the admin socket of the daemon in the machine.
 const ADMIN_SOCKET: &str = "/run/admin.sock";
-/// Folder in the machine for the daemon's state and the firmware approved for its card.
+/// Folder in the machine for the daemon's state, and for the firmware that is approved for its card.
 const STATE: &str = "/run/state";
 /// Time limit of a command in the machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
-/// Number of serial lines for VMs: the number of lines on one PCI card.
+/// Number of serial lines for VMs: as many as one PCI card has.
 pub const LINES: usize = 4;
 
 /// Size and contents of a machine.
@@ -45,26 +44,26 @@ pub const LINES: usize = 4;
 pub struct Shape<'a> {
     /// Size of the card in MiB. The mediator in the machine cannot use all of it.
     pub card_mib: u32,
-    /// Further keys for the card's table.
+    /// Additional keys for the table of the card.
     pub card_keys: &'a str,
-    /// RAM of the machine in MiB, in addition to the RAM of its VMs.
+    /// RAM of the machine in MiB, not counting the RAM of its VMs.
     pub memory_mib: u32,
-    /// VMs that the machine runs, at most [`LINES`].
+    /// VMs that the machine runs; at most [`LINES`].
     pub vms: &'a [InnerSpec],
-    /// Huge pages in MiB, in addition to the huge pages of the machine's VMs.
+    /// Huge pages in MiB, not counting those of the machine's VMs.
     pub huge_mib: u32,
 }
 
 impl Shape<'_> {
-    /// Returns true if the machine runs guests, and therefore needs KVM.
+    /// Returns true if the machine runs guests, and so needs KVM.
     fn has_guests(&self) -> bool {
         !self.vms.is_empty() || self.huge_mib != 0
     }
 }
 
-/// A running machine with loaded modules and a card that is not bound to a driver.
+/// A running machine that has loaded its modules, and whose card is not bound to a driver.
 pub struct Nest {
-    // Fields are in drop order.
+    // Fields are dropped in this order.
     vm: Vm,
     outer: Daemon,
     agents: Vec<Agent>,
@@ -136,7 +135,7 @@ impl Nest {
         Ok(output)
     }
 
-    /// Same as [`Self::run`], but a nonzero exit code is an error. Returns the output.
+    /// Like [`Self::run`], but a nonzero exit code is an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());
@@ -149,7 +148,7 @@ impl Nest {
         serde_json::from_str(&text).with_context(|| format!("{command} printed no JSON:\n{text}"))
     }
 
-    /// Approves firmware for the card, as its operator does. Any firmware suits a card that does not execute it.
+    /// Approves firmware for the card, as an operator does. Any firmware will do, because the card does not execute it.
     pub fn approve_firmware(&self) -> Result<()> {
         let firmware = |command: &str| format!("card firmware {command} --state-dir {STATE}");
         let listed = self.ctl_json(&firmware("import --stand-in"))?;
@@ -161,7 +160,7 @@ impl Nest {
         Ok(())
     }
 
-    /// Starts `mediatord` in the machine, with a configuration file in the machine, and waits until it serves.
+    /// Starts `mediatord` in the machine with a configuration file there, and waits until it serves.
     pub fn start_daemon(&self, config: &str) -> Result<Pending<'_>> {
         self.say(&format!("# mediatord --config {config} &"));
         let daemon = self.vm.start(&format!("run /{PROGRAMS}/mediatord --config {config}"))?;
@@ -174,7 +173,7 @@ impl Nest {
         Ok(daemon)
     }
 
-    /// Stops a daemon in the machine. The daemon must exit cleanly. Returns its log.
+    /// Stops a daemon in the machine, which must exit cleanly. Returns its log.
     pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
         daemon.terminate()?;
         let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in the machine")?;
@@ -183,7 +182,7 @@ impl Nest {
     }
 }
 
-/// Returns the configuration of a daemon in the machine that manages its card, with `more` after the card's keys.
+/// Returns the configuration of a daemon in the machine that manages the card. `more` follows the keys of the card.
 ///
 /// Chunks are small, because each word that the daemon zeroes is a message to the outer daemon.
 pub fn config(vram_mib: u32, more: &str) -> String {

@@ -1,6 +1,6 @@
-//! Code blocks of operators' pages, which tests run.
+//! Code blocks in operators' pages. Tests run them.
 
-/// Returns a page's code blocks of a language, without the indentation of a surrounding list.
+/// Returns the code blocks of a page in a language, without the indentation of a surrounding list.
 pub fn blocks(page: &str, language: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut open: Option<(usize, String)> = None;

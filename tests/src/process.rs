@@ -1,4 +1,4 @@
-//! The daemon's process: started here, or the successor of such a process.
+//! The daemon's process: either started here, or the successor of such a process.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -6,12 +6,12 @@ use std::process::{Child, ExitStatus};
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 
-/// A process for which this process waits.
+/// A process that this process can wait for.
 #[derive(Debug)]
 pub(crate) enum Process {
     /// Started by this process.
     Started(Child),
-    /// Orphaned process that this process has adopted, with its exit status once it has ended.
+    /// An orphan that this process has adopted, and its exit status once it has ended.
     Adopted(Pid, Option<ExitStatus>),
 }
 
@@ -24,7 +24,7 @@ impl Process {
         Ok(set_child_subreaper(Some(getpid()))?)
     }
 
-    /// Wraps the adopted process with this ID.
+    /// Returns the adopted process with this ID.
     ///
     /// # Errors
     /// If the number is invalid.
@@ -58,7 +58,7 @@ impl Process {
         }
     }
 
-    /// Kills the process, and waits until it has ended.
+    /// Kills the process and waits until it has ended.
     ///
     /// # Errors
     /// If the process is not a child of this process.

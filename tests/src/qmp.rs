@@ -1,4 +1,4 @@
-//! A small client of QEMU's machine protocol.
+//! A small client of QEMU's machine protocol (QMP).
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use crate::wait;
 
-/// Maximum time for QEMU to answer a command.
+/// Time for QEMU to answer a command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
-/// Maximum duration of one read, after which the deadline is checked.
+/// Time limit of a single read, after which the deadline is checked.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A connection to QEMU's machine protocol, in command mode.
@@ -23,7 +23,7 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Reads the greeting from `stream` and leaves negotiation mode.
+    /// Reads the greeting from `stream`, and leaves negotiation mode.
     pub fn new(stream: UnixStream) -> Result<Self> {
         stream.set_read_timeout(Some(READ_TIMEOUT)).context("QMP socket")?;
         let mut qmp = Self { stream, buffer: Vec::new(), events: VecDeque::new() };
@@ -53,7 +53,8 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event called `name` that `fits` accepts, including events received earlier. Keeps all other events.
+    /// Waits for an event called `name` for which `fits` returns true. Considers events that arrived earlier, and keeps
+    /// all others.
     pub fn wait_event(&mut self, name: &str, limit: Duration, fits: impl Fn(&Value) -> bool) -> Result<Value> {
         let deadline = Instant::now() + wait::scaled(limit);
         let wanted = |e: &Value| e["event"] == name && fits(&e["data"]);
@@ -66,7 +67,7 @@ impl Qmp {
         }
     }
 
-    /// Discards the events received so far.
+    /// Discards all events that have arrived.
     pub fn forget_events(&mut self) {
         self.events.clear();
     }
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_command_says_why() {
+    fn refused_command_error_has_the_reason() {
         let mut qmp = qemu(&["{\"error\": {\"class\": \"GenericError\", \"desc\": \"no such device\"}}"]);
         let error = qmp.execute("device_del", json!({})).unwrap_err().to_string();
         assert_eq!(error, "QEMU refuses device_del: no such device");

@@ -11,26 +11,26 @@ use crate::contention::{Contest, Load, Outcome};
 use crate::many_vms::{Crowd, ROUND_NS};
 use crate::wait::until;
 
-/// Warm-up time, which is not measured.
+/// Time before the measurement starts.
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Number of kernels that a guest with a steady load keeps in flight.
 const IN_FLIGHT: u32 = 32;
-/// Time limit of kernels in ms for rogues that must be quarantined, and the default, which is restored afterwards.
+/// Time limit of kernels in ms for rogues that must be quarantined. The default follows, which is restored afterwards.
 const LIMIT_MS: &str = "200";
 const DEFAULT_LIMIT_MS: &str = "10000";
-/// Number of strikes until a VM is quarantined, which is the default.
+/// Number of strikes after which a VM is quarantined: the default.
 const STRIKES: &str = "3";
-/// TIMEOUT: only a failing test waits this long; the charges of this time are still in the history.
+/// TIMEOUT: only a failing test waits this long. The history still contains the charges of this time.
 const QUARANTINE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Attack of a rogue's VM.
+/// Kind of attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Runs this attack of `gpu-workloads rogue`.
+    /// Runs an attack of `gpu-workloads rogue`.
     Program(&'static str),
-    /// The guest works, and QEMU stops its CPUs.
+    /// QEMU stops the CPUs of the guest while it works.
     Stopped,
-    /// The guest works, and the whole QEMU process is stopped.
+    /// The whole QEMU process is stopped while the guest works.
     Frozen,
 }
 
@@ -39,7 +39,7 @@ enum Way {
 pub struct Rogue {
     /// Name in reports.
     pub name: &'static str,
-    /// True if the rogue's VM is quarantined at the end.
+    /// True if the VM of the rogue must be quarantined at the end.
     pub quarantined: bool,
     way: Way,
 }
@@ -60,15 +60,15 @@ impl Rogue {
         Self { name: "vmm_frozen", quarantined: false, way: Way::Frozen },
     ];
 
-    /// Rogues that disable and enable a channel through registers while the card executes the channel's kernels.
+    /// Rogues that use registers to disable and enable a channel while the card executes its kernels.
     pub const BY_REGISTERS: [Self; 3] = [
         Self::program("state_toggled", "stopped"),
         Self::program("masks_and_preemption", "masked"),
         Self::program("runlist_rewritten", "unlisted"),
     ];
 
-    /// Attacks through the card's registers and through load on the card manager. Each attack can continue for the
-    /// whole measurement without being punished.
+    /// Attacks through the card's registers, and through load on the card manager. Each may continue for the whole
+    /// measurement without punishment.
     pub const ATTACKS: [Self; 9] = [
         Self::BY_REGISTERS[0],
         Self::BY_REGISTERS[1],
@@ -81,16 +81,16 @@ impl Rogue {
         Self::program("illegal_methods", "illegal"),
     ];
 
-    /// Keys that all of these attacks need in the VMs' tables.
+    /// Keys that all of these attacks need in the tables of the VMs.
     pub const KEYS: &str = "paravirtual = { offered = true }\n";
 
-    /// Keeps VMs out of quarantine, so that a rogue can continue all the time. Strikes are still counted.
+    /// Disables quarantine, so that a rogue can continue all the time. Strikes are still counted.
     pub fn unpunished(crowd: &Crowd) -> Result<()> {
         crowd.set(&["--strikes", "0"])
     }
 
-    /// Returns the maximum length of the attack. QEMU waits 5 s of wall-clock time for its device: a QEMU stopped for
-    /// longer during an access has lost its device when it resumes, and never reads the reply.
+    /// Returns the maximum duration of the attack. QEMU waits 5 s of wall-clock time for its device: a QEMU that is
+    /// stopped for longer during an access has lost its device when it resumes, and never reads the reply.
     pub fn longest(self) -> Duration {
         match self.way {
             Way::Frozen => Duration::from_secs(4),
@@ -98,10 +98,10 @@ impl Rogue {
         }
     }
 
-    /// Makes the last of `neighbours.len() + 1` VMs the rogue, while each other VM runs kernels of the given number of
+    /// Makes the last of `neighbours.len() + 1` VMs the rogue. Each other VM runs kernels with the given number of
     /// rounds.
     ///
-    /// Fails on a wrong result of a neighbour, or of the rogue after the attack.
+    /// Fails if a neighbour has a wrong result, or if the rogue has one after the attack.
     pub fn beside(self, crowd: &Crowd, neighbours: &[u32], measured: Duration) -> Result<Outcome> {
         let vm = neighbours.len();
         let mut loads: Vec<Load> = (0..).zip(neighbours).map(|(vm, rounds)| neighbour(vm, *rounds)).collect();
@@ -121,7 +121,7 @@ impl Rogue {
 
     fn strike(self, crowd: &Crowd, vm: usize) -> Result<()> {
         match self.way {
-            // The measured time includes this wait: a busy host lets the rogue submit late.
+            // The measured time includes this wait: on a busy host the rogue may submit late.
             Way::Program(_) if self.quarantined => until("the rogue's quarantine", QUARANTINE_LIMIT, || {
                 Ok(crowd.accounts(Engine::Compute.name())?[vm].quarantined.then_some(()))
             }),
@@ -133,7 +133,7 @@ impl Rogue {
 
     fn relent(self, crowd: &Crowd, vm: usize) -> Result<()> {
         match self.way {
-            // The rogue must not be quarantined again for the rest of its attack, because its program must end.
+            // The rogue must not be quarantined again during the rest of its attack, because its program must end.
             Way::Program(_) => Self::unpunished(crowd).and_then(|()| crowd.release(vm)),
             Way::Stopped => crowd.vm(vm)?.qmp("cont", json!({})).map(drop),
             Way::Frozen => signal(crowd, vm, Signal::CONT),
@@ -141,7 +141,7 @@ impl Rogue {
     }
 }
 
-/// Returns a guest with a steady load, which reports the end of each kernel.
+/// Returns a steady load, which reports the end of each kernel.
 pub fn neighbour(vm: usize, rounds: u32) -> Load {
     Load::kernels(vm, rounds, IN_FLIGHT).telling_ends()
 }
@@ -151,9 +151,9 @@ fn signal(crowd: &Crowd, vm: usize, signal: Signal) -> Result<()> {
     kill_process(pid, signal).context("cannot signal QEMU")
 }
 
-/// Returns the time that a neighbour's kernels were on the card, by the card's clock, divided by their expected time.
-/// The result exceeds 1 if a rogue used the card in between at the neighbour's expense. A busy host has no effect: it
-/// delays kernels only before and after the card executes them.
+/// Returns the time that a neighbour's kernels spent on the card, by the card's clock, divided by their expected time.
+/// The result exceeds 1 if a rogue used the card during these kernels. A busy host does not change the result, because
+/// it delays kernels only before and after their execution on the card.
 pub fn stretched(outcome: &Outcome, place: usize, rounds: u32) -> Result<f64> {
     let kernels_ns = outcome.reported(place, "launches")? * f64::from(rounds) * ROUND_NS as f64;
     Ok(outcome.reported(place, "gpu_us")? * 1e3 / kernels_ns)

@@ -1,6 +1,6 @@
-//! Scale of the workloads: small workloads by default, full workloads with `cargo xtask test --full`.
+//! Scale of the workloads: small by default, and full with `cargo xtask test --full`.
 
-/// Environment variable set by `cargo xtask test --full`.
+/// Environment variable that `cargo xtask test --full` sets.
 const FULL_VARIABLE: &str = "GPU_MEDIATOR_FULL";
 
 /// Returns true if tests run their full workloads.

@@ -12,7 +12,8 @@ use crate::debian::{NAMESPACES, USERS, is_root};
 
 /// Time limit of a program.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Enters the root folder, mounts the folder in the second argument on `/mnt`, and runs the command in the third.
+/// Script that enters the root folder, mounts the folder in its second argument on `/mnt`, and runs the command in its
+/// third.
 const ENTER: &str = r#"
 set -e
 mount --make-rprivate /
@@ -28,7 +29,7 @@ exec chroot . /bin/sh -c "$3"
 pub struct Toolbox(PathBuf);
 
 impl Toolbox {
-    /// Unpacks the programs if they are not unpacked yet.
+    /// Opens the toolbox; unpacks the programs if necessary.
     ///
     /// # Errors
     /// If Debian's packages cannot be fetched.
@@ -36,7 +37,7 @@ impl Toolbox {
         Ok(Self(images::ensure_checkers(&Progress::stderr())?))
     }
 
-    /// Runs a shell command with `folder` as `/mnt`.
+    /// Runs a shell command. `folder` is mounted on `/mnt`.
     ///
     /// # Errors
     /// If the command does not end in time.

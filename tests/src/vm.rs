@@ -18,19 +18,19 @@ use crate::klog;
 use crate::qmp::Qmp;
 use crate::wait::{self, Scratch};
 
-/// Processor features to disable for Xen: Xen panics on QEMU's monitor instructions, and programs of domain 0
+/// Processor features to disable for Xen. Xen panics on QEMU's monitor instructions, and programs in domain 0
 /// occasionally lose the contents of wide vector registers, which their memory functions use.
 const XEN_LACKS: &str = ",-monitor,-xsave,-xsaveopt,-xsavec,-xgetbv1,-avx,-avx2,-fma,-f16c";
 
-/// Maximum time until QEMU's sockets are ready.
+/// Time for QEMU's sockets to be ready.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Maximum time from the reset of a guest to its init.
+/// Time from the reset of a guest to its init.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
-/// Maximum time for a guest to release a device.
+/// Time for a guest to release a device.
 const UNPLUG_LIMIT: Duration = Duration::from_secs(120);
-/// The port for hot-plugged devices.
+/// Name of the port for hot-plugged devices.
 const PORT: &str = "rp0";
-/// The vGPU's name in QEMU.
+/// Name of the vGPU in QEMU.
 pub const GPU: &str = "gpu0";
 
 /// Description of a VM.
@@ -50,17 +50,17 @@ pub struct VmConfig {
     pub smp: u32,
     /// The vfio-user socket of the vGPU, if the VM has one.
     pub gpu: Option<PathBuf>,
-    /// True if guest RAM is shared with the mediator, as required; `false` tests that a lack of sharing is detected.
+    /// True if guest RAM is shared with the mediator, which requires it. `false` tests that the mediator detects this.
     pub share: bool,
-    /// True if the VM has a hot-plug port; a vGPU is then below the port.
+    /// True if the VM has a hot-plug port. The vGPU is then connected to that port.
     pub hotplug: bool,
-    /// True if the VM has an IOMMU that the guest's kernel uses.
+    /// True if the VM has an IOMMU and the guest's kernel uses it.
     pub iommu: bool,
-    /// The hypervisor to boot, with the guest's kernel as its domain 0.
+    /// The hypervisor to boot. The guest's kernel is then its domain 0.
     pub xen: Option<Xen>,
-    /// Further arguments for QEMU.
+    /// Additional arguments of QEMU.
     pub extra_args: Vec<String>,
-    /// Further arguments for the kernel's command line.
+    /// Additional words for the kernel's command line.
     pub append: String,
 }
 
@@ -90,13 +90,13 @@ impl VmConfig {
         self
     }
 
-    /// Replaces the stock driver with the paravirtual driver, which is built if it is missing.
+    /// Replaces the stock driver with the paravirtual one, which is built if it is missing.
     pub fn paravirtual(mut self) -> Result<Self> {
         self.kernel = crate::paravirtual_kernel(&self.kernel.name)?;
         Ok(self)
     }
 
-    /// Returns the QEMU command; sockets and logs are in `folder`.
+    /// Returns the QEMU command. Sockets and logs are in `folder`.
     fn command(&self, folder: &Path) -> Command {
         let mut command = self.qemu.command();
         let size = format!("{}M", self.memory_mib);
@@ -118,8 +118,8 @@ impl VmConfig {
             return self.devices(command);
         }
         command.arg("-kernel").arg(&self.kernel.vmlinuz).arg("-initrd").arg(&self.kernel.initrd);
-        // A guest that panics keeps running, so that its console shows the cause. The kernel's timer check mistakes a
-        // busy host for a broken machine.
+        // A guest that panics keeps running, so that its console shows why. The kernel's timer check takes a busy host
+        // for a broken machine.
         let iommu = if self.iommu { "intel_iommu=on iommu=nopt " } else { "" };
         command.arg("-append").arg(format!("console=ttyS0 no_timer_check panic=0 loglevel=7 {iommu}{}", self.append));
         self.devices(command)
@@ -132,7 +132,7 @@ impl VmConfig {
             command.args(["-device", "intel-iommu,caching-mode=on,intremap=on"]);
         }
         if self.hotplug {
-            // Reserves address space for the BARs of devices that are plugged later.
+            // Reserve address space for the BARs of devices that are plugged in later.
             let port = format!("pcie-root-port,id={PORT},chassis=1,slot=1,pref64-reserve=512M,mem-reserve=64M");
             command.arg("-device").arg(port);
         }
@@ -154,11 +154,11 @@ pub struct Xen {
 }
 
 impl Xen {
-    /// Makes QEMU boot the hypervisor, with `kernel` as domain 0.
+    /// Makes QEMU boot the hypervisor with `kernel` as domain 0.
     fn boot(&self, kernel: &Kernel, append: &str, command: &mut Command) {
         let memory = self.dom0_mib;
         command.arg("-kernel").arg(&self.image);
-        // Xen's log shows the output of domains. QEMU does not support idle states.
+        // Xen's log shows the output of domains. QEMU does not emulate idle states.
         let words = format!(
             "com1=115200,8n1 console=com1 dom0_mem={memory}M,max:{memory}M cpuidle=off sched_ratelimit_us=0 guest_loglvl=all"
         );
@@ -170,7 +170,7 @@ impl Xen {
     }
 }
 
-/// Returns QEMU's vfio-user device for `socket`. QEMU accepts a socket address only as JSON.
+/// Returns QEMU's vfio-user device for `socket`. QEMU accepts a socket address only in JSON.
 pub fn gpu_device(socket: &Path, hotplug: bool) -> Value {
     let mut device = json!({
         "driver": "vfio-user-pci",
@@ -184,7 +184,7 @@ pub fn gpu_device(socket: &Path, hotplug: bool) -> Value {
     device
 }
 
-/// A running virtual machine; dropping the value kills it.
+/// A running virtual machine. Dropping the value kills it.
 pub struct Vm {
     config: VmConfig,
     process: Arc<Mutex<Child>>,
@@ -195,7 +195,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Starts a VM. Returns when QEMU runs; [`Vm::wait_ready`] then waits for the guest.
+    /// Starts a VM, and returns when QEMU runs. [`Vm::wait_ready`] then waits for the guest.
     pub fn launch(config: &VmConfig) -> Result<Self> {
         Self::try_launch(config).with_context(|| format!("VM {}", config.name))
     }
@@ -203,7 +203,7 @@ impl Vm {
     fn try_launch(config: &VmConfig) -> Result<Self> {
         let scratch = Scratch::new(&config.name)?;
         let folder = scratch.path();
-        // QEMU is the client of both sockets, so that early output of the guest is not lost.
+        // QEMU is the client on both sockets, so that early output of the guest is not lost.
         let agent = listen(&folder.join("agent.sock"))?;
         let qmp = listen(&folder.join("qmp.sock"))?;
         let log = folder.join("qemu.log");
@@ -252,12 +252,12 @@ impl Vm {
         self.agent.run(command).map_err(|e| self.explain(e))
     }
 
-    /// Same as [`Vm::run`], with a custom time limit.
+    /// Like [`Vm::run`], with a given time limit.
     pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
         self.agent.run_within(command, limit).map_err(|e| self.explain(e))
     }
 
-    /// Runs a command in the guest; a nonzero exit code is an error that shows the output.
+    /// Runs a command in the guest. A nonzero exit code is an error, which shows the output.
     pub fn run_ok(&self, command: &str) -> Result<Output> {
         self.run(command)?.success().with_context(|| format!("VM {}: {command}", self.name()))
     }
@@ -267,7 +267,7 @@ impl Vm {
         Ok(klog::parse(&self.run_ok("dmesg")?.lines))
     }
 
-    /// Starts a command in the guest that runs concurrently with other commands.
+    /// Starts a command in the guest that runs concurrently with others.
     pub fn start(&self, command: &str) -> Result<Pending<'_>> {
         self.agent.start(command).map_err(|e| self.explain(e))
     }
@@ -294,16 +294,16 @@ impl Vm {
         result.map(drop).map_err(|e| self.explain(e))
     }
 
-    /// Resets the machine as a reset button does; [`Vm::wait_ready`] then waits for the guest's next start.
+    /// Resets the machine as a reset button does. [`Vm::wait_ready`] then waits for the guest's next start.
     pub fn reset(&self) -> Result<()> {
         self.expect_boot();
         self.qmp("system_reset", json!({})).map(drop)
     }
 
-    /// Reboots the guest cleanly; [`Vm::wait_ready`] then waits for its next start.
+    /// Reboots the guest cleanly. [`Vm::wait_ready`] then waits for its next start.
     pub fn reboot(&self) -> Result<()> {
         self.expect_boot();
-        // No reply follows: the guest shuts down, or has already restarted.
+        // There is no reply, because the guest shuts down or has already restarted.
         self.agent.send("reboot").map(drop).map_err(|e| self.explain(e))
     }
 
@@ -326,7 +326,7 @@ impl Vm {
         health(&self.process, self.folder()).with_context(|| format!("VM {}", self.name()))
     }
 
-    /// Waits until QEMU has ended by itself, for instance after the guest's `poweroff`.
+    /// Waits until QEMU has ended by itself, for example after `poweroff` in the guest.
     pub fn wait_exit(&self, limit: Duration) -> Result<ExitStatus> {
         let ended = wait::until("QEMU to end", limit, || Ok(lock(&self.process).try_wait()?));
         ended.map_err(|e| self.explain(e))
@@ -347,7 +347,7 @@ impl Vm {
         String::from_utf8_lossy(&fs::read(self.folder().join("qemu.log")).unwrap_or_default()).into_owned()
     }
 
-    /// Returns a health check of QEMU and the guest's kernel, for use on other serial lines.
+    /// Returns a health check of QEMU and the guest's kernel, for users of other serial lines.
     pub(crate) fn health(&self) -> Health {
         let (process, folder) = (Arc::clone(&self.process), self.folder().to_owned());
         Arc::new(move || health(&process, &folder))
@@ -415,7 +415,7 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Waits until QEMU connects to a line.
+/// Waits until QEMU connects to the socket of one of its serial lines.
 pub(crate) fn accept(listener: &UnixListener, what: &str, health: &Health) -> Result<UnixStream> {
     let stream = wait::until(what, START_LIMIT, || match listener.accept() {
         Ok((stream, _)) => Ok(Some(stream)),

@@ -7,19 +7,19 @@ use std::{env, fs, thread};
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-/// Interval at which a condition without an event is polled.
+/// Interval between polls of a condition that has no event.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Number of lines shown from the end of a log when a wait fails.
+/// Number of lines of a log to show when a wait fails.
 const TAIL_LINES: usize = 40;
 
-/// Scales a time limit. Limits detect hangs; they do not measure speed: a loaded host may need a multiple.
+/// Scales a time limit. Limits detect hangs and do not measure speed: a loaded host may need a multiple.
 pub fn scaled(limit: Duration) -> Duration {
     let scale = env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|v| v.parse::<f64>().ok());
     limit.mul_f64(scale.filter(|s| s.is_finite() && *s > 0.0).unwrap_or(1.0))
 }
 
-/// Waits until `condition` returns a value, for at most `limit` (scaled). The error names the condition with `what`.
+/// Waits until `condition` returns a value, for at most `limit` (scaled). `what` names the condition in the error.
 pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let limit = scaled(limit);
     let deadline = Instant::now() + limit;
@@ -28,13 +28,13 @@ pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Resu
             return Ok(value);
         }
         if Instant::now() >= deadline {
-            bail!("waited {} s in vain for {what}", limit.as_secs());
+            bail!("waited {} s without success for {what}", limit.as_secs());
         }
         thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// Returns the end of a log file, indented, for error messages.
+/// Returns the end of a log file, indented, for an error message.
 pub fn tail(path: &Path) -> String {
     let bytes = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
@@ -47,7 +47,7 @@ pub fn tail(path: &Path) -> String {
     shown
 }
 
-/// A folder for logs and sockets, which is removed on drop unless `GPU_MEDIATOR_KEEP` is set.
+/// A folder for logs and sockets. It is removed on drop unless `GPU_MEDIATOR_KEEP` is set.
 ///
 /// The folder is in the system's temporary folder, because the path of a UNIX socket must be short.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl Scratch {
         self.folder.is_some()
     }
 
-    /// Keeps the folder permanently and returns its path.
+    /// Keeps the folder permanently, and returns its path.
     pub fn keep(&mut self) -> &Path {
         if let Some(folder) = self.folder.take() {
             let _ = folder.keep();

@@ -1,6 +1,6 @@
 //! A Xen host in an emulated machine: domain 0 with the daemon and a software card, and HVM domains with its vGPUs.
 //!
-//! Domain 0 and each domain have a separate serial line to this process: the machine's second line, and the lines of a
+//! Domain 0 and each domain have their own serial line to this process: the machine's second line, and the lines of a
 //! PCI card.
 
 mod boot;
@@ -23,22 +23,23 @@ use crate::vm::{self, Xen};
 use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 
-/// Number of serial lines for domains: the number of lines on one PCI card.
+/// Number of serial lines for domains: as many as one PCI card has.
 pub const LINES: usize = 4;
-/// Device number of the domains' first line in domain 0, after the machine's own lines.
+/// Number of the serial device in domain 0 that belongs to the first line of the domains. The machine's own lines have
+/// the lower numbers.
 const FIRST_LINE: usize = 4;
-/// The admin socket of the daemon in domain 0.
+/// Path of the admin socket of the daemon in domain 0.
 const ADMIN_SOCKET: &str = "/run/admin.sock";
-/// The program folders in domain 0.
+/// The folders with programs in domain 0.
 const PATH: &str = "PATH=/bin:/usr/lib/xen-4.17/bin";
-/// Size of the memory that a domain gets under its apertures, in MiB; at most the apertures' size.
+/// Memory that a domain gets for its apertures in MiB. It must not exceed their size.
 const APERTURES_MIB: u32 = 48;
 /// Time limit of a command in domain 0.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
-/// Maximum time from `xl create` to a guest's init.
+/// Time from `xl create` to a guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
-/// Maximum time for loading a domain's driver: each register access is an emulated round trip between two domains,
-/// about 600 per second. With a passed-through card, whose apertures are trapped, this takes almost an hour.
+/// Time for loading a domain's driver. Each register access is an emulated round trip between two domains, of which
+/// there are about 600 per second. With a card in passthrough, whose apertures are trapped, this takes almost an hour.
 const DRIVER_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Description of a domain.
@@ -62,14 +63,14 @@ impl DomainSpec {
         Self { name, kernel, paravirtual: false, memory_mib: 384, cpus: 1 }
     }
 
-    /// Returns the path of the domain's files in domain 0, without the suffix that differs for each file.
+    /// Returns the path of the domain's files in domain 0, without the suffix of each file.
     fn image(&self) -> String {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
 
-    /// Returns the configuration file of the domain for `xl`; `line` is its serial line.
+    /// Returns the configuration file of the domain for `xl`. `line` is the number of its serial line.
     ///
-    /// The domain's console shows only urgent messages: each character causes two exits. The domain reads the
+    /// The domain's console shows only urgent messages, because each character causes two exits. The domain reads the
     /// processor's clock natively: QEMU reports RDTSCP as RDTSC, and Xen, which checks the instruction, injects a
     /// fault.
     pub fn config(&self, line: usize) -> String {
@@ -90,9 +91,9 @@ impl DomainSpec {
     }
 }
 
-/// A running machine, with Xen's toolstack ready.
+/// A running machine whose Xen toolstack is ready.
 pub struct XenMachine {
-    // Fields are in drop order.
+    // Fields are dropped in this order.
     vm: Vm,
     agents: Vec<Agent>,
     specs: Vec<DomainSpec>,
@@ -102,8 +103,8 @@ pub struct XenMachine {
 }
 
 impl XenMachine {
-    /// Boots a machine for the domains described by `specs`, at most [`LINES`], with `config` for the daemon in domain
-    /// 0.
+    /// Boots a machine for the domains that `specs` describes, at most [`LINES`]. `config` is the configuration of the
+    /// daemon in domain 0.
     pub fn boot(name: &str, specs: &[DomainSpec], config: &str, memory_mib: u32) -> Result<Self> {
         ensure!(specs.len() <= LINES, "{} domains, and a card has {LINES} lines", specs.len());
         let began = Instant::now();
@@ -138,7 +139,7 @@ impl XenMachine {
         config.xen = Some(Xen { image: host.hypervisor(), dom0_mib: memory_mib });
         config.memory_mib =
             memory_mib + specs.iter().map(|spec| spec.memory_mib + 24 + APERTURES_MIB).sum::<u32>() + 192;
-        // With one thread for each of two processors, domains were reset and machines hung.
+        // With two processors and one thread for each, domains were reset and machines hung.
         config.smp = 1;
         config.accel = Accel::TcgWithSvm { threads: false };
         if let Some(qemu) = images::ensure_svm(&images::Progress::stderr())? {
@@ -171,7 +172,7 @@ impl XenMachine {
         Ok(this)
     }
 
-    /// Returns the names of Xen, the kernel of domain 0 and the VMM.
+    /// Returns the names of Xen, of the kernel of domain 0, and of the VMM.
     pub fn platform(&self) -> &str {
         &self.platform
     }
@@ -189,7 +190,7 @@ impl XenMachine {
         Ok(output)
     }
 
-    /// Same as [`Self::run`], but a nonzero exit code is an error. Returns the output.
+    /// Like [`Self::run`], but a nonzero exit code is an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());
@@ -209,7 +210,7 @@ impl XenMachine {
         Ok(daemon)
     }
 
-    /// Stops the daemon. The daemon must exit cleanly. Returns its log.
+    /// Stops the daemon, which must exit cleanly. Returns its log.
     pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
         daemon.terminate()?;
         let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in domain 0")?;
@@ -217,7 +218,7 @@ impl XenMachine {
         Ok(output.text())
     }
 
-    /// Runs `mediatorctl`. Returns its output.
+    /// Runs `mediatorctl` and returns its output.
     pub fn ctl(&self, command: &str) -> Result<String> {
         self.ok(&format!("mediatorctl --socket {ADMIN_SOCKET} {command}"))
     }
@@ -236,7 +237,7 @@ impl XenMachine {
         let boots = agent.boots();
         if self.run(&format!("xl create -p /etc/xen/{name}.cfg 2>&1"))?.code != 0 {
             let log = self.run(&format!("cat /var/log/xen/qemu-dm-{name}.log; dmesg | tail -n 20"))?;
-            bail!("domain {name} is not made; its device model, and domain 0's kernel:\n{}", log.text());
+            bail!("domain {name} was not created; its device model, and domain 0's kernel:\n{}", log.text());
         }
         self.wait_state(name, "connected")?;
         self.ok(&format!("xl unpause {name}"))?;
@@ -251,7 +252,7 @@ impl XenMachine {
         })
     }
 
-    /// Returns Xen's log, including firmware messages of domains.
+    /// Returns Xen's log, which includes the messages of domains' firmware.
     pub fn log(&self) -> String {
         self.vm.console()
     }
@@ -282,13 +283,13 @@ impl<'a> Domain<'a> {
         Ok(release)
     }
 
-    /// Runs a command in the guest; a nonzero exit code is an error.
+    /// Runs a command in the guest. A nonzero exit code is an error.
     pub fn ok(&self, command: &str, limit: Duration) -> Result<Output> {
         let ran = self.agent.run_within(command, limit).and_then(Output::success);
         ran.map_err(|error| self.explain(error)).with_context(|| format!("domain {}: {command}", self.name))
     }
 
-    /// Starts a command in the guest that runs concurrently with other commands.
+    /// Starts a command in the guest that runs concurrently with others.
     pub fn start(&self, command: &str) -> Result<Pending<'a>> {
         self.agent.start(command)
     }
@@ -307,12 +308,12 @@ impl<'a> Domain<'a> {
         Ok(())
     }
 
-    /// Runs `gpu-workloads` with `args` until it ends. Fails unless all results were verified.
+    /// Runs `gpu-workloads` with `args` until it ends. Fails unless every result was verified.
     pub fn smoke(&self, args: &str) -> Result<Smoke> {
         self.finish(self.start(&format!("run /bin/gpu-workloads {args}"))?, args)
     }
 
-    /// Waits for a started workload.
+    /// Waits for a workload that was started.
     pub fn finish(&self, pending: Pending<'_>, args: &str) -> Result<Smoke> {
         let output = pending.wait_within(guest::SMOKE_LIMIT).map_err(|error| self.explain(error))?;
         let smoke = guest::parse_smoke(&output)?;
@@ -324,13 +325,13 @@ impl<'a> Domain<'a> {
         Ok(smoke)
     }
 
-    /// Reboots the guest cleanly; `xl` then creates a new domain from its file and runs it.
+    /// Reboots the guest cleanly: `xl` creates and runs a new domain from the domain's file.
     pub fn reboot(&mut self) -> Result<()> {
         self.boots = self.agent.boots() + 1;
         self.agent.send("reboot").map(drop)
     }
 
-    /// Ends the domain at once.
+    /// Destroys the domain immediately.
     pub fn destroy(&self) -> Result<()> {
         self.machine.ok(&format!("xl destroy {}", self.name)).map(drop)
     }

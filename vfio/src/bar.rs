@@ -1,5 +1,5 @@
-//! Accesses to one region of a function: through a mapping, or through the device's file if the region cannot be
-//! mapped.
+//! Accesses to one region of a function: through a mapping if the whole region can be mapped, and otherwise through the
+//! device's file.
 
 use std::io;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use crate::kernel::{Kernel, Region, Window};
 
 /// A region.
 pub struct Bar {
-    // Dropped before the kernel's files.
+    // Declared first, so that it is dropped before the kernel's files.
     window: Option<Box<dyn Window>>,
     kernel: Arc<dyn Kernel>,
     region: Region,
-    /// True if an access has failed and was logged.
+    /// True if an access has failed and the failure was logged.
     failed: AtomicBool,
 }
 
 impl Bar {
-    /// Creates the region `region`, mapped if all of it can be mapped.
+    /// Creates `region`, and maps it if all of it can be mapped.
     pub fn new(kernel: Arc<dyn Kernel>, region: Region) -> Self {
         let whole = region.flags & VFIO_REGION_INFO_FLAG_MMAP != 0 && !region.sparse;
         let window = whole.then(|| kernel.map_region(&region)).and_then(|mapped| {
@@ -28,7 +28,7 @@ impl Bar {
                 .inspect_err(|error| tracing::warn!(%error, "a BAR cannot be mapped; each access is a system call"))
                 .ok()
         });
-        // Accesses are checked against the region, so the mapping must contain the whole region.
+        // Accesses are checked against the region's size, so the mapping must cover the whole region.
         let window = window.filter(|window| window.len() as u64 == region.size);
         Self { window, kernel, region, failed: AtomicBool::new(false) }
     }
@@ -51,13 +51,13 @@ impl Bar {
         result
             .inspect_err(|error| {
                 if !self.failed.swap(true, Ordering::Relaxed) {
-                    tracing::error!(%error, "the card does not take an access; what else it does not take is not logged");
+                    tracing::error!(%error, "the card refuses an access; further refusals are not logged");
                 }
             })
             .ok()
     }
 
-    /// Reads a register; all ones outside the region.
+    /// Reads a register. Outside the region, returns all ones.
     pub fn read32(&self, offset: u32) -> u32 {
         if !offset.is_multiple_of(4) || !self.holds(u64::from(offset), 4) {
             return u32::MAX;
@@ -70,7 +70,7 @@ impl Bar {
         self.seen(read).map_or(u32::MAX, |()| u32::from_le_bytes(bytes))
     }
 
-    /// Writes a register; the write is lost outside the region.
+    /// Writes a register. A write outside the region is lost.
     pub fn write32(&self, offset: u32, value: u32) {
         if !offset.is_multiple_of(4) || !self.holds(u64::from(offset), 4) {
             return;
@@ -84,7 +84,7 @@ impl Bar {
         }
     }
 
-    /// Reads bytes; all ones if the bytes are not within the region.
+    /// Reads bytes. If they are not within the region, returns all ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         if !self.holds(offset, data.len()) {
             data.fill(0xff);
@@ -111,7 +111,7 @@ impl Bar {
         }
     }
 
-    /// Writes bytes; the write is lost if the bytes are not within the region.
+    /// Writes bytes. If they are not within the region, the write is lost.
     pub fn write(&self, offset: u64, data: &[u8]) {
         if !self.holds(offset, data.len()) {
             return;
@@ -129,7 +129,7 @@ impl Bar {
                 [a, b, c, d, e, f, g, h] => window.write64(at, u64::from_le_bytes([a, b, c, d, e, f, g, h])),
                 [a, b, c, d] => window.write32(at, u32::from_le_bytes([a, b, c, d])),
                 [byte] => window.write8(at, byte),
-                // `width` returns only the sizes above.
+                // `width` returns no other sizes.
                 _ => {}
             }
             at += piece.len();
@@ -137,7 +137,7 @@ impl Bar {
         }
     }
 
-    /// Reads bytes of a region that is never mapped, and returns errors.
+    /// Reads bytes of a region that is never mapped. Reports errors to the caller.
     pub fn try_read<const N: usize>(&self, offset: u64) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
         if !self.holds(offset, N) {
@@ -147,7 +147,7 @@ impl Bar {
         Ok(bytes)
     }
 
-    /// Writes bytes of a region that is never mapped, and returns errors.
+    /// Writes bytes of a region that is never mapped. Reports errors to the caller.
     pub fn try_write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         if !self.holds(offset, data.len()) {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -156,7 +156,7 @@ impl Bar {
     }
 }
 
-/// Returns the size of the next access for `len` bytes at `at`: the largest aligned access.
+/// Returns the size of the next access for `len` bytes at `at`: the largest one that is aligned.
 fn width(at: usize, len: usize) -> usize {
     [8, 4].into_iter().find(|&size| at.is_multiple_of(size) && len >= size).unwrap_or(1)
 }

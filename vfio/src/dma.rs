@@ -1,4 +1,4 @@
-//! Host memory that a card may access, with records of its mappings.
+//! Host memory that a card may access, with a record of each mapping.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,22 +10,22 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::kernel::{IommuInfo, Kernel};
 
-/// Size in bytes of the smallest page that is mapped.
+/// Size in bytes of the smallest page that can be mapped.
 pub const PAGE: u64 = 4096;
 
-/// Mappings of one card. The memory of a mapping is kept until the kernel has removed the mapping.
+/// Mappings of one card. The memory of a mapping stays allocated until the kernel has removed the mapping.
 pub struct Mappings {
-    /// I/O addresses that the IOMMU can map and the card can generate.
+    /// I/O addresses that the IOMMU can map and that the card can generate.
     usable: Vec<Range<u64>>,
-    /// Never locked while the kernel pins pages, so that other threads can map meanwhile: pinning takes time in
-    /// proportion to the number of pages.
+    /// Never locked while the kernel pins pages: pinning time is proportional to the number of pages, and other threads
+    /// must be able to map meanwhile.
     mapped: Mutex<BTreeMap<u64, Mapping>>,
 }
 
-/// A range of I/O addresses that is in use.
+/// A range of I/O addresses that is in use. The key is its start.
 struct Mapping {
     len: u64,
-    /// The mapped memory; `None` while the kernel maps or unmaps it.
+    /// The mapped memory; `None` while the kernel is mapping or unmapping it.
     memory: Option<DmaMemory>,
 }
 
@@ -49,7 +49,7 @@ impl Mappings {
         &self.usable
     }
 
-    /// Returns the I/O addresses that the card can generate but the IOMMU cannot map.
+    /// Returns the I/O addresses that the card can generate and the IOMMU cannot map.
     pub fn unmappable(&self) -> Vec<Range<u64>> {
         let starts = self.usable.iter().map(|range| range.start).chain([1 << BUS_BITS]);
         let ends = std::iter::once(0).chain(self.usable.iter().map(|range| range.end));
@@ -59,7 +59,7 @@ impl Mappings {
     /// Lets the card access `memory` at `iova`.
     ///
     /// # Errors
-    /// See [`DmaError`]. No memory is mapped in this case.
+    /// See [`DmaError`]. The memory is not mapped.
     pub fn map(&self, kernel: &dyn Kernel, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
         let len = memory.len() as u64;
         let page = |value: u64| value.is_multiple_of(PAGE);
@@ -71,7 +71,7 @@ impl Mappings {
         if !self.usable.iter().any(|range| range.start <= iova && end <= range.end) {
             return Err(DmaError::Reserved { iova, len });
         }
-        // Pinning allocates all of the memory.
+        // Pinning would allocate all of the memory.
         if memory.slice(0, memory.len()).is_err() {
             return Err(DmaError::Untouched { iova, len });
         }
@@ -100,13 +100,12 @@ impl Mappings {
     /// Removes a mapping.
     ///
     /// # Errors
-    /// If no mapping has exactly this range, or the kernel does not remove the mapping; in the latter case the memory
-    /// is kept.
+    /// If no mapping has exactly this range, or if the kernel fails to remove the mapping; the memory is then kept.
     pub fn unmap(&self, kernel: &dyn Kernel, iova: u64, len: u64) -> Result<(), DmaError> {
         let memory = {
             let mut mapped = self.mapped.lock();
             let there = mapped.get_mut(&iova).filter(|mapping| mapping.len == len);
-            // A mapping in progress does not exist yet, and a mapping that is being removed no longer exists.
+            // A mapping in progress does not exist yet, and one that is being removed does not exist any longer.
             there.and_then(|mapping| mapping.memory.take()).ok_or(DmaError::NotMapped { iova, len })?
         };
         let refused = match kernel.unmap(iova, len) {
@@ -130,19 +129,19 @@ impl Mappings {
         }
     }
 
-    /// Removes all mappings. If the kernel keeps a mapping, its memory is kept for the lifetime of the process.
+    /// Removes all mappings. If the kernel fails to remove one, its memory is kept for the lifetime of the process.
     pub fn unmap_all(&self, kernel: &dyn Kernel) {
         let all = std::mem::take(&mut *self.mapped.lock());
         for (iova, Mapping { len, memory }) in all {
             if !kernel.unmap(iova, len).is_ok_and(|gone| gone == len) {
-                tracing::error!(iova, len, "the kernel keeps a mapping of memory for a card that is closed");
+                tracing::error!(iova, len, "memory stays mapped for a card that was closed");
                 std::mem::forget(memory);
             }
         }
     }
 }
 
-/// Translates the kernel's error, given the number of existing mappings.
+/// Translates an error of the kernel, for a card with `mappings` existing mappings.
 fn refusal(error: std::io::Error, iova: u64, len: u64, mappings: usize) -> DmaError {
     match error.raw_os_error() {
         Some(libc::EEXIST) => DmaError::Overlap { iova, len, existing: iova },

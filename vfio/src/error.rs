@@ -1,11 +1,11 @@
-//! Reasons that a card cannot be opened, with their remedies.
+//! Reasons why a card cannot be opened, and their remedies.
 
 use std::io;
 use std::path::PathBuf;
 
 use vfio_host::{Address, ManagerError, Obstacle};
 
-/// Reason that a card cannot be opened.
+/// Reason why a card cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The function does not exist, or the host's data cannot be read.
@@ -17,28 +17,28 @@ pub enum OpenError {
     /// VFIO's files do not exist.
     #[error("the kernel has no {}", .0.display())]
     NoVfio(PathBuf),
-    /// This user may not open VFIO's files.
+    /// The user may not open VFIO's files.
     #[error("{} may not be opened by this user", .0.display())]
     Forbidden(PathBuf),
     /// Another process uses the group.
-    #[error("another process has IOMMU group {group}, in which {address} is")]
+    #[error("another process uses IOMMU group {group}, which contains {address}")]
     InUse {
         /// The function.
         address: Address,
         /// IOMMU group of the function.
         group: u32,
     },
-    /// The kernel does not consider the group viable.
-    #[error("the kernel does not lend IOMMU group {group}: a device in it has another driver than vfio-pci")]
+    /// The kernel reports that the group is not viable.
+    #[error("the kernel does not permit IOMMU group {group}: a device in it has a driver other than vfio-pci")]
     NotViable {
         /// The group.
         group: u32,
     },
-    /// The version or type of the interface is unknown.
+    /// The version or the type of the interface is unknown.
     #[error("the kernel's VFIO {0}")]
     Interface(String),
     /// The IOMMU does not prevent a device from forging interrupts.
-    #[error("the host's IOMMU does not remap interrupts, so that a card could forge those of other devices")]
+    #[error("the host's IOMMU does not remap interrupts, so a card could forge interrupts of other devices")]
     NoInterruptRemapping,
     /// A system call failed.
     #[error("{call} failed for {address}: {source}")]
@@ -52,7 +52,7 @@ pub enum OpenError {
         source: io::Error,
     },
     /// The function does not have the BARs of a card.
-    #[error("BAR{bar} of {address} has {size:#x} bytes, which no card that is known has")]
+    #[error("BAR{bar} of {address} has {size:#x} bytes, unlike any known card")]
     Bar {
         /// The function.
         address: Address,
@@ -61,14 +61,14 @@ pub enum OpenError {
         /// Size of the BAR in bytes.
         size: u64,
     },
-    /// A reset of the bus was requested, but is impossible.
+    /// The operator requested a bus reset, which is impossible.
     #[error("the card's bus cannot be reset: {0}")]
     NoBusReset(String),
     /// All registers read as ones.
     #[error("{0} does not answer: its registers read as ones")]
     Silent(Address),
     /// An unknown chip.
-    #[error("the identity register of {address} reads {boot0:#010x}, which is not a chip that this version knows")]
+    #[error("the identity register of {address} reads {boot0:#010x}, which is not a chip that this version supports")]
     UnknownChip {
         /// The function.
         address: Address,

@@ -6,7 +6,7 @@ use crate::kernel::{FileOpenError, Kernel, OpenKernel};
 use crate::node::NodeFiles;
 use crate::real::{Files, open};
 
-/// VFIO in a folder of device files.
+/// VFIO's device files in a folder.
 #[derive(Clone, Debug)]
 pub struct DeviceFiles(pub PathBuf);
 
@@ -18,7 +18,7 @@ impl Default for DeviceFiles {
 
 impl OpenKernel for DeviceFiles {
     fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, FileOpenError> {
-        // A kernel with both interfaces accepts either. A user with access only to the group can use only the group.
+        // If the kernel has both interfaces, either works. Some users may only open the group.
         if let Some(files) = node.and_then(|node| NodeFiles::open(&self.0, node, group)) {
             return Ok(Box::new(files));
         }
@@ -35,14 +35,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_are_not_there_are_named() {
+    fn missing_files_are_reported() {
         let folder = tempfile::tempdir().unwrap();
         let error = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).err().unwrap();
         assert_eq!((error.path, error.source.kind()), (folder.path().join("vfio"), io::ErrorKind::NotFound));
         std::fs::write(folder.path().join("vfio"), "").unwrap();
         let error = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).err().unwrap();
         assert_eq!(error.path, folder.path().join("7"));
-        // A file that is not a container supports no calls.
+        // A plain file does not support the calls of a container.
         std::fs::write(folder.path().join("7"), "").unwrap();
         let files = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).ok().unwrap();
         assert!(files.api_version().is_err() && files.group_flags().is_err() && files.iommu_info().is_err());

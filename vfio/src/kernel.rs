@@ -1,8 +1,8 @@
-//! The interface to the kernel: one method for each call of VFIO, with plain types.
+//! The interface to the kernel: one method per VFIO call, with plain types.
 //!
-//! The calls must follow one order: the group joins the container, the container gets its IOMMU, the group opens the
-//! device; or, for a function that was opened through its own node, it is bound to an iommufd and attached to an
-//! address space. Tests replace the kernel with a fake that is stricter than the real kernel.
+//! The calls have a fixed order. With a container, the group joins the container, the container gets its IOMMU, and the
+//! group opens the device. A function that is opened through its own node is bound to an iommufd and attached to an
+//! address space. Tests replace the kernel with a fake that is stricter than the real one.
 
 use std::io;
 use std::ops::Range;
@@ -14,15 +14,15 @@ use vmm_sys_util::eventfd::EventFd;
 /// Capabilities of the IOMMU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IommuInfo {
-    /// Page sizes, one bit each.
+    /// Supported page sizes, as a bit mask.
     pub page_sizes: u64,
-    /// I/O addresses that can be mapped, sorted; empty if the kernel does not report them.
+    /// I/O addresses that can be mapped, sorted. Empty if the kernel does not report them.
     pub usable: Vec<Range<u64>>,
-    /// Number of mappings that can still be made, if the kernel reports it.
+    /// Number of further mappings that are possible, if the kernel reports it.
     pub available: Option<u32>,
 }
 
-/// A function in VFIO.
+/// Properties of a function in VFIO.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Flags `VFIO_DEVICE_FLAGS_*`.
@@ -44,7 +44,7 @@ pub struct Region {
     pub sparse: bool,
 }
 
-/// A function that is also reset by a reset of the bus.
+/// A function that a bus reset resets as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dependent {
     /// IOMMU group of the function.
@@ -53,7 +53,7 @@ pub struct Dependent {
     pub address: Address,
 }
 
-/// A setting of interrupts.
+/// A change to a kind of interrupt.
 #[derive(Clone, Copy, Debug)]
 pub enum Irq<'a> {
     /// Signals the first interrupt of the kind on a descriptor.
@@ -64,8 +64,8 @@ pub enum Irq<'a> {
     Unmask,
 }
 
-/// A mapped region. Offsets are relative to the region; the caller checks that offsets are inside the region and
-/// multiples of the access size.
+/// A mapped region. Offsets are relative to its start. The caller checks that they are within the region and multiples
+/// of the access size.
 pub trait Window: Send + Sync {
     /// Returns the size in bytes.
     fn len(&self) -> usize;
@@ -83,30 +83,30 @@ pub trait Window: Send + Sync {
     fn write64(&self, offset: usize, value: u64);
 }
 
-/// VFIO, for one function: a container, the function's group, and the function; or the function's node and an iommufd.
-/// The files are closed on drop; the kernel then removes all mappings, and stops the function's access to memory.
+/// VFIO for one function: a container, the function's group, and the function; or the function's node and an iommufd.
+/// Dropping this value closes the files; the kernel then removes all mappings and stops the function's accesses to
+/// memory.
 pub trait Kernel: Send + Sync {
-    /// Returns true if the function was opened through its own node. Neither a container nor a group exists in this
-    /// case.
+    /// Returns true if the function was opened through its own node. There is then neither a container nor a group.
     fn is_node(&self) -> bool {
         false
     }
-    /// Binds the function to its iommufd. Only for a function that was opened through its own node.
+    /// Binds the function to its iommufd. Valid only if the function was opened through its own node.
     ///
     /// # Errors
-    /// The kernel's error, as for all other methods.
+    /// The kernel's error, as for all methods below.
     fn bind_iommufd(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Gives the function its own address space. Only for a function that was opened through its own node.
+    /// Gives the function its own address space. Valid only if the function was opened through its own node.
     fn attach_space(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
     /// Returns the version of the interface.
     fn api_version(&self) -> io::Result<u32>;
-    /// Returns true if a kind of IOMMU is supported.
+    /// Returns true if the kernel supports a kind of IOMMU.
     fn has_extension(&self, kind: u32) -> io::Result<bool>;
-    /// Returns the flags `VFIO_GROUP_FLAGS_*`.
+    /// Returns the group's flags `VFIO_GROUP_FLAGS_*`.
     fn group_flags(&self) -> io::Result<u32>;
     /// Puts the group into the container.
     fn set_container(&self) -> io::Result<()>;
@@ -114,39 +114,40 @@ pub trait Kernel: Send + Sync {
     fn set_iommu(&self, kind: u32) -> io::Result<()>;
     /// Returns the IOMMU's capabilities.
     fn iommu_info(&self) -> io::Result<IommuInfo>;
-    /// Maps memory at an I/O address. The caller must keep the memory until it is unmapped or this value is dropped.
+    /// Maps memory at an I/O address. The caller must keep the memory alive until it is unmapped or this value is
+    /// dropped.
     fn map(&self, iova: u64, memory: &DmaMemory) -> io::Result<()>;
     /// Removes all mappings in a range. Returns the number of bytes that were mapped.
     fn unmap(&self, iova: u64, len: u64) -> io::Result<u64>;
-    /// Opens the function from the group.
+    /// Opens the function through the group.
     fn open_device(&self, address: Address) -> io::Result<()>;
     /// Returns the function's properties.
     fn device_info(&self) -> io::Result<DeviceInfo>;
     /// Returns a region's properties.
     fn region(&self, index: u32) -> io::Result<Region>;
-    /// Sets a kind of interrupt.
+    /// Changes a kind of interrupt.
     fn set_irq(&self, index: u32, set: Irq<'_>) -> io::Result<()>;
     /// Resets only this function.
     fn reset(&self) -> io::Result<()>;
-    /// Lists the functions that a reset of the bus resets, including this one.
+    /// Lists the functions that a bus reset resets, including this one.
     fn dependents(&self) -> io::Result<Vec<Dependent>>;
-    /// Resets the bus. All functions on the bus must be in the group.
+    /// Resets the bus. All functions on the bus must belong to the group.
     fn hot_reset(&self) -> io::Result<()>;
     /// Reads from the device's file.
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
     /// Writes to the device's file.
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
-    /// Maps a region for reading and writing.
+    /// Maps a region, readable and writable.
     fn map_region(&self, region: &Region) -> io::Result<Box<dyn Window>>;
 }
 
 /// Opens VFIO's files.
 pub trait OpenKernel {
-    /// Opens the function's node and an iommufd, if the kernel has a node for the function and both may be opened.
-    /// Otherwise opens a container and, exclusively, a group.
+    /// Opens the function's node and an iommufd, if the function has a node and both files may be opened. Otherwise
+    /// opens a container and, exclusively, the group.
     ///
     /// # Errors
-    /// The file that cannot be opened.
+    /// If a file cannot be opened.
     fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, FileOpenError>;
 }
 

@@ -1,12 +1,19 @@
-//! A card that is a PCI function behind VFIO: [`card::Card`] with mapped BARs, an IOMMU container, and eventfds.
+//! A card that is a PCI function behind VFIO: implements [`card::Card`] with mapped BARs, an IOMMU container, and
+//! eventfds.
 //!
-//! Parts: [`VfioCard`] (this file), [`open`] (opens the card at an address, and reports all obstacles), `reset` (the
-//! kinds of reset of a function), `pci` (configuration space), `dma` (memory mapped for the card), `bar` (accesses to a
-//! BAR), `lost` (the host needs the card back), `kernel` (the interface to VFIO's calls) with its parts `real` (through
-//! container and group), `node` (through the function's own node) and `window`.
+//! Parts:
+//! - [`VfioCard`]: this file
+//! - [`open`]: opens the card at an address, and reports all obstacles
+//! - `reset`: the kinds of reset of a function
+//! - `pci`: configuration space
+//! - `dma`: memory mapped for the card
+//! - `bar`: accesses to a BAR
+//! - `lost`: signals that the host needs the card back
+//! - `kernel`: the interface to VFIO's calls, with `real` (through container and group), `node` (through the function's
+//!   own node) and `window`
 //!
-//! Not in this crate: listing the functions of a host and binding them to `vfio-pci` (`vfio-host`), bring-up, firmware,
-//! the card's VBIOS scripts, and groups of several cards.
+//! Not in this crate: listing a host's functions and binding them to `vfio-pci` (see `vfio-host`), bring-up, firmware,
+//! the card's VBIOS scripts, and groups that contain several cards.
 
 use card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use nvspec::regs::{pmc, ptop};
@@ -43,7 +50,7 @@ use kernel::{Irq, Kernel};
 use lost::Lost;
 use reset::Method;
 
-/// A card behind VFIO. This process uses it exclusively until it is dropped.
+/// A card behind VFIO. This process has exclusive use of it until the value is dropped.
 pub struct VfioCard {
     address: Address,
     identity: Identity,
@@ -52,13 +59,13 @@ pub struct VfioCard {
     bar3: Bar,
     config: Bar,
     method: Method,
-    /// Units that were enabled when the card was opened, as bits of the enable register.
+    /// Units that were enabled when the card was opened, as bits of PMC's enable register.
     units: u32,
-    /// The configured interrupt. Locked while an interrupt is being configured, and while the card is reset.
+    /// The configured interrupt mode. The lock is held while an interrupt is configured, and while the card is reset.
     interrupt: Mutex<Option<InterruptMode>>,
     lost: Lost,
-    // The BARs' mappings keep the function open in the kernel, so they are dropped before this field, and memory only
-    // after it.
+    // The mappings of the BARs keep the function open in the kernel. They must therefore be dropped before this field,
+    // and memory after it.
     kernel: Arc<dyn Kernel>,
     mappings: Mappings,
 }
@@ -75,13 +82,13 @@ impl std::fmt::Debug for VfioCard {
 }
 
 impl VfioCard {
-    /// Returns a description of the kind of reset that [`Card::reset`] performs.
+    /// Returns the name of the kind of reset that [`Card::reset`] performs.
     #[must_use]
     pub fn reset_method(&self) -> &'static str {
         self.method.name()
     }
 
-    /// Returns the mappable I/O addresses: all addresses that the card can generate, except the IOMMU's reserved
+    /// Returns the I/O addresses that can be mapped: all that the card can generate, except the IOMMU's reserved
     /// ranges.
     #[must_use]
     pub fn usable(&self) -> &[Range<u64>] {
@@ -99,16 +106,16 @@ impl VfioCard {
         if let Some(mode) = now.take()
             && let Err(error) = self.kernel.set_irq(index(mode), Irq::Off)
         {
-            tracing::error!(card = %self.address, %error, "the card's interrupt cannot be turned off");
+            tracing::error!(card = %self.address, %error, "the card's interrupt cannot be disabled");
         }
     }
 
-    /// Aborts all work of the units, and keeps memory and the VBIOS's settings.
+    /// Aborts the work of all units, but keeps memory and the settings of the VBIOS.
     fn reset_units(&self) {
         self.write32(pmc::INTR_EN_0::OFFSET, 0);
         self.write32(pmc::INTR_EN_1::OFFSET, 0);
         self.write32(pmc::ENABLE::OFFSET, self.units & !reset::working_units());
-        // The read completes the write, and gives the units time for their reset.
+        // The read flushes the write, and gives the units time to reset.
         self.read32(pmc::ENABLE::OFFSET);
         self.write32(pmc::ENABLE::OFFSET, self.units);
         self.read32(pmc::ENABLE::OFFSET);
@@ -121,7 +128,7 @@ impl VfioCard {
             Method::Function => self.kernel.reset(),
             Method::Bus => self.kernel.hot_reset(),
         };
-        // The kernel has restored the parts of configuration space that it knows.
+        // The kernel has only restored the parts of configuration space that it knows.
         let done = done.and_then(|()| pci::wake(&self.config)).and_then(|()| pci::set_enabled(&self.config, true));
         if let Err(error) = &done {
             tracing::error!(card = %self.address, %error, "the kernel did not reset the card; its units are reset instead");
@@ -130,7 +137,7 @@ impl VfioCard {
         if !ptop::DEVINIT_STATUS::DONE.is_set(self.read32(ptop::DEVINIT_STATUS::OFFSET)) {
             tracing::error!(
                 card = %self.address,
-                "the card has lost by its reset what its VBIOS sets up at power-on: set `reset = \"units\"`, and restart the host"
+                "the reset has erased the VBIOS's settings: set `reset = \"units\"`, and restart the host"
             );
         }
         true
@@ -175,7 +182,7 @@ impl Card for VfioCard {
 
     fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>) {
         let mut now = self.interrupt.lock();
-        // VFIO permits only one kind at a time.
+        // VFIO permits only one kind of interrupt at a time.
         self.interrupts_off(&mut now);
         let Some(event) = event else { return };
         match self.kernel.set_irq(index(mode), Irq::Signal(&event)) {
@@ -211,12 +218,12 @@ impl Card for VfioCard {
 }
 
 impl Drop for VfioCard {
-    /// Stops the card before the memory that it may access is freed.
+    /// Stops the card before the memory that it can access is freed.
     fn drop(&mut self) {
         self.interrupts_off(&mut self.interrupt.lock());
         self.reset_units();
         if let Err(error) = pci::set_enabled(&self.config, false) {
-            tracing::error!(card = %self.address, %error, "the card's access to memory cannot be turned off");
+            tracing::error!(card = %self.address, %error, "the card's bus mastering cannot be disabled");
         }
         self.mappings.unmap_all(&*self.kernel);
     }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use vfio_bindings::bindings::vfio::{VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-/// Kinds of signals, with their meanings.
+/// Kinds of signals and their meanings.
 const SIGNALS: [(u32, &str); 2] = [
     (
         VFIO_PCI_REQ_IRQ_INDEX,
@@ -23,19 +23,19 @@ pub(crate) struct Lost {
 }
 
 impl Lost {
-    /// Registers for the kernel's signals. If the function lacks a kind of signal, it is used without this kind.
+    /// Registers for the kernel's signals. A kind of signal that the function lacks is skipped.
     pub(crate) fn watch(kernel: &dyn Kernel) -> Self {
         let set = |(index, why): (u32, &'static str)| -> io::Result<_> {
             let event = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
             kernel.set_irq(index, Irq::Signal(&event))?;
             Ok((event, why))
         };
-        let told = |error: &io::Error| tracing::debug!(%error, "the host does not say when the card is lost");
+        let told = |error: &io::Error| tracing::debug!(%error, "the host does not report the loss of the card");
         let events = SIGNALS.into_iter().filter_map(|signal| set(signal).inspect_err(told).ok()).collect();
         Self { events, why: OnceLock::new() }
     }
 
-    /// Returns the first signal, if one has arrived.
+    /// Returns the meaning of the first signal, if one has arrived.
     pub(crate) fn reason(&self) -> Option<&'static str> {
         let signalled = || self.events.iter().find(|(event, _)| event.read().is_ok()).map(|(_, why)| *why);
         let why = self.why.get().copied().or_else(signalled)?;

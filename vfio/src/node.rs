@@ -1,7 +1,7 @@
-//! A function that is opened through its own node below `/dev/vfio/devices`, with an I/O address space of an iommufd.
+//! A function that is opened through its own node in `/dev/vfio/devices`, with an I/O address space in an iommufd.
 //!
-//! Kernels since 6.6 have such nodes, if configured. The function is bound to the iommufd, which makes it exclusive to
-//! this process, and attached to an address space; neither a container nor a group exists.
+//! Kernels from 6.6 on have such nodes, if configured. The function is bound to the iommufd, which gives this process
+//! exclusive use, and attached to an address space. There is neither a container nor a group.
 //!
 //! Sources: the kernel's `Documentation/userspace-api/iommufd.rst`, `include/uapi/linux/iommufd.h`, `vfio.h`.
 
@@ -32,22 +32,23 @@ use crate::real::{
 };
 use crate::window::Mapped;
 
-/// Number of ranges of I/O addresses that are requested: more than any IOMMU has.
+/// Maximum number of ranges of I/O addresses to request: more than any IOMMU has.
 const RANGES: usize = 64;
-/// Size in bytes of the structure that binds a function: the part that all kernels with the call support.
+/// Size in bytes of the structure that binds a function, up to the last field that all kernels with this call support.
 const BIND_BYTES: usize = offset_of!(vfio_device_bind_iommufd, token_uuid_ptr);
-/// Size in bytes of the structure that attaches a function: the part that all kernels with the call support.
+/// Size in bytes of the structure that attaches a function, up to the last field that all kernels with this call
+/// support.
 const ATTACH_BYTES: usize = offset_of!(vfio_device_attach_iommufd_pt, pt_id) + size_of::<u32>();
 /// A group number that no function has.
 const NO_GROUP: u32 = u32::MAX;
 
-/// The files of one function, dropped in this order. Closing the last file removes the mappings.
+/// The files of one function, dropped in this order. The kernel removes the mappings when the last file is closed.
 pub(crate) struct NodeFiles {
     device: File,
     iommufd: File,
     /// The address space, once it exists.
     space: OnceLock<u32>,
-    /// The function's group, which identifies the group's other functions.
+    /// The function's group, which determines the functions that are its neighbours.
     group: u32,
 }
 
@@ -69,7 +70,7 @@ impl NodeFiles {
     }
 }
 
-/// Returns an error, because the call exists only for groups.
+/// Returns the error for a call that exists only for groups.
 fn of_groups<T>() -> io::Result<T> {
     Err(io::ErrorKind::Unsupported.into())
 }
@@ -120,8 +121,8 @@ impl Kernel for NodeFiles {
     }
 
     fn iommu_info(&self) -> io::Result<IommuInfo> {
-        // The ranges follow the structure: the kernel accepts a longer structure that has zeros after the part that it
-        // knows.
+        // The ranges follow the structure. The kernel accepts a longer structure if everything after the part that it
+        // knows is zero.
         let list = size_of::<iommu_ioas_iova_ranges>();
         let mut packet = Packet::new(list + RANGES * size_of::<iommu_iova_range>())
             .with32(offset_of!(iommu_ioas_iova_ranges, ioas_id), self.space()?)
@@ -135,7 +136,7 @@ impl Kernel for NodeFiles {
         };
         let alignment = packet.get64(offset_of!(iommu_ioas_iova_ranges, out_iova_alignment));
         Ok(IommuInfo {
-            // The smallest page size that is mapped, and all larger sizes.
+            // The mask contains the smallest page size that can be mapped, and all larger sizes.
             page_sizes: alignment.wrapping_neg(),
             usable: (0..count.min(RANGES)).map(|index| range(list + index * size_of::<iommu_iova_range>())).collect(),
             available: None,
@@ -179,8 +180,8 @@ impl Kernel for NodeFiles {
     }
 
     fn dependents(&self) -> io::Result<Vec<Dependent>> {
-        // The kernel does not report groups here. It reports whether all functions are bound to this iommufd or have no
-        // owner.
+        // Here the kernel does not report groups, but whether every function is either bound to this iommufd or
+        // unowned.
         let (flags, listed) = reset_together(&self.device)?;
         let group = if flags & VFIO_PCI_HOT_RESET_FLAG_DEV_ID_OWNED != 0 { self.group } else { NO_GROUP };
         Ok(listed.into_iter().map(|(_, address)| Dependent { group, address }).collect())
@@ -218,7 +219,7 @@ mod tests {
         assert!(files().is_none());
         std::fs::write(folder.path().join("iommu"), "").unwrap();
         let files = files().expect("both are there");
-        // Files of another kind support no calls.
+        // Plain files support none of the calls.
         assert!(files.is_node() && files.bind_iommufd().is_err() && files.attach_space().is_err());
         assert!(files.iommu_info().is_err() && files.set_container().is_err() && files.device_info().is_err());
     }

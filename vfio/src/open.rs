@@ -25,7 +25,7 @@ use crate::kernel::{FileOpenError, Kernel, OpenKernel};
 use crate::pci;
 use crate::reset::{self, Reset};
 
-/// Minimum and maximum size of an aperture in bytes.
+/// Valid sizes of an aperture in bytes.
 const APERTURE: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 36;
 
 /// Folders of the host.
@@ -47,7 +47,7 @@ impl VfioCard {
     /// Opens the function at `address` for this process.
     ///
     /// # Errors
-    /// See [`OpenError`]. No part of the function is held in this case.
+    /// See [`OpenError`]. The function has been released completely.
     pub fn open(place: &Place, address: Address, reset: Reset) -> Result<Self, OpenError> {
         Self::open_by(place, &DeviceFiles(place.files.clone()), address, reset)
     }
@@ -73,7 +73,7 @@ impl VfioCard {
         Self::take(kernel, &function, group, reset)
     }
 
-    /// Opens a function that has an IOMMU: through a group in a container, or bound to an iommufd.
+    /// Opens a function that has an IOMMU, either in a container or through an iommufd.
     fn take(kernel: Arc<dyn Kernel>, function: &Function, group: u32, reset: Reset) -> Result<Self, OpenError> {
         let address = function.address;
         let fail = |call| move |source| OpenError::Call { address, call, source };
@@ -101,7 +101,7 @@ impl VfioCard {
         let (bar1, bar3) = (bar(VFIO_PCI_BAR1_REGION_INDEX, APERTURE)?, bar(VFIO_PCI_BAR3_REGION_INDEX, APERTURE)?);
         let config = Bar::new(Arc::clone(&kernel), region(VFIO_PCI_CONFIG_REGION_INDEX)?);
         pci::wake(&config).map_err(fail("waking it"))?;
-        // From here on the function may access memory, but no memory is mapped yet.
+        // From here on the function can access memory, but no memory is mapped yet.
         pci::set_enabled(&config, true).map_err(fail("turning it on"))?;
         let (vendor, device, subsystem_vendor, subsystem, revision, class) =
             pci::identity(&config).map_err(fail("reading its identity"))?;
@@ -154,7 +154,7 @@ fn unopened(error: FileOpenError, address: Address, group: u32) -> OpenError {
     }
 }
 
-/// Binds the function to its iommufd, and attaches it to an address space there.
+/// Binds the function to its iommufd and attaches it to an address space.
 fn attach(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenError> {
     let fail = |call| {
         move |source: io::Error| match source.raw_os_error() {
@@ -167,7 +167,7 @@ fn attach(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenE
     kernel.attach_space().map_err(fail("VFIO_DEVICE_ATTACH_IOMMUFD_PT"))
 }
 
-/// Puts the group into the container, and sets the container's IOMMU.
+/// Puts the group into the container and sets the container's IOMMU type.
 fn join(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenError> {
     let fail = |call| move |source| OpenError::Call { address, call, source };
     let version = kernel.api_version().map_err(fail("VFIO_GET_API_VERSION"))?;
@@ -191,7 +191,7 @@ fn join(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenErr
     })
 }
 
-/// Checks the chip's identity, and that it is ready for a driver.
+/// Checks the identity of the chip, and that a driver can use it.
 fn identify(registers: &Bar, address: Address) -> Result<(), OpenError> {
     let boot0 = registers.read32(pmc::BOOT_0::OFFSET);
     if boot0 == u32::MAX {

@@ -1,4 +1,4 @@
-//! Configuration space of a function behind VFIO: identity, power, and access to memory.
+//! Configuration space of a function behind VFIO: identity, power state, and permission to access memory.
 //!
 //! Source: PCI Local Bus 3.0 chapter 6, PCI Power Management 1.2 chapter 3.
 
@@ -26,9 +26,11 @@ const MASTER: u16 = 1 << 2;
 const INTX_OFF: u16 = 1 << 10;
 /// Bit of the status register: a list of capabilities exists.
 const LISTED: u16 = 1 << 4;
-/// Id of the power management capability, offset of its control register, and mask of the state field.
+/// ID of the power management capability.
 const POWER: u8 = 0x01;
+/// Offset of the control register in the power management capability.
 const POWER_CONTROL: u64 = 4;
+/// Mask of the power state in the control register.
 const POWER_STATE: u16 = 3;
 /// Maximum number of capabilities that fit into 256 bytes.
 const MAX_CAPABILITIES: usize = 48;
@@ -48,7 +50,7 @@ pub fn identity(config: &Bar) -> io::Result<(u16, u16, u16, u16, u8, u32)> {
     ))
 }
 
-/// Wakes a sleeping function; the kernel waits for the wake-up. A function without power management is always awake.
+/// Wakes a sleeping function; the kernel waits until it is awake. A function without power management is always awake.
 ///
 /// # Errors
 /// If configuration space cannot be read or written, or the function stays asleep.
@@ -67,10 +69,10 @@ pub fn wake(config: &Bar) -> io::Result<()> {
     Err(io::Error::other(format!("it stays in power state D{}", control & POWER_STATE)))
 }
 
-/// Lets a function answer accesses and, with `master`, access memory.
+/// Lets a function answer accesses and, if `master` is true, access memory.
 ///
 /// # Errors
-/// If configuration space cannot be read or written, or does not keep the setting.
+/// If configuration space cannot be accessed, or does not keep the setting.
 pub fn set_enabled(config: &Bar, master: bool) -> io::Result<()> {
     let command = u16::from_le_bytes(config.try_read(header::COMMAND)?);
     let wanted = if master { command | MASTER } else { command & !MASTER };

@@ -1,8 +1,8 @@
-//! The kernel's VFIO: its files below `/dev/vfio`, and its calls.
+//! The kernel's VFIO: its files in `/dev/vfio`, and its calls.
 #![expect(unsafe_code, reason = "makes VFIO's ioctls")]
-// UNSAFETY: makes the `ioctl` system call. A call that fills a structure gets the structure's length, and the kernel
-// writes at most this number of bytes, or writes to an address inside the structure. All other calls take a number or
-// only read. Callers that map memory for the card keep it alive ([`Kernel::map`]).
+// UNSAFETY: makes `ioctl` system calls. A call that fills a structure passes the structure's length, and the kernel
+// writes at most that many bytes, or to an address within the structure. All other calls take a number, or only read
+// memory. Callers keep memory that they map for the card alive ([`Kernel::map`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -46,15 +46,16 @@ pub(crate) enum Call {
     /// `VFIO_IOMMU_MAP_DMA` on a container, `VFIO_DEVICE_PCI_HOT_RESET` on a device.
     MapDmaOrHotReset = 13,
     UnmapDma = 14,
-    /// `VFIO_DEVICE_BIND_IOMMUFD`; together with the next call, for a function that was opened through its own node.
+    /// `VFIO_DEVICE_BIND_IOMMUFD`. This call and the next one are for functions that were opened through their own
+    /// node.
     DeviceBindIommufd = 18,
     DeviceAttachIommufdPt = 19,
 }
 
-/// Buffer size for answers that end in a list: more than any list needs. The rest would be ignored.
+/// Buffer size in bytes for answers that end in a list: more than any list needs. A longer list would be cut off.
 const MAX_ANSWER_BYTES: usize = 4096;
 
-/// A structure of a call, as bytes at the offsets of the kernel's header.
+/// The structure of a call, as bytes at the offsets that the kernel's header defines.
 pub(crate) struct Packet(Vec<u8>);
 
 impl Packet {
@@ -72,7 +73,7 @@ impl Packet {
         self
     }
 
-    /// Stores the address of this structure's byte `of` at `at`, where the kernel then writes.
+    /// Stores at `at` the address of this structure's byte `of`, to which the kernel then writes.
     pub(crate) fn with_own_address(mut self, at: usize, of: usize) -> Self {
         let address = self.0.as_mut_ptr().wrapping_add(of).expose_provenance();
         self.set(at, &(address as u64).to_ne_bytes());
@@ -101,7 +102,7 @@ impl Packet {
         self.bytes(at).map_or(0, u64::from_ne_bytes)
     }
 
-    /// Returns the offset of the capability `id` in the list that begins at `first`. The kernel links capabilities with
+    /// Returns the offset of the capability `id` in the list that begins at `first`. The kernel links capabilities at
     /// increasing offsets.
     fn capability(&self, first: u32, id: u32) -> Option<usize> {
         let mut at = first as usize;
@@ -119,20 +120,20 @@ impl Packet {
 /// Makes a call whose argument is a number.
 pub(crate) fn call(file: &File, call: Call, argument: u64) -> io::Result<u32> {
     let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32));
-    // SAFETY: the calls that use this take at most a number and access no memory of this process.
+    // SAFETY: the calls made here take at most a number, and do not access memory of this process.
     checked(unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, argument) })
 }
 
-/// Makes a call of VFIO whose argument is a structure that begins with its length.
+/// Makes a VFIO call whose argument is a structure that begins with its length.
 pub(crate) fn exchange(file: &File, call: Call, packet: &mut Packet) -> io::Result<u32> {
     exchange_numbered(file, u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32), packet)
 }
 
-/// Makes an arbitrary call whose argument is a structure that begins with its length.
+/// Makes any call whose argument is a structure that begins with its length.
 pub(crate) fn exchange_numbered(file: &File, request: u32, packet: &mut Packet) -> io::Result<u32> {
     let (len, request) = (packet.0.len() as u32, u64::from(request));
     packet.set(0, &len.to_ne_bytes());
-    // SAFETY: the structure begins with its length, beyond which the kernel neither reads nor writes.
+    // SAFETY: the structure begins with its length, and the kernel neither reads nor writes beyond it.
     checked(unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, packet.0.as_mut_ptr()) })
 }
 
@@ -145,7 +146,7 @@ pub(crate) fn open(path: &Path) -> Result<File, FileOpenError> {
     opened.map_err(|source| FileOpenError { path: path.to_owned(), source })
 }
 
-/// The files of one function, dropped in this order. Closing the last file removes the mappings.
+/// The files of one function, dropped in this order. The kernel removes the mappings when the last file is closed.
 pub(crate) struct Files {
     device: OnceLock<File>,
     group: File,
@@ -153,7 +154,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Stores the files; the function is not opened yet.
+    /// Stores the files. The function is not yet open.
     pub(crate) fn new(container: File, group: File) -> Self {
         Self { device: OnceLock::new(), group, container }
     }
@@ -307,7 +308,7 @@ pub(crate) fn region(device: &File, index: u32) -> io::Result<Region> {
     })
 }
 
-/// Sets a kind of interrupt of the function.
+/// Changes a kind of interrupt of the function.
 pub(crate) fn set_irq(device: &File, index: u32, set: Irq<'_>) -> io::Result<()> {
     let head = offset_of!(vfio_irq_set, data);
     let (flags, count, len) = match set {
@@ -325,8 +326,8 @@ pub(crate) fn set_irq(device: &File, index: u32, set: Irq<'_>) -> io::Result<()>
     exchange(device, Call::DeviceSetIrqs, &mut packet).map(drop)
 }
 
-/// Lists the functions that a reset of this function's bus resets: flags, and for each the kernel's number (of a group,
-/// or of a device of an iommufd) with its address.
+/// Lists the functions that a reset of this function's bus resets. Returns flags and, for each function, its address
+/// and the kernel's number for it (of a group, or of an iommufd device).
 pub(crate) fn reset_together(device: &File) -> io::Result<(u32, Vec<(u32, Address)>)> {
     let mut info = Packet::new(MAX_ANSWER_BYTES);
     exchange(device, Call::InfoOrHotResetInfo, &mut info)?;
@@ -342,7 +343,8 @@ pub(crate) fn reset_together(device: &File) -> io::Result<(u32, Vec<(u32, Addres
     Ok((info.get32(offset_of!(vfio_pci_hot_reset_info, flags)), listed.collect()))
 }
 
-/// Resets the bus. All of its functions must be in the given groups or, without groups, bound to the caller's iommufd.
+/// Resets the bus. All of its functions must be in the given groups or, if there are no groups, bound to the caller's
+/// iommufd.
 pub(crate) fn hot_reset(device: &File, groups: &[i32]) -> io::Result<()> {
     let head = offset_of!(vfio_pci_hot_reset, group_fds);
     let mut packet = Packet::new(head + size_of_val(groups));
@@ -358,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capability_lists_end_whatever_they_link_to() {
+    fn cyclic_capability_lists_end() {
         let id = offset_of!(vfio_info_cap_header, id);
         let next = offset_of!(vfio_info_cap_header, next);
         let mut packet = Packet::new(64).with32(16 + next, 32).with32(32 + next, 16);

@@ -1,8 +1,8 @@
-//! Kinds of reset of a function, and the choice of a kind for a card.
+//! The kinds of reset of a function, and the choice of one for a card.
 //!
 //! A card is usable only after its VBIOS scripts have run at power-on (POST), and no code here can run them. A Fermi
-//! has no function-level reset, and GUESS: a reset of its bus loses the scripts' settings. So a bus is reset only if
-//! the operator requests it. If a card has no function reset, its units are reset, as its driver does.
+//! card has no function-level reset. GUESS: a bus reset loses the settings that the scripts made. The bus is therefore
+//! reset only if the operator requests it. If a card has no function reset, its units are reset, as its driver does.
 
 use nvspec::regs::pmc;
 
@@ -12,23 +12,23 @@ use crate::kernel::Kernel;
 /// The operator's choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reset {
-    /// The function's own reset if it has one, otherwise a reset of its units.
+    /// The function's own reset if it has one, and otherwise a reset of its units.
     #[default]
     Auto,
-    /// A reset of the bus, which resets all functions on it.
+    /// A bus reset, which resets all functions on the bus.
     Bus,
     /// A reset of only the function's units.
     Units,
 }
 
-/// The chosen kind.
+/// The kind of reset that was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Uses `VFIO_DEVICE_RESET`.
+    /// Through `VFIO_DEVICE_RESET`.
     Function,
-    /// Uses `VFIO_DEVICE_PCI_HOT_RESET`.
+    /// Through `VFIO_DEVICE_PCI_HOT_RESET`.
     Bus,
-    /// Uses the card's registers.
+    /// Through the card's registers.
     Units,
 }
 
@@ -46,11 +46,11 @@ impl Method {
 /// The kernel's names of the resets that affect neither the function's neighbours nor its slot.
 const OWN: [&str; 3] = ["device_specific", "flr", "af_flr"];
 
-/// Chooses a kind for a function of `group`. `offered` is true if the kernel can reset only this function; `ways` are
-/// the kernel's kinds, of which it uses the first.
+/// Chooses a kind of reset for a function of `group`. `offered` is true if the kernel can reset just this function;
+/// `ways` lists the kernel's methods, of which it uses the first.
 ///
 /// # Errors
-/// If a reset of the bus was requested, but is impossible.
+/// If a bus reset was requested and is impossible.
 pub fn choose(
     kernel: &dyn Kernel,
     wanted: Reset,
@@ -77,8 +77,7 @@ pub fn choose(
     }
 }
 
-/// Returns the units that execute work, as bits of [`pmc::ENABLE`]. The other units are needed for memory and
-/// registers.
+/// Returns the units that execute work, as bits of [`pmc::ENABLE`]. Memory and registers depend on the other units.
 pub fn working_units() -> u32 {
     use pmc::ENABLE;
     [ENABLE::PGRAPH, ENABLE::PFIFO, ENABLE::CE0, ENABLE::CE1, ENABLE::MSPDEC, ENABLE::MSVLD, ENABLE::MSPPP]

@@ -1,8 +1,8 @@
 //! A region of a function that is mapped into this process.
 #![expect(unsafe_code, reason = "maps a device and touches it")]
-// UNSAFETY: maps device memory. Every access is checked against the mapping's length and its own alignment. The mapping
-// exists as long as the value. Accesses are volatile and of the requested size, because the other side is a register or
-// a doorbell.
+// UNSAFETY: maps device memory. Every access is checked against the length of the mapping and for alignment. The
+// mapping lives as long as the value. Accesses are volatile and have exactly the requested size, because the target is
+// a register or a doorbell.
 
 use std::fs::File;
 use std::io;
@@ -18,9 +18,9 @@ pub struct Mapped {
     len: usize,
 }
 
-// SAFETY: the mapping is only used with single volatile accesses; the device defines the effect of races.
+// SAFETY: the mapping is only used for single volatile accesses, and the device defines the effect of races.
 unsafe impl Send for Mapped {}
-// SAFETY: as above.
+// SAFETY: as above, each access is a single volatile one, and the device defines the effect of races.
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
@@ -37,10 +37,11 @@ impl Mapped {
         Ok(Self { base, len })
     }
 
-    /// Returns the address of an aligned access of `T` at `offset`; `None` if the access is not within the mapping.
+    /// Returns the address of an aligned access of a `T` at `offset`; `None` if the access is unaligned or not within
+    /// the mapping.
     fn place<T>(&self, offset: usize) -> Option<*mut T> {
         let fits = offset.checked_add(size_of::<T>()).is_some_and(|end| end <= self.len);
-        // A mapping begins at a page boundary.
+        // A mapping starts at a page boundary.
         (fits && offset.is_multiple_of(size_of::<T>())).then(|| self.base.as_ptr().wrapping_add(offset).cast())
     }
 
@@ -59,7 +60,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping that `new` made, and no reference into it exists.
+        // SAFETY: this is the mapping that `new` made, and no references into it exist.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "a mapping was unmapped twice");
     }

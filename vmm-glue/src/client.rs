@@ -1,4 +1,4 @@
-//! A small vfio-user client for tests, benches and hostile guests.
+//! A small vfio-user client: for host processes that drive a device themselves, tests, benches and hostile guests.
 //!
 //! The client blocks, and does not trust its server: it checks the lengths of replies. [`Client::request`] and the
 //! calls built on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] need not.

@@ -17,7 +17,7 @@
 //! - `event`: a client's event descriptor, which cannot block any thread.
 //! - [`pieces`], [`spin`]: splitting of accesses, polling before sleeping; servers of other kinds use them too.
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
-//! - `client`, `fuzz` (feature `test-client`): a client for tests and benches, and the body of the fuzz target.
+//! - `client`, `fuzz` (feature `client`): a client, and the body of the fuzz target.
 //!
 //! The crate does not depend on GPUs. It does not support: copying a device's state while the device works
 //! (`PRE_COPY`), the messages for dirty pages of older editions, I/O file descriptors of regions, the twin-socket mode,
@@ -43,7 +43,7 @@
     )
 )]
 
-#[cfg(feature = "test-client")]
+#[cfg(feature = "client")]
 pub mod client;
 pub mod connection;
 pub mod counters;
@@ -52,7 +52,7 @@ pub mod device;
 pub mod dma;
 pub mod echo;
 mod event;
-#[cfg(feature = "test-client")]
+#[cfg(feature = "client")]
 pub mod fuzz;
 pub mod interrupts;
 pub mod journal;

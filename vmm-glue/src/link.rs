@@ -179,7 +179,7 @@ impl Link {
 }
 
 /// Messages of a client, for tests that drive a device without a server.
-#[cfg(feature = "test-client")]
+#[cfg(feature = "client")]
 impl Link {
     /// Lends memory as `DMA_MAP` does. Returns the region to call [`crate::Device::dma_map`] with. Addresses and sizes
     /// are multiples of 4 KiB; the file is mapped from its start.

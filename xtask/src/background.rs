@@ -1,4 +1,4 @@
-//! Runs work in the background, and waits for the end when the result is needed.
+//! Runs work in the background, and waits for it when its result is needed.
 
 use std::thread::{self, JoinHandle};
 
@@ -7,8 +7,8 @@ use anyhow::{Result, anyhow};
 /// Priority of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// Same priority as all other work. Long work on which all later work depends must not yield: otherwise processors
-    /// would be idle towards the end.
+    /// The same priority as all other work. Use it for long work that all later work depends on: if it yielded,
+    /// processors would be idle towards the end.
     Equal,
     /// Uses only idle processors.
     Behind,
@@ -26,18 +26,19 @@ pub enum Background {
 }
 
 impl Background {
-    /// Starts `work` on a new thread. The thread and its children have the given priority.
+    /// Starts `work` on a new thread. The priority applies to the thread and its children.
     pub fn start(priority: Priority, work: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
         Self::Pending(thread::spawn(move || {
             if priority == Priority::Behind {
-                // Linux has a priority for each thread, which children inherit. If this fails, only time is lost.
+                // On Linux, priorities belong to threads, and children inherit them. If this fails, the only loss is
+                // time.
                 let _ = rustix::process::nice(NICE);
             }
             work()
         }))
     }
 
-    /// Waits for the end of the work. If the work has failed, every call returns the reason.
+    /// Waits for the work to end. If it failed, every call returns the reason.
     pub fn wait(&mut self) -> Result<()> {
         if let Self::Pending(_) = self
             && let Self::Pending(thread) = std::mem::replace(self, Self::Ended(Ok(())))

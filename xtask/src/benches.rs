@@ -1,11 +1,11 @@
-//! Names of the benchmarks, with the papers' figures or the pages that each benchmark reproduces.
+//! Names of the benchmarks, and the papers' figures or the pages that each of them reproduces.
 
 use anyhow::{Result, bail};
 
 /// A benchmark: its name, its needs, and the figure that it reproduces.
 type Bench = (&'static str, Needs, &'static str);
 
-/// Needs of a benchmark, beyond the sources.
+/// Things that a benchmark needs in addition to the sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     Nothing,
@@ -56,10 +56,10 @@ const BENCHES: [Bench; 28] = [
     ("neighbours", Needs::Gpu, "a CUDA program next to honest and hostile ones: docs/guides/cuda.md"),
 ];
 
-/// Checks that a name selects a benchmark. The name is a benchmark's full name, or its part before a `-`.
+/// Checks that a name selects a benchmark. It is either a benchmark's full name or the part before a `-`.
 ///
 /// # Errors
-/// If no benchmark has this name; the error lists the known names.
+/// If no benchmark has this name. The error lists the known names.
 pub fn check(name: &str) -> Result<()> {
     let selects = |known: &str| known.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
     if !name.is_empty() && BENCHES.iter().any(|(known, ..)| selects(known)) {
@@ -98,7 +98,7 @@ mod tests {
         assert!(needs_no_guests("swap") && !needs_no_guests("sched") && !needs_no_guests("fv"));
     }
 
-    /// Tests that each page named in the list exists, and names the benchmark.
+    /// Tests that each page in the list exists and names the benchmark.
     #[test]
     fn pages_of_benches_exist_and_name_them() {
         for (name, _, repeats) in BENCHES {

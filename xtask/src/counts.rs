@@ -1,12 +1,12 @@
-//! Checks counters for operators: each declared counter must be counted somewhere.
+//! Checks the counters for operators: code must increment each counter that is declared.
 //!
-//! The check works on the text of the sources: a counter is a field of a `counts!` block, and counts as used if product
-//! code of the same crate adds to it or sets it.
+//! The check works on the text of the sources. A counter is a field in a `counts!` block, and is used if product code
+//! of the same crate adds to it or sets it.
 
 use crate::lints::File;
 use std::path::Path;
 
-/// Returns the fields that the `counts!` blocks of a text declare.
+/// Returns the fields that the `counts!` blocks in a text declare.
 fn declared(text: &str) -> Vec<&str> {
     let blocks = text.split("\ncounts! {").skip(1);
     let body = |block: &'_ str| block.split("\n}").next().unwrap_or_default().to_owned();
@@ -39,7 +39,7 @@ fn of_crate(path: &Path) -> Option<&Path> {
     path.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "src")).and_then(Path::parent)
 }
 
-/// Returns counters that are declared but never counted.
+/// Returns the counters that are declared but never counted.
 pub fn never_counted(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {

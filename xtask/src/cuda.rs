@@ -1,4 +1,5 @@
-//! CUDA: NVIDIA's headers, which are downloaded and never part of the sources, and the benchmarks on a real card.
+//! CUDA: NVIDIA's headers, which are downloaded and never become part of the sources, and the benchmarks on a real
+//! card.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::guests::BenchOptions;
 use crate::run::{cargo, root, shown, target};
 
-/// Wheels with headers: the major version, a header in the wheel, and the wheel's name.
+/// Wheels that contain headers: the major version, a header in the wheel, and the name of the wheel.
 const WHEELS: [(&str, &str, &str); 4] = [
     ("12", "cuda.h", "nvidia-cuda-runtime-cu12==12.9.79"),
     ("13", "cuda.h", "nvidia-cuda-runtime==13.5.37"),
@@ -17,27 +18,27 @@ const WHEELS: [(&str, &str, &str); 4] = [
     ("13", "nvml.h", "nvidia-nvml-dev==13.5.37"),
 ];
 
-/// Environment variable that passes the headers' folder to the tests of `cuda-table`.
+/// Environment variable with the folder of the headers, for the tests of `cuda-table`.
 pub const HEADERS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_HEADERS";
 
-/// Wheels with NVIDIA's runtime library: the major version and the wheel.
+/// Wheels that contain NVIDIA's runtime library: the major version, and the name of the wheel.
 const RUNTIMES: [(&str, &str); 3] = [
     ("11", "nvidia-cuda-runtime-cu11==11.8.89"),
     ("12", "nvidia-cuda-runtime-cu12==12.9.79"),
     ("13", "nvidia-cuda-runtime==13.5.37"),
 ];
 
-/// Environment variable that passes the folder of the runtime libraries to the tests that load them.
+/// Environment variable with the folder of the runtime libraries, for the tests that load them.
 pub const RUNTIMES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_RUNTIMES";
 
-/// Downloads everything that the tests of the crates of `cuda` need.
+/// Downloads everything that the tests of the crates in `cuda` need.
 pub fn fetch_all() -> Result<()> {
     headers()?;
     runtimes()?;
     Ok(())
 }
 
-/// Returns the folder with `libcudart.so` for each version, and downloads missing versions.
+/// Returns the folder that contains `libcudart.so` for each version. Downloads missing versions.
 pub fn runtimes() -> Result<PathBuf> {
     let folder = cache().join("cuda-runtimes");
     for (version, wheel) in RUNTIMES {
@@ -57,19 +58,19 @@ fn fetch_runtime(wheel: &str, place: &Path) -> Result<()> {
     let library = find(&all, &is_library)?.context("the wheel has no libcudart.so")?;
     let folder = place.parent().context("the library has a folder")?;
     fs::create_dir_all(folder)?;
-    // Renamed into place when complete, because another run may look for the library at the same time.
+    // Rename the complete file into place, because another run may look for the library at the same time.
     let part = tempfile::NamedTempFile::new_in(folder)?;
     fs::copy(library, part.path())?;
     part.persist(place)?;
     Ok(())
 }
 
-/// Returns the folder of all files that are downloaded or created for tests.
+/// Returns the folder for all files that are downloaded or created for tests.
 fn cache() -> PathBuf {
     std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from)
 }
 
-/// Returns the folder with a folder of headers for each version, and downloads missing headers.
+/// Returns the folder that contains a folder of headers for each version. Downloads missing headers.
 pub fn headers() -> Result<PathBuf> {
     let folder = cache().join("cuda-headers");
     for (version, header, wheel) in WHEELS {
@@ -98,7 +99,7 @@ fn fetch(wheel: &str, header: &str, place: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Downloads a wheel and unpacks it below `work`. Returns the folder of its files.
+/// Downloads a wheel and unpacks it in `work`. Returns the folder of its files.
 fn unpacked(wheel: &str, work: &Path) -> Result<PathBuf> {
     let pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--dest", "wheel", wheel];
     run(Command::new("python3").args(pip).current_dir(work))?;
@@ -107,7 +108,7 @@ fn unpacked(wheel: &str, work: &Path) -> Result<PathBuf> {
     Ok(work.join("all"))
 }
 
-/// Returns the first file below `folder` with a matching name.
+/// Returns the first file in `folder`, or in its subfolders, whose name matches.
 fn find(folder: &Path, matches: &dyn Fn(&str) -> bool) -> Result<Option<PathBuf>> {
     let mut folders = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -132,8 +133,7 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Measures tenants that share a real card. This needs a GPU, NVIDIA's driver, and a `python3` with PyTorch, CuPy and
-/// JAX.
+/// Measures tenants that share a real card. Needs a GPU, NVIDIA's driver, and a `python3` with PyTorch, CuPy and JAX.
 pub fn bench(json: Option<&Path>) -> Result<bool> {
     let built = build()?;
     let json = json.map_or_else(|| built.join("cuda-bench.json"), Path::to_owned);
@@ -142,8 +142,8 @@ pub fn bench(json: Option<&Path>) -> Result<bool> {
     shown(&mut command)
 }
 
-/// Measures a decode loop next to honest and hostile neighbours on a real card. This needs a GPU, NVIDIA's driver, and
-/// a `python3` with PyTorch.
+/// Measures a decode loop next to honest and hostile neighbours on a real card. Needs a GPU, NVIDIA's driver, and a
+/// `python3` with PyTorch.
 pub fn bench_neighbours(options: &BenchOptions) -> Result<bool> {
     let built = build()?;
     let json = options.json.clone().unwrap_or_else(|| built.join("cuda-neighbours.json"));
@@ -165,8 +165,8 @@ pub fn bench_neighbours(options: &BenchOptions) -> Result<bool> {
     shown(&mut command)
 }
 
-/// Measures programs of virtual machines over the loopback transport, next to native runs, on a real card: a GPU,
-/// NVIDIA's driver, and a `python3` with PyTorch.
+/// Measures programs of virtual machines over the loopback transport, compared with native runs on a real card. Needs a
+/// GPU, NVIDIA's driver, and a `python3` with PyTorch.
 pub fn bench_vcuda(options: &BenchOptions) -> Result<bool> {
     let built = build()?;
     let json = options.json.clone().unwrap_or_else(|| built.join("cuda-vcuda.json"));
@@ -194,11 +194,11 @@ fn commit() -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Builds the library, the owner and the rig's programs in release mode. Returns their folder.
+/// Builds the library, the owner and the programs of the rig in release mode. Returns their folder.
 fn build() -> Result<PathBuf> {
     let packages = ["cuda-shim", "cuda-owner", "cuda-rig", "cuda-guest", "cuda-worker"].map(|name| ["-p", name]);
     if !shown(cargo(&["build", "--release"]).args(packages.concat()))? {
-        bail!("the programs of the benchmark do not build");
+        bail!("the programs of the benchmark cannot be built");
     }
     Ok(target().join("release"))
 }

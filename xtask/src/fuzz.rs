@@ -1,7 +1,7 @@
-//! The fuzz suite: each target of `tests/fuzz` for a bounded time, from its seed corpus.
+//! The fuzz suite: runs each target in `tests/fuzz` from its seed corpus, for a bounded time.
 //!
-//! The targets have cargo-fuzz's layout, but neither cargo-fuzz nor a nightly toolchain is needed: coverage comes from
-//! LLVM's pass, enabled with the flags below, and the driver from the crate `libfuzzer-sys`.
+//! The targets have the layout of cargo-fuzz, but need neither cargo-fuzz nor a nightly toolchain: LLVM's pass provides
+//! coverage, which the flags below enable, and the crate `libfuzzer-sys` provides the driver.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::orphans::{FuzzTarget, fuzz_targets};
 use crate::run::{cargo, root, shown, target};
 use crate::tally::Tally;
 
-/// Target triple. With an explicit target, the flags do not reach build scripts and procedural macros.
+/// Target triple. If it is given explicitly, the flags do not apply to build scripts and procedural macros.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 /// Flags that enable coverage for libFuzzer, and every check that a release build omits.
@@ -30,18 +30,18 @@ const RUSTFLAGS: [&str; 8] = [
     "-Coverflow-checks=yes",
 ];
 
-/// Memory limit in MiB. A target that exceeds it probably allocates as much memory as its input requests.
+/// Memory limit in MiB. A target that exceeds it probably allocates as much memory as its input demands.
 const MEMORY_LIMIT_MIB: u32 = 2048;
-/// Time limit of one input in seconds; an input that takes longer counts as a hang.
+/// Time limit of one input in seconds. An input that takes longer counts as a hang.
 const INPUT_LIMIT: u32 = 25;
 
-/// Builds all targets, with `jobs` parallel compilers if a number is given.
+/// Builds all targets. `jobs` limits the number of parallel compilers.
 pub fn build(jobs: Option<usize>) -> Result<()> {
     let mut build = cargo(&["build", "--release", "--manifest-path", "tests/fuzz/Cargo.toml", "--bins"]);
     build.args(["--target", TRIPLE]).arg("--target-dir").arg(folder());
     build.env("RUSTFLAGS", RUSTFLAGS.join(" ")).env_remove("CARGO_ENCODED_RUSTFLAGS");
     if let Some(jobs) = jobs {
-        // The build runs next to tests, which print their own output.
+        // The build runs while tests print their output.
         build.arg(format!("--jobs={jobs}")).arg("--quiet");
     }
     if !shown(&mut build)? {
@@ -50,7 +50,7 @@ pub fn build(jobs: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Runs each requested target once the targets are built. A target counts as one test.
+/// Runs each requested target after all of them have been built. A target counts as one test.
 pub fn run(args: &TestArgs) -> Result<Tally> {
     let mut targets = fuzz_targets(&root())?;
     if let Some(filter) = &args.filter {
@@ -60,7 +60,7 @@ pub fn run(args: &TestArgs) -> Result<Tally> {
         bail!("tests/fuzz/Cargo.toml lists no such target");
     }
     let folder = folder();
-    // One target per processor runs at a time; all targets take the same time.
+    // Run one target per processor at a time; all targets take equally long.
     let workers = thread::available_parallelism().map_or(1, NonZero::get);
     let work = |first: usize| -> Result<Tally> {
         let mut tally = Tally::default();
@@ -84,7 +84,7 @@ fn folder() -> PathBuf {
 }
 
 fn run_target(one: &FuzzTarget, folder: &Path, seconds: u32) -> Result<bool> {
-    // New inputs go to a separate corpus; the seeds in the repository do not change.
+    // New inputs go to a separate corpus, so that the seeds in the repository do not change.
     let found = folder.join("corpus").join(&one.name);
     let crashes = folder.join("artifacts").join(&one.name);
     for path in [&found, &crashes] {
@@ -101,7 +101,8 @@ fn run_target(one: &FuzzTarget, folder: &Path, seconds: u32) -> Result<bool> {
     println!("fuzz {} for {seconds} s", one.name);
     let ended = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {}", one.name))?;
     let passed = ended.status.success();
-    // Printed with one write, because other targets run concurrently. libFuzzer prints everything to standard error.
+    // Print with a single write, because other targets run at the same time. libFuzzer prints everything to standard
+    // error.
     let text = String::from_utf8_lossy(&ended.stderr);
     let advice = if passed { String::new() } else { format!("the input that failed is in {}\n", crashes.display()) };
     println!("{text}{advice}fuzz {} ... {}", one.name, if passed { "ok" } else { "FAILED" });

@@ -1,4 +1,5 @@
-//! Commands that need guests: the images; and, for the demo and the benchmarks, the daemon's release build.
+//! Commands that need guests: creating the images and, for the demo and the benchmarks, building the daemon in release
+//! mode.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,24 +11,24 @@ use crate::benches;
 use crate::load::BusyLoops;
 use crate::run::{cargo, shown, target};
 
-/// Environment variable that passes the folder of `mediatord` and `mediatorctl` to the harness.
+/// Environment variable with the folder of `mediatord` and `mediatorctl`, for the harness.
 pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 
 /// Starts creating all images for guests. Compiling the paravirtual drivers takes most of the time.
 pub fn images() -> Background {
     Background::start(Priority::Equal, || {
         let made = images::ensure_all(&images::Progress::stderr(), false).map(drop);
-        made.context("what the guests need could not be made")
+        made.context("the files for the guests could not be created")
     })
 }
 
 /// Creates the images and builds the daemon in release mode. Returns the folder with its programs.
 fn release() -> Result<PathBuf> {
-    images::ensure(&images::Progress::stderr()).context("what the guests need could not be made")?;
+    images::ensure(&images::Progress::stderr()).context("the files for the guests could not be created")?;
     if !shown(&mut cargo(&["build", "--release", "--package", "mediatord", "--package", "mediatorctl", "--bins"]))? {
         bail!("mediatord does not build");
     }
-    // Additional programs for the machines of `tests::nest`.
+    // The machines of `tests::nest` need these additional programs.
     if !shown(&mut cargo(&["build", "--release", "--package", "rig", "--examples"]))? {
         bail!("the programs of the rig do not build");
     }
@@ -47,13 +48,13 @@ pub struct BenchOptions {
     pub seconds: Option<u64>,
     pub rounds: Option<u32>,
     pub only: Option<String>,
-    /// Runs every benchmark, each with a separate file in the folder `json`.
+    /// Runs every benchmark, each with its own file in the folder `json`.
     pub all: bool,
-    /// Keeps the existing results of the file.
+    /// Keeps the results that the file already contains.
     pub resume: bool,
-    /// Number of concurrent busy loops.
+    /// Number of busy loops that run at the same time.
     pub beside_load: u32,
-    /// Folder with another build's `mediatord` and `mediatorctl`, which are measured instead of this build's.
+    /// Folder with `mediatord` and `mediatorctl` from another build, which are measured instead of those of this build.
     pub programs: Option<PathBuf>,
 }
 
@@ -101,7 +102,7 @@ pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
         command.arg("--resume");
     }
     if let Some(json) = json {
-        // The program may run in a different folder than the user.
+        // The program may run in another folder than the user.
         let json = std::path::absolute(json).with_context(|| format!("path {}", json.display()))?;
         command.arg("--json").arg(json);
     }
@@ -109,7 +110,7 @@ pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     shown(&mut command)
 }
 
-/// Returns the command of a package's program, built in release mode, with the variables that the program needs.
+/// Returns the command that runs a program of a package in release mode, with the variables that the program needs.
 fn program(package: &str, name: &str) -> Result<Command> {
     let binaries = release()?;
     let mut command = built(package, name)?;
@@ -117,7 +118,7 @@ fn program(package: &str, name: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Returns the command of a package's program, built in release mode.
+/// Returns the command that runs a program of a package in release mode.
 fn built(package: &str, name: &str) -> Result<Command> {
     if !shown(&mut cargo(&["build", "--release", "--package", package, "--bin", name]))? {
         bail!("the program {name} does not build");

@@ -1,5 +1,5 @@
-//! The language lint: counts words in comments that make sentences hard to read, per package, against a budget that may
-//! only fall.
+//! The language lint: counts words in comments that make sentences hard to read, per package, and compares them with a
+//! budget that may only fall.
 //!
 //! `cargo xtask check` fails if a package has more of these words than its line in `language.toml` permits. `cargo
 //! xtask language` prints the counts of each package, and with `--lower` writes lower counts to that file. It never
@@ -19,7 +19,7 @@ use crate::run::root;
 /// Path of the file with the budgets, relative to the root of the workspace.
 const BUDGETS: &str = "xtask/language.toml";
 
-/// Pronouns used in place of a noun. Concatenated from halves, because this file is counted as well.
+/// Pronouns that replace a noun. They are concatenated from halves, because the lint also counts this file.
 const PRONOUNS: [&str; 4] = [concat!("w", "ho"), concat!("w", "hoever"), concat!("w", "hom"), concat!("w", "hat")];
 
 /// Archaic connectives.
@@ -52,7 +52,7 @@ impl Counts {
         self.archaic += ARCHAIC.iter().map(|word| occurrences(&text, word)).sum::<usize>();
     }
 
-    /// Returns the number of occurrences per 1,000 lines.
+    /// Converts a number of occurrences to a rate per 1,000 lines.
     fn rate(self, count: usize) -> f64 {
         count as f64 * 1000.0 / self.lines.max(1) as f64
     }
@@ -68,7 +68,7 @@ fn occurrences(text: &str, word: &str) -> usize {
     text.match_indices(word).map(|(at, _)| at).filter(whole).count()
 }
 
-/// Returns the comment on a line: the text after `//`, unless the `//` is part of a string such as a web address.
+/// Returns the comment on a line: the text after `//`, unless the `//` is in a string such as a web address.
 fn comment(line: &str) -> Option<&str> {
     let (before, after) = line.split_once("//")?;
     (!before.ends_with(':') && before.matches('"').count() % 2 == 0).then_some(after)
@@ -87,7 +87,7 @@ fn counts(metadata: &Metadata, files: &[File]) -> BTreeMap<String, Counts> {
     let mut all: BTreeMap<String, Counts> = BTreeMap::new();
     for file in files {
         let owners = folders.iter().filter(|(_, folder)| file.path.starts_with(folder));
-        // Packages can be nested: a file belongs to the deepest folder.
+        // Packages can be nested. A file belongs to the package with the deepest folder.
         let Some((name, _)) = owners.max_by_key(|(_, folder)| folder.components().count()) else { continue };
         let of_package = all.entry(name.clone()).or_default();
         file.text.lines().filter_map(comment).for_each(|text| of_package.add(text));
@@ -101,7 +101,7 @@ fn budgets() -> Result<BTreeMap<String, Counts>> {
     toml::from_str(&text).with_context(|| format!("{BUDGETS} is not valid"))
 }
 
-/// Returns the packages that exceed their budget. A package without a line has a budget of zero.
+/// Returns a message for each package that exceeds its budget. The budget of a package without a line is zero.
 pub fn problems(metadata: &Metadata, files: &[File]) -> Result<Vec<String>> {
     Ok(over(&counts(metadata, files), &budgets()?))
 }
@@ -122,7 +122,7 @@ fn over(counts: &BTreeMap<String, Counts>, budgets: &BTreeMap<String, Counts>) -
     problems
 }
 
-/// Prints the counts of each package. With `lower`, writes counts that have fallen to the budget.
+/// Prints the counts of each package. With `lower`, writes the counts that have fallen to the file of budgets.
 pub fn report(metadata: &Metadata, files: &[File], lower: bool) -> Result<()> {
     let counts = counts(metadata, files);
     println!("{:24} {:>8} {:>10} {:>8} {:>10} {:>8}", "package", "comments", "pronouns", "/1,000", "archaic", "/1,000");
@@ -143,7 +143,7 @@ pub fn report(metadata: &Metadata, files: &[File], lower: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the minimum of each count and its budget. Removed packages get no line.
+/// Returns the lower of each count and its budget. Packages that no longer exist get no line.
 fn lowered(counts: &BTreeMap<String, Counts>, budgets: &BTreeMap<String, Counts>) -> BTreeMap<String, Counts> {
     let lower = |(name, found): (&String, &Counts)| {
         let budget = budgets.get(name).copied().unwrap_or_default();
@@ -159,8 +159,8 @@ fn line(name: &str, counts: Counts) {
     println!("{name:24} {lines:8} {pronouns:10} {:8.1} {archaic:10} {:8.1}", rates.0, rates.1);
 }
 
-/// Returns sentences of comments with their locations. Chooses the sentences with the smallest hashes of seed and
-/// sentence.
+/// Returns sentences in comments and their locations. Chooses the sentences for which the hash of seed and sentence is
+/// smallest.
 pub fn sample(files: &[File], count: usize, seed: u64) -> Vec<String> {
     let order = |text: &str| {
         let mut hasher = DefaultHasher::new();
@@ -177,7 +177,7 @@ pub fn sample(files: &[File], count: usize, seed: u64) -> Vec<String> {
     all.into_iter().take(count).map(|(_, sentence)| sentence).collect()
 }
 
-/// Returns the sentences of at least four words in the comments of a file, each with the first line of its paragraph.
+/// Returns the sentences with at least four words in the comments of a file, each with the first line of its paragraph.
 fn sentences(text: &str) -> Vec<(usize, String)> {
     let mut paragraphs: Vec<(usize, String)> = Vec::new();
     let mut continues = false;

@@ -1,4 +1,4 @@
-//! Checks dependencies between crates, and licences.
+//! Checks the dependencies between crates, and licences.
 
 use std::fs;
 
@@ -9,14 +9,16 @@ use spdx::{Expression, LicenseReq, ParseMode};
 
 use crate::run::root;
 
-/// Each crate with the crates of this workspace on which it may depend: the drawing in ARCHITECTURE.md as
-/// data. Tests and benches of a crate may use further crates. A crate that is not listed fails the check.
+/// Each crate, and the crates of this workspace that it may depend on: the diagram in ARCHITECTURE.md as data. Tests
+/// and benches of a crate may use additional crates. A crate that is not listed fails the check.
 const LAYERS: &[(&str, &[&str])] = &[
     ("nvspec", &[]),
     ("card", &[]),
     ("sm20", &[]),
-    ("gdev", &["sm20"]),
+    ("gdev", &["nvspec", "sm20", "vmm-glue"]),
     ("gdev-c", &["gdev", "sm20"]),
+    ("gdev-crypt", &["gdev", "sm20"]),
+    ("gdev-driver-api", &["gdev", "sm20"]),
     ("workloads", &["gdev", "sm20"]),
     ("simgpu", &["nvspec", "card", "saved-state", "sm20"]),
     ("devmodel", &["nvspec", "saved-state"]),
@@ -243,7 +245,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 /// Path of cargo-deny's settings, relative to the root.
 const DENY: &str = "deny.toml";
 
-/// The part of [`DENY`] that this check also reads.
+/// The parts of [`DENY`] that this check reads as well.
 #[derive(Deserialize)]
 struct Deny {
     licenses: Allowed,
@@ -252,7 +254,7 @@ struct Deny {
 #[derive(Deserialize)]
 struct Allowed {
     allow: Vec<String>,
-    /// Further licences of single crates.
+    /// Additional licences for single crates.
     #[serde(default)]
     exceptions: Vec<Exception>,
 }
@@ -265,28 +267,28 @@ struct Exception {
 }
 
 impl Allowed {
-    /// Returns the licences that a crate may have.
+    /// Returns the licences that a package may have.
     fn of(&self, package: &str) -> Vec<String> {
         let more = self.exceptions.iter().filter(|exception| exception.package == package);
         self.allow.iter().chain(more.flat_map(|exception| &exception.allow)).cloned().collect()
     }
 }
 
-/// Returns the licences that dependencies may have, according to [`DENY`].
+/// Returns the licences that dependencies may have according to [`DENY`].
 fn allowed_licences() -> Result<Allowed> {
     let text = fs::read_to_string(root().join(DENY)).context(DENY)?;
     let Deny { licenses } = toml::from_str(&text).context(DENY)?;
     Ok(licenses)
 }
 
-/// Returns cargo's view of the workspace whose manifest is `manifest`, relative to the root.
+/// Returns cargo's metadata of the workspace with the manifest `manifest`, a path relative to the root.
 pub fn metadata(manifest: &str) -> Result<Metadata> {
     let mut command = MetadataCommand::new();
     command.manifest_path(root().join(manifest));
     command.exec().with_context(|| format!("cargo metadata for {manifest}"))
 }
 
-/// Returns dependencies in a forbidden direction, and permitted dependencies that no crate uses.
+/// Returns dependencies in a forbidden direction, and permitted dependencies that are unused.
 pub fn layers(metadata: &Metadata) -> Vec<String> {
     let mut problems = Vec::new();
     let packages = metadata.workspace_packages();
@@ -310,7 +312,7 @@ pub fn layers(metadata: &Metadata) -> Vec<String> {
     problems
 }
 
-/// Returns true if the manifest has a dependency of a kind that layers cover.
+/// Returns true if the manifest has a dependency of a kind that the layers cover.
 fn uses(package: &Package, name: &str) -> bool {
     package.dependencies.iter().any(|d| d.kind != DependencyKind::Development && d.name == name)
 }
@@ -336,7 +338,7 @@ fn licence_problem(text: &str, allowed: &[String]) -> Option<String> {
     }
 }
 
-/// Returns true if a licence is permitted in its required form: with its exception, if it has one.
+/// Returns true if a licence is permitted in exactly the required form, including its exception if it has one.
 fn is_allowed(requirement: &LicenseReq, allowed: &[String]) -> bool {
     allowed.contains(&requirement.to_string())
 }

@@ -9,15 +9,15 @@ use cargo_metadata::{Metadata, TargetKind};
 /// Maximum number of lines of a file. Split a longer file into one module per concept.
 const MAX_LINES: usize = 800;
 
-/// Crates whose logic must not contain hardware offsets as numbers; `nvspec` defines all of them.
+/// Crates whose logic must not contain hardware offsets as numbers, because `nvspec` defines them all.
 const NO_OFFSETS: [&str; 5] =
     ["devmodel/src", "channels/src", "shadow-pt/src", "mediator/card-manager/src", "mediator/vgpu/src"];
 
-/// Calls whose first argument is a register or field offset.
+/// Functions whose first argument is the offset of a register or field.
 const ACCESSES: [&str; 10] =
     ["read32", "write32", "read64", "write64", "rd32", "wr32", "read_u32", "write_u32", "mask32", "poll32"];
 
-/// Concatenated from halves, so that this file does not match itself.
+/// Tag of a task. It is concatenated from halves, so that this file does not match itself.
 const TASK: &str = concat!("TO", "DO");
 const REFUSED: [&str; 3] = [concat!("FIX", "ME"), concat!("X", "XX"), concat!("HA", "CK")];
 
@@ -29,7 +29,7 @@ pub struct File {
     pub text: String,
 }
 
-/// Returns all Rust sources of the workspace, including the fuzz targets.
+/// Returns all Rust sources in the workspace, including the fuzz targets.
 pub fn files(root: &Path) -> Result<Vec<File>> {
     let mut files = Vec::new();
     collect(root, root, &mut files)?;
@@ -61,7 +61,7 @@ pub fn sizes(files: &[File]) -> Vec<String> {
         .collect()
 }
 
-/// Returns hardware offsets written as numbers outside `nvspec`. Test modules may contain such numbers.
+/// Returns hardware offsets that are written as numbers outside `nvspec`. Test modules may contain such numbers.
 pub fn offsets(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files.iter().filter(|f| NO_OFFSETS.iter().any(|c| f.path.starts_with(c))) {
@@ -94,7 +94,7 @@ fn has_literal_offset(line: &str) -> bool {
     })
 }
 
-/// Returns the codes that `docs/todo.md` lists, each as a word in square brackets.
+/// Returns the codes that `docs/todo.md` lists. Each is a word in square brackets.
 pub fn todo_codes(root: &Path) -> Vec<String> {
     let text = fs::read_to_string(root.join("docs/todo.md")).unwrap_or_default();
     let codes = text.split('[').skip(1).filter_map(|t| t.split_once(']')).map(|(code, _)| code.to_owned());
@@ -123,7 +123,7 @@ pub fn tags(files: &[File], codes: &[String]) -> Vec<String> {
     problems
 }
 
-/// Returns the text after `tag` in `line`, if the tag is a separate word.
+/// Returns the text after `tag` in `line`, if the tag is a whole word.
 fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
     let joins = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(tag).find_map(|(at, _)| {
@@ -133,9 +133,9 @@ fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
     })
 }
 
-/// Crates whose locks have ranks: their waits and locks use the crate that checks ranks.
+/// Crates whose locks have ranks. They must lock and wait through the crate that checks ranks.
 const RANKED: [&str; 2] = ["mediator/card-manager/src", "mediator/vgpu/src"];
-/// Waits and locks for which the crate `locks` has a checked form, with the name of that form.
+/// Locking and waiting functions of which the crate `locks` has a checked form, and the name of that form.
 const UNCHECKED: [(&str, &str); 5] = [
     ("thread::sleep", "locks::sleep"),
     ("parking_lot::", "locks::Mutex"),
@@ -144,7 +144,7 @@ const UNCHECKED: [(&str, &str); 5] = [
     ("sync::Condvar", "locks::Condvar"),
 ];
 
-/// Returns waits and locks in product code whose rank is not checked.
+/// Returns uses of locking and waiting functions in product code that do not check ranks.
 pub fn unchecked_waits(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     let product = |file: &&File| {
@@ -193,7 +193,7 @@ pub fn openers(files: &[File]) -> Vec<String> {
 /// Maximum length of a test's name in characters.
 const MAX_TEST_NAME_CHARS: usize = 60;
 
-/// Returns tests whose names are too long to be read in a report.
+/// Returns tests whose names are too long for a report.
 pub fn test_names(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {
@@ -216,7 +216,7 @@ pub fn test_names(files: &[File]) -> Vec<String> {
 /// Maximum number of columns in a line. rustfmt applies it to code, but not to comments.
 const MAX_COLUMNS: usize = 120;
 
-/// Returns comments that are too wide. A wider single word cannot be broken.
+/// Returns comments that are too wide. A single word that is too wide cannot be broken.
 pub fn wide_comments(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {
@@ -231,7 +231,7 @@ pub fn wide_comments(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Returns modules of a crate's sources in files `x/mod.rs`: the convention is `x.rs` next to `x/`.
+/// Returns modules in files `x/mod.rs`: by convention a module is `x.rs`, with its parts in `x/`.
 pub fn module_files(files: &[File]) -> Vec<String> {
     let in_sources = |file: &&File| file.path.components().any(|part| part.as_os_str() == "src");
     let named = files.iter().filter(in_sources).filter(|file| file.path.ends_with("mod.rs"));

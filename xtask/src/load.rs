@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Maximum number of loops; more loops would only compete with each other.
+/// Maximum number of loops. More of them would only compete with each other.
 pub const MAX_LOOPS: u32 = 64;
 
-/// Busy loops. They end on drop, or with the process.
+/// Busy loops. They end when the value is dropped, or with the process.
 pub struct BusyLoops {
     ends: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl BusyLoops {
-    /// Starts `count` loops, each on a separate thread.
+    /// Starts `count` loops, each on its own thread.
     pub fn start(count: u32) -> Self {
         let ends = Arc::<AtomicBool>::default();
         if count > 0 {

@@ -1,19 +1,20 @@
 //! One entry point for setup, demo, test, bench and lint: `cargo xtask COMMAND`.
 //!
 //! Parts:
-//! - [`check`]: all checks that run no tests: format, clippy, rustdoc, house lints ([`lints`], [`orphans`], [`rooms`],
-//!   [`counts`], [`language`]), crate layers and licences ([`layers`]);
+//! - [`check`]: all checks that do not run tests: format, clippy, rustdoc, house lints ([`lints`], [`orphans`],
+//!   [`rooms`], [`counts`], [`language`]), crate layers and licences ([`layers`])
 //! - [`suites`]: the test suites, with their counts ([`tally`]) and [`times`]; [`programs`] builds their programs,
 //!   [`runner`] runs them, [`watch`] ends tests that hang, [`fuzz`] is one of the suites, and [`background`] runs
-//!   preparations concurrently;
-//! - [`guests`]: commands that need guests: the images; demo and bench, with the daemon's release build;
-//! - [`mutations`]: deliberate mistakes that the tests must notice;
-//! - [`load`]: busy loops during tests or measurements;
-//! - `docs`: parts of the documentation that the crate `doc-pages` generates from code;
-//! - [`package`]: the Debian package;
-//! - [`run`]: functions that run child processes.
+//!   preparations in parallel
+//! - [`guests`]: commands that need guests: creating the images; the demo and the benchmarks, with the daemon in
+//!   release mode
+//! - [`mutations`]: deliberate mistakes that the tests must detect
+//! - [`load`]: busy loops during tests or measurements
+//! - `docs`: parts of the documentation that the crate `doc-pages` generates from code
+//! - [`package`]: the Debian packages
+//! - [`run`]: functions that run child processes
 //!
-//! The program installs nothing; the crate `images` creates the images of guests in a cache folder.
+//! The program does not install anything; the crate `images` creates the images of guests in a cache folder.
 
 mod background;
 mod benches;
@@ -46,7 +47,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
-/// Packages with a test that generates a part of the documentation.
+/// Packages with a test that generates part of the documentation.
 const PACKAGES_WITH_PAGES: [&str; 3] = ["doc-pages", "mediatorctl", "metrics"];
 
 #[derive(Parser)]
@@ -58,7 +59,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Format, clippy, rustdoc, house lints, crate layers and licences.
+    /// Checks format, clippy, rustdoc, house lints, crate layers and licences.
     Check {
         /// Leave out all that compiles or formats: only house lints, layers and licences, in a second.
         #[arg(long)]
@@ -113,7 +114,7 @@ enum Command {
     },
     /// Make mistakes in copies of the sources, and check that the tests notice each one.
     Mutations {
-        /// Only those whose name contains one of these, or whose package is one of these.
+        /// Run only the mutations whose name contains one of these words, or whose package is one of them.
         filters: Vec<String>,
         /// Leave out those that earlier runs have noticed.
         #[arg(long)]
@@ -130,7 +131,7 @@ enum Command {
         #[arg(long, value_name = "FOLDER")]
         out: Option<std::path::PathBuf>,
     },
-    /// Print the folder with the Python packages that render and validate the Helm chart; installed the first time.
+    /// Print the folder of the Python packages that render and validate the Helm chart, and install them if necessary.
     HelmTools,
     /// Boot two guests on one card, run the copy workloads in both and verify every byte.
     Demo {
@@ -148,13 +149,13 @@ enum Command {
 
 #[derive(Args)]
 struct TestArgs {
-    /// The suite to run; all if omitted.
+    /// The suite to run; all suites by default.
     #[arg(long)]
     suite: Option<suites::Suite>,
     /// Time of each fuzz target, in seconds.
     #[arg(long, value_name = "N", default_value_t = 10)]
     fuzz_seconds: u32,
-    /// Concurrent guest tests; by default one for each CPU, and one for each two for tests that take several.
+    /// Number of processors for concurrent guest tests; by default all, at most 8. A test may occupy several of them.
     #[arg(long, value_name = "N")]
     guest_threads: Option<usize>,
     /// Test with this number of concurrent busy loops.
@@ -210,8 +211,7 @@ fn report_language(lower: bool) -> Result<()> {
     language::report(&layers::metadata("Cargo.toml")?, &lints::files(&run::root())?, lower)
 }
 
-/// Runs the tests that compare generated parts of the documentation with the code, in the mode in which they write
-/// these parts.
+/// Runs the tests that compare generated parts of the documentation with the code, in the mode that writes these parts.
 fn write_pages() -> Result<bool> {
     let mut command = run::cargo(&["test", "--quiet", "--lib"]);
     command.args(PACKAGES_WITH_PAGES.iter().flat_map(|package| ["--package", *package])).arg("generated_");

@@ -1,15 +1,15 @@
 //! Deliberate mistakes in the code, each of which must make a test fail: `cargo xtask mutations`.
 //!
-//! Each mistake removes something that isolation depends on: a bound, one 4 KiB piece of a check, a flush. The file
-//! `mutations.toml` of each crate lists the mistakes in that crate ([`list`]). The sources are copied, and a crate's
-//! tests must fail in the copy with the mistake (with a failed test, not a failed build). Only crates whose tests need
-//! no guest are mutated, and only the tests that should notice run.
+//! Each mistake removes something that isolation depends on: a bound, one 4 KiB part of a check, a flush. The file
+//! `mutations.toml` of a crate lists the mistakes in that crate ([`list`]). The sources are copied, and with the
+//! mistake a test of the crate must fail in the copy (a failed build does not count). Only crates whose tests need no
+//! guests are mutated, and only the tests that should detect the mistake run.
 //!
-//! Compiling takes most of the time, so all mistakes are compiled together: in [`copy`] the function around a mistake
-//! has both bodies, and an environment variable selects one ([`switch`], [`place`]). A mistake that is not within one
-//! function, or does not compile next to the correct body, is compiled separately. An unnoticed mistake is also tried
-//! separately, because a test that clears its processes' environment disables the switch. [`trial`] builds, and runs
-//! tests.
+//! Most of the time is spent compiling, so all mistakes are compiled together: in the [`copy`], the function around a
+//! mistake has both bodies, and an environment variable selects one ([`switch`], [`place`]). A mistake that is not
+//! within one function, or that does not compile next to the correct body, is compiled separately. A mistake that no
+//! test detects is also tried separately, because a test that clears the environment of its processes disables the
+//! switch. [`trial`] builds and runs tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -40,29 +40,30 @@ struct Mutation {
     name: String,
     /// The check that the mistake removes.
     what: String,
-    /// Package whose tests should notice the mistake. By default the crate of the list; it may be a crate that uses
-    /// that crate.
+    /// Package whose tests should detect the mistake. By default it is the crate with the list; it may be a crate that
+    /// uses that crate.
     #[serde(default)]
     package: String,
-    /// Path of the changed file, relative to the root of the workspace; in the list, relative to the crate's folder.
+    /// Path of the file to change, relative to the root of the workspace. In the list it is relative to the crate's
+    /// folder.
     file: String,
-    /// The replaced text, which must occur exactly once in the file.
+    /// The text to replace. It must occur exactly once in the file.
     from: String,
     to: String,
-    /// Words that select tests: only tests whose name contains one of these words run; all tests run if this is empty.
+    /// Words that select tests: only tests whose names contain one of them run. All tests run if this is empty.
     #[serde(default)]
     tests: String,
 }
 
 impl Mutation {
-    /// Returns the words of `tests`. If `tests` is empty, returns a word that every name contains.
+    /// Returns the words in `tests`. If there are none, returns a word that every name contains.
     fn filters(&self) -> Vec<&str> {
         if self.tests.is_empty() { vec![""] } else { self.tests.split_whitespace().collect() }
     }
 }
 
-/// Tries each mistake in turn. Returns true if all mistakes were noticed. With `resume`, skips mistakes that earlier
-/// runs have noticed.
+/// Tries each mistake in turn. Returns true if tests detected all of them. With `resume`, skips mistakes that were
+/// detected in earlier runs.
 pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     let all = mutations(&metadata("Cargo.toml")?)?;
     let is_like = |mutation: &Mutation, filter: &str| mutation.name.contains(filter) || mutation.package == filter;
@@ -80,13 +81,16 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
         .collect();
     let packages = wanted.iter().map(|mutation| mutation.package.as_str()).collect();
     let (build, sources, programs) = build(&wanted, (!filters.is_empty()).then_some(&packages))?;
-    // The same tests must pass without a mistake; otherwise a failure would prove nothing.
+    // The same tests must pass without a mistake, or their failure would prove nothing.
     for package in &packages {
         let of_package = wanted.iter().filter(|mutation| mutation.package == *package);
         let filters: BTreeSet<_> = of_package.flat_map(|mutation| mutation.filters()).collect();
         let filters: Vec<_> = filters.into_iter().collect();
         let verdict = trial::run(&build.concerned(&programs, package, &filters)?, &filters, None)?;
-        ensure!(verdict.good() && verdict.tally.passed > 0, "{package}: not good without any mutation: {verdict}");
+        ensure!(
+            verdict.good() && verdict.tally.passed > 0,
+            "{package}: the tests fail without any mutation: {verdict}"
+        );
         println!("{package}, without a mutation: {verdict}");
     }
     let mut missed: Vec<&str> = Vec::new();
@@ -111,7 +115,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     Ok(missed.is_empty())
 }
 
-/// Prints and records whether the tests noticed a mistake. Returns true if they did.
+/// Prints and records whether the tests detected a mistake. Returns true if they did.
 fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool> {
     let noticed = !verdict.good();
     println!(
@@ -126,7 +130,7 @@ fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool>
     Ok(noticed)
 }
 
-/// Makes a single mistake in the copy, runs its tests, and undoes the mistake.
+/// Makes a single mistake in the copy, runs its tests, and reverts the mistake.
 fn make_alone(build: &Build, sources: &Sources, options: &[String], mutation: &Mutation) -> Result<Verdict> {
     let path = sources.copy.join(&mutation.file);
     let with_switches = fs::read(&path).with_context(|| mutation.file.clone())?;
@@ -144,7 +148,7 @@ fn make_alone(build: &Build, sources: &Sources, options: &[String], mutation: &M
     }
 }
 
-/// The copy of the sources, with its switches.
+/// The copy of the sources and its switches.
 struct Sources<'m> {
     copy: PathBuf,
     switched: BTreeMap<&'m str, Switched<'m>>,
@@ -156,7 +160,7 @@ impl<'m> Sources<'m> {
         switches.flat_map(|(_, names)| names).any(|name| *name == mutation.name)
     }
 
-    /// Creates a copy with a switch for each mistake, except mistakes that must be compiled separately.
+    /// Creates a copy with a switch for each mistake, except those that must be compiled separately.
     fn make(wanted: &[&'m Mutation], alone: &BTreeSet<&str>) -> Result<Self> {
         let mut by_file: BTreeMap<&str, Vec<&'m Mutation>> = BTreeMap::new();
         for mutation in wanted.iter().filter(|mutation| !alone.contains(mutation.name.as_str())) {
@@ -175,7 +179,7 @@ fn original(file: &str) -> Result<String> {
     fs::read_to_string(root().join(file)).with_context(|| file.to_owned())
 }
 
-/// Builds the copy. A function that does not compile with two bodies gets one body in the next attempt.
+/// Builds the copy. A function that does not compile with both bodies gets one body in the next attempt.
 fn build<'m>(wanted: &[&'m Mutation], packages: Option<&BTreeSet<&str>>) -> Result<(Build, Sources<'m>, Vec<Program>)> {
     let mut alone = BTreeSet::new();
     loop {
@@ -197,7 +201,7 @@ fn build<'m>(wanted: &[&'m Mutation], packages: Option<&BTreeSet<&str>>) -> Resu
     }
 }
 
-/// Names of the noticed mistakes, in a file, so that an interrupted run can be resumed.
+/// Names of the detected mistakes, in a file, so that an interrupted run can be resumed.
 struct Record {
     path: PathBuf,
     noticed: BTreeSet<String>,
@@ -208,13 +212,13 @@ impl Record {
         Self::at(&target().join("mutations-noticed"), resume)
     }
 
-    /// Loads a record to resume it, or starts an empty record.
+    /// Loads a record to resume it, or creates an empty one.
     fn at(path: &Path, resume: bool) -> Result<Self> {
         if !resume && path.exists() {
             fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
         let text = if path.exists() {
-            fs::read_to_string(path).context("the record of what was noticed")?
+            fs::read_to_string(path).context("the record of detected mutations")?
         } else {
             String::new()
         };
@@ -234,7 +238,7 @@ mod tests {
     use crate::lints;
 
     #[test]
-    fn a_run_is_gone_on_with_only_if_that_is_wished() {
+    fn run_is_resumed_only_on_request() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("noticed");
         Record::at(&path, false).unwrap().add("a").unwrap();

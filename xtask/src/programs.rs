@@ -1,4 +1,5 @@
-//! The workspace's test programs: builds them once, together with the programs that they start, and lists their tests.
+//! The test programs of the workspace: builds them once, together with the programs that they start, and lists their
+//! tests.
 
 use std::collections::BTreeSet;
 use std::io::BufReader;
@@ -11,13 +12,13 @@ use cargo_metadata::{Artifact, Message, TargetKind};
 use crate::guests::BIN_VARIABLE;
 use crate::run::{cargo, root, target};
 
-/// Features that are enabled, so that the guest and CUDA suites are built with all other programs.
+/// Features to enable, so that the guest and CUDA suites are built together with all other programs.
 ///
-/// Cargo unifies the features of a dependency over the packages of one command. A command for only some packages would
+/// Cargo unifies the features of a dependency over all packages of a command. A command for only some packages would
 /// compile a third of all dependencies again.
 pub const FEATURES: &str = "tests/vm,cuda-table/headers,cuda-rig/libraries";
 
-/// Group of crates whose tests are a separate suite, by folder.
+/// Groups of crates whose tests are separate suites, by folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     /// The crates in `cuda`.
@@ -44,22 +45,22 @@ impl Group {
 pub struct Program {
     /// The package's name in cargo.
     pub package: String,
-    /// The tested library, program or integration test.
+    /// The library, program or integration test that is tested.
     pub target: String,
     /// True for an integration test.
     pub integration: bool,
-    /// The group of the program's crate.
+    /// The group that the program's crate belongs to.
     pub group: Group,
     /// The option with which cargo builds the program.
     pub option: String,
     path: PathBuf,
-    /// The package's folder, in which tests run.
+    /// The package's folder. Tests run in it.
     folder: PathBuf,
 }
 
 /// Builds all test programs, and every program that a test program starts.
 ///
-/// One command builds all programs with one set of features and one profile, so that nothing is compiled twice.
+/// A single command builds all programs with the same features and the same profile, so that nothing is compiled twice.
 pub fn build() -> Result<Vec<Program>> {
     let mut command = cargo(&["build", "--workspace", "--lib", "--bins", "--tests", "--examples"]);
     command.args(["--features", FEATURES]);
@@ -78,7 +79,7 @@ pub fn build() -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// Returns the test program of an artifact that cargo reports, if the artifact is a test program.
+/// Returns the test program that an artifact reported by cargo describes, if it is one.
 pub fn program(artifact: &Artifact) -> Option<Program> {
     let executable = artifact.executable.as_ref().filter(|_| artifact.profile.test)?;
     let folder = artifact.manifest_path.parent()?;
@@ -101,19 +102,19 @@ pub fn program(artifact: &Artifact) -> Option<Program> {
 }
 
 impl Program {
-    /// Returns the names of the program's tests, without ignored tests.
+    /// Returns the names of the program's tests, except ignored ones.
     pub fn tests(&self) -> Result<Vec<String>> {
         let all = self.list(&[])?;
         let ignored: BTreeSet<_> = self.list(&["--ignored"])?.into_iter().collect();
         Ok(all.into_iter().filter(|name| !ignored.contains(name)).collect())
     }
 
-    /// Returns true if the program tests the package in that folder.
+    /// Returns true if the program tests the package in this folder.
     pub fn is_in(&self, folder: &Path) -> bool {
         self.folder == folder
     }
 
-    /// Returns the program's command, to which arguments can be added.
+    /// Returns the program's command. Arguments can be added to it.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder).stdin(Stdio::null());

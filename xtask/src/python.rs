@@ -1,7 +1,7 @@
-//! The Python client: generated from the API's description without handwritten code, and packed as a wheel.
+//! The Python client, which is generated from the API's description without handwritten code and packed as a wheel.
 //!
-//! The generator and the wheel's builder come from the Python registry. They are installed into a folder of the cache,
-//! so that neither root nor a virtual environment is necessary.
+//! The generator and the builder of the wheel come from the Python registry. They are installed in a folder of the
+//! cache, so that neither root nor a virtual environment is necessary.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,19 +11,19 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::run::{root, target};
 
-/// The generator of the client, and the builder of wheels that its output names.
+/// The generator of the client, and the wheel builder that its output requires.
 const GENERATOR: [&str; 2] = ["openapi-python-client==0.29.1", "poetry-core==2.5.0"];
-/// Helm as a library, and the schemas of Kubernetes' objects.
+/// Helm as a library, and the schemas of Kubernetes objects.
 const HELM: [&str; 2] = ["helm-sdkpy==0.1.32", "kubernetes-validate==1.37.0"];
 /// The API's description.
 const DOCUMENT: &str = "docs/reference/api.json";
 /// Name of the Python package.
 const PACKAGE: &str = "gpu_mediator_client";
 
-/// Creates the wheel in `out`, or in the folder of packages. Prints its path.
+/// Creates the wheel in `out`, or in the folder for packages. Prints its path.
 ///
 /// # Errors
-/// If Python or pip is absent, the registry does not answer, or the generator cannot read the description.
+/// If Python or pip is missing, the registry does not answer, or the generator cannot read the description.
 pub fn client(out: Option<&Path>) -> Result<bool> {
     let tools = tools(&GENERATOR, &[]).context("the generator of the Python client")?;
     let out = out.map_or_else(|| target().join("package"), Path::to_owned);
@@ -54,14 +54,14 @@ pub fn client(out: Option<&Path>) -> Result<bool> {
 /// Prints the folder with the Python packages that render and validate the Helm chart.
 ///
 /// # Errors
-/// If Python or pip is absent, or the registry does not answer.
+/// If Python or pip is missing, or the registry does not answer.
 pub fn helm() -> Result<bool> {
-    // Helm's library requires a newer Python than Debian 12 has, but works with the older version.
+    // Helm's library claims to require a newer Python than Debian 12 has, but works with that one.
     println!("{}", tools(&HELM, &["--ignore-requires-python"]).context("Helm's library")?.display());
     Ok(true)
 }
 
-/// Returns the folder with the given Python packages, and installs them the first time.
+/// Returns the folder with the given Python packages. Installs them on first use.
 fn tools(packages: &[&str], options: &[&str]) -> Result<PathBuf> {
     let cache = std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
     let folder = cache.join("python").join(packages.join("-").replace("==", "-"));
@@ -70,20 +70,20 @@ fn tools(packages: &[&str], options: &[&str]) -> Result<PathBuf> {
     }
     let parent = folder.parent().context("a cache")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-    // An interrupted installation leaves no folder of this name.
+    // An interrupted installation must not leave a folder with this name.
     let scratch = tempfile::tempdir_in(parent).context("a folder for Python packages")?;
     let place = scratch.path().join("tools");
     let mut install = python(None);
     install.args(["-m", "pip", "install", "--quiet"]).args(options).arg("--target").arg(&place);
     run(install.args(packages)).context("cannot be installed; it needs python3 with pip")?;
     match fs::rename(&place, &folder) {
-        // Another process has created the folder already.
+        // Another process has already created the folder.
         Err(_) if folder.exists() => Ok(folder),
         renamed => renamed.map(|()| folder).context("cannot keep the Python packages"),
     }
 }
 
-/// Returns a command that runs Python with the packages of a folder.
+/// Returns a command that runs Python with the packages in a folder.
 fn python(packages: Option<&Path>) -> Command {
     let mut command = Command::new("python3");
     match packages {

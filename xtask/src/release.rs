@@ -7,20 +7,19 @@ use jiff::civil::Date;
 
 use crate::run::root;
 
-/// The maintainer, in the format of Debian and RPM. The domain is reserved for examples: the project
-/// has none.
+/// The maintainer in the format of Debian and RPM. The domain is reserved for examples, because the project has none.
 pub const MAINTAINER: &str = "The gpu-mediator authors <maintainers@gpu-mediator.example.org>";
 
-/// A version of the changelog.
+/// A version in the changelog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release {
     pub version: String,
     pub date: Date,
-    /// Its changes, each on one line, without Markdown markup.
+    /// The changes of the version, each on one line and without Markdown markup.
     pub changes: Vec<String>,
 }
 
-/// Reads the versions of the changelog, the newest first.
+/// Parses the versions in the changelog, newest first.
 ///
 /// # Errors
 /// If the file cannot be read, or a heading has no date.
@@ -90,7 +89,7 @@ pub fn debian(package: &str, releases: &[Release]) -> String {
     text
 }
 
-/// Returns a change as an item of at most 80 columns.
+/// Returns a change as a list item with at most 80 columns.
 pub fn wrapped(change: &str) -> String {
     let mut lines = vec!["  *".to_owned()];
     for word in change.split_whitespace() {
@@ -106,7 +105,7 @@ pub fn wrapped(change: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Files that contain the version, each with the text around it.
+    /// Files that show the version, each with the text around it.
     const SHOWN: [(&str, &str); 7] = [
         ("tests/fuzz/Cargo.toml", "version = \"VERSION\""),
         ("fleet/kubernetes/kustomization.yaml", "newTag: VERSION"),

@@ -1,25 +1,25 @@
-//! Checks all crates for circular imports within a crate, and for their size. For crates under `mediator/`, also checks
-//! the direction of imports, and finds items that no other crate names.
+//! Checks all crates for circular imports and for their size. In crates under `mediator/`, also checks the direction of
+//! imports, and finds public items that no other crate names.
 //!
-//! Also checks which files use the software card. All checks work on the text, not on the compiler's data: a name
-//! counts as used where it occurs.
+//! Also checks which files use the software card. All checks work on the text and not on the compiler's data: a name
+//! counts as used wherever it occurs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 
 use crate::lints::File;
 
-/// Maximum number of lines of product code in a crate, without tests.
+/// Maximum number of lines of product code per crate, not counting tests.
 const MAX_CRATE_LINES: usize = 8000;
 
-/// Crates that are larger, with their permitted number of lines. Numbers may only fall.
-const LARGE_CRATES: [(&str, usize); 5] =
-    [("cuda/owner", 8_070), ("cuda/shim", 8_190), ("mediator/daemon", 8_580), ("simgpu", 14_090), ("vmm-glue", 9_350)];
+/// Crates that may be larger, with their permitted number of lines. These numbers may only fall.
+const LARGE_CRATES: [(&str, usize); 4] =
+    [("cuda/shim", 8_190), ("mediator/daemon", 8_580), ("simgpu", 14_090), ("vmm-glue", 9_350)];
 
-/// Number of modules that import each other in circles, for each crate outside `mediator/`. Numbers may only fall.
+/// Number of modules that import each other in circles, for crates outside `mediator/`. These numbers may only fall.
 const MODULES_IN_CIRCLES: [(&str, usize); 3] = [("simgpu", 10), ("vmm-glue", 2), ("xtask", 4)];
 
-/// Returns the folder of a source file's crate, and the file's module path from `src` on.
+/// Returns the folder of the crate that a source file belongs to, and the module path of the file, starting at `src`.
 fn place(path: &Path) -> Option<(String, Vec<String>)> {
     let parts: Vec<_> = path
         .components()
@@ -37,7 +37,7 @@ fn place(path: &Path) -> Option<(String, Vec<String>)> {
     Some((folder, modules))
 }
 
-/// Returns the crate under `mediator/` of a source file, and the file's module path from `src` on.
+/// Like [`place`], for crates under `mediator/` only.
 fn room(path: &Path) -> Option<(String, Vec<String>)> {
     let (folder, modules) = place(path)?;
     folder.strip_prefix("mediator/").map(|name| (name.to_owned(), modules))
@@ -48,12 +48,12 @@ fn is_test(modules: &[String]) -> bool {
     modules.iter().any(|module| module == "tests" || module == "interleavings" || module == "fixture")
 }
 
-/// Returns the text without its unit tests, which are at the end.
+/// Returns the text without the unit tests, which are at its end.
 fn product(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }
 
-/// Returns the first component after `prefix` in each import, anywhere in the text.
+/// Returns the first path component after `prefix` in each import in the text.
 fn named_after(text: &str, prefix: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (at, _) in text.match_indices(prefix) {
@@ -88,10 +88,10 @@ fn named_after(text: &str, prefix: &str) -> BTreeSet<String> {
     names
 }
 
-/// The imports of each top-level module of a crate.
+/// The modules that each top-level module of a crate imports.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
-/// Returns the imports between the top-level modules of each crate, and the set of these modules that are folders.
+/// Returns the imports between the top-level modules of each crate, and the set of modules that are folders.
 fn imports(files: &[File]) -> BTreeMap<String, (Imports, BTreeSet<String>)> {
     let mut crates: BTreeMap<String, (Imports, BTreeSet<String>)> = BTreeMap::new();
     for file in files {
@@ -115,7 +115,7 @@ fn imports(files: &[File]) -> BTreeMap<String, (Imports, BTreeSet<String>)> {
     crates
 }
 
-/// Finds all modules that can be reached from a module.
+/// Returns all modules that can be reached from a module through imports.
 fn reached<'a>(imports: &'a Imports, from: &'a str) -> BTreeSet<&'a str> {
     let mut found = BTreeSet::new();
     let mut left = vec![from];
@@ -129,8 +129,8 @@ fn reached<'a>(imports: &'a Imports, from: &'a str) -> BTreeSet<&'a str> {
     found
 }
 
-/// Returns modules that import each other in a circle where this is forbidden, and numbers of [`MODULES_IN_CIRCLES`]
-/// that are too high.
+/// Returns modules that import each other in a forbidden circle, and numbers in [`MODULES_IN_CIRCLES`] that are too
+/// high.
 pub fn circles(files: &[File]) -> Vec<String> {
     circles_beyond(files, &MODULES_IN_CIRCLES)
 }
@@ -187,9 +187,9 @@ pub fn sizes(files: &[File]) -> Vec<String> {
     large.map(|(folder, lines)| format!("{folder}: {lines} lines of product code; at most {}", most(&folder))).collect()
 }
 
-/// Texts that name the software card's types. Texts for operators and the configuration's keys do not count.
+/// Texts that name types of the software card. Texts for operators and keys of the configuration do not count.
 const SOFTWARE_CARD: [&str; 2] = ["use simgpu", "simgpu::"];
-/// The crate that describes cards, and the crates of the configuration and of tests.
+/// The crate that describes cards, and the crates for the configuration and for tests.
 const KNOWS_KINDS: [&str; 3] = ["physical", "config", "rig"];
 
 /// Returns files above `card::Card` that use the software card.
@@ -209,11 +209,11 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// Name of a public item (`None` for an item that is public through another item), and the words of its declaration.
+/// A public item: its name (`None` if it is public through another item), and the words of its declaration.
 type Declared<'a> = (Option<&'a str>, BTreeSet<&'a str>);
 
-/// Returns public items that a text declares, except modules, with their public parts: fields, methods of traits and
-/// their types.
+/// Returns the public items that a text declares, except modules, with their public parts: fields, methods of traits,
+/// and types.
 fn declared(text: &str) -> Vec<Declared<'_>> {
     const KINDS: [&str; 8] = ["fn ", "const fn ", "struct ", "enum ", "trait ", "type ", "const ", "static "];
     let mut found = Vec::new();
@@ -236,7 +236,7 @@ fn declared(text: &str) -> Vec<Declared<'_>> {
     found
 }
 
-/// Returns public items that no other crate names, and that occur in no other public declaration of their crate.
+/// Returns public items that no other crate names and that no other public declaration of their crate contains.
 pub fn unnamed(files: &[File]) -> Vec<String> {
     let mut items: BTreeMap<String, Vec<Declared<'_>>> = BTreeMap::new();
     let mut named: Vec<(Option<String>, BTreeSet<&str>)> = Vec::new();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn code_that_names_the_software_card_is_reported() {
+    fn code_that_uses_the_software_card_is_reported() {
         let text = "fn a(card: &simgpu::SimGpu) {}\n";
         let apart = "//! Cards of kind `simgpu` are software.\n#[cfg(test)]\nmod tests {\n    use simgpu::SimGpu;\n}\n";
         let allowed =

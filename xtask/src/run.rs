@@ -1,4 +1,4 @@
-//! Child processes: runs cargo in the workspace's folder, and shows output as it arrives.
+//! Child processes: runs cargo in the workspace, and shows output as it arrives.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -12,16 +12,16 @@ pub fn root() -> PathBuf {
     images::cache::workspace()
 }
 
-/// Returns the folder that cargo builds into.
+/// Returns the folder of cargo's builds.
 pub fn target() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// Returns a command of the cargo that runs this program, in the workspace.
+/// Returns a command for the cargo that runs this program, in the workspace.
 pub fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).args(args).stdin(Stdio::null());
-    // Set by `cargo run` for this program; a child must not inherit it.
+    // `cargo run` sets this variable for this program, and a child must not inherit it.
     command.env_remove("CARGO_MANIFEST_DIR");
     command
 }
@@ -31,13 +31,13 @@ pub fn shown(command: &mut Command) -> Result<bool> {
     Ok(status(command)?.success())
 }
 
-/// Same as [`shown`], but returns the status.
+/// Like [`shown`], but returns the status.
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.status().with_context(|| format!("cannot start {name}"))
 }
 
-/// Runs `command`; shows each line of its standard output and passes it to `line`.
+/// Runs `command`. Shows each line of its standard output and passes it to `line`.
 pub fn lines(command: &mut Command, mut line: impl FnMut(&str)) -> Result<ExitStatus> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start {name}"))?;

@@ -1,7 +1,7 @@
-//! Runs tests, each in a separate process, several of them concurrently, and measures each test.
+//! Runs tests, each in its own process and several at a time, and measures each of them.
 //!
-//! A separate process for each test makes it possible to measure the cost of one test: its time, and the CPU time of
-//! all its processes, which is comparable on a busy host. It also lets tests of different programs run concurrently.
+//! A process per test makes it possible to measure the cost of one test: its time, and the CPU time of all its
+//! processes, which is comparable even on a busy host. It also lets tests of different programs run at the same time.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -21,16 +21,17 @@ use crate::programs::Program;
 use crate::tally::Tally;
 use crate::watch;
 
-/// Number of CPU time units per second in `/proc`, which is the same on every Linux.
+/// Number of ticks per second in which `/proc` reports CPU time. It is the same on every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// Limits of the output that is repeated at the end: lines after a panic or an error, lines per test, characters per
-/// line.
+/// Number of lines after a panic or an error that are repeated at the end.
 const REASON_LINES: usize = 6;
+/// Maximum number of repeated lines per test.
 const REASONS_LINES: usize = 20;
+/// Maximum number of characters per repeated line.
 const REASON_CHARS: usize = 400;
 
-/// Prefix of output lines that are shown regardless of the test's result.
+/// Prefix of output lines that are shown even if the test passes.
 const REPORT: &str = "REPORT ";
 
 /// A test, and the program that contains it.
@@ -40,12 +41,12 @@ pub struct Test<'a> {
     pub load: Load,
 }
 
-/// Processors that a test occupies while it runs.
+/// Processors that a test uses while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// This number of processors, or all processors if the host has fewer.
+    /// This many processors, or all of them if the host has fewer.
     Processors(usize),
-    /// Almost no load: the test waits most of the time. One such test at a time runs in addition to the others.
+    /// Almost none, because the test waits most of the time. One such test at a time runs in addition to the others.
     Waits,
 }
 
@@ -54,7 +55,7 @@ pub enum Load {
 pub struct Taken {
     /// Package, target and name.
     pub test: String,
-    /// The program's target; for an integration test, the name of its suite.
+    /// Target of the program. For an integration test, it is the name of its suite.
     pub target: String,
     pub passed: bool,
     /// Time from start to end.
@@ -63,7 +64,7 @@ pub struct Taken {
     pub cpu: Duration,
 }
 
-/// Outcome of a set of tests.
+/// Outcome of several tests.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub tally: Tally,
@@ -71,14 +72,14 @@ pub struct Outcome {
     pub failures: Vec<Failure>,
 }
 
-/// A failed test with its reason.
+/// A test that failed, and the reason.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Package, target and name.
     pub test: String,
     /// The program's target.
     pub target: String,
-    /// Lines of the test's output that show the reason.
+    /// Lines of the test's output that explain the failure.
     pub why: Vec<String>,
 }
 
@@ -91,7 +92,7 @@ impl AddAssign for Outcome {
 }
 
 impl Outcome {
-    /// Returns the part of the outcome that belongs to the programs of one target.
+    /// Returns the part of the outcome that concerns the programs of one target.
     pub fn of_target(&self, target: &str) -> Self {
         let taken: Vec<Taken> = self.taken.iter().filter(|taken| taken.target == target).cloned().collect();
         let mut tally = Tally::default();
@@ -106,13 +107,13 @@ impl Outcome {
     }
 }
 
-/// Queue of tests, and their free processors. Tests start in the order of the queue; a test that mostly waits overtakes
-/// tests that need processors.
+/// Queue of tests, and the number of free processors. Tests start in order, except that a test that mostly waits may
+/// overtake tests that need processors.
 struct Queue {
     waiting: VecDeque<usize>,
     working: VecDeque<(usize, usize)>,
     free: usize,
-    /// True unless a test that waits most of the time is running.
+    /// True unless a test that mostly waits is running.
     quiet: bool,
 }
 
@@ -128,7 +129,7 @@ impl Queue {
         Self { waiting, working, free: processors, quiet: true }
     }
 
-    /// Takes the next test that may start now, and its number of processors.
+    /// Removes the next test that may start now. Returns it with its number of processors.
     fn start(&mut self) -> Option<(usize, usize)> {
         if let Some(at) = self.quiet.then(|| self.waiting.pop_front()).flatten() {
             self.quiet = false;
@@ -150,15 +151,15 @@ impl Queue {
     }
 }
 
-/// Parameters of a run.
+/// Parameters of a test run.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner<'a> {
-    /// Number of processors that tests may occupy together.
+    /// Number of processors that tests may use together.
     pub at_once: usize,
-    /// Time limit of a test. A test that exceeds it is ended and has failed. The limit is multiplied by
-    /// `GPU_MEDIATOR_TIME_SCALE`, as every limit of tests is.
+    /// Time limit of a test. A test that exceeds it is killed and has failed. Like every time limit of tests, it is
+    /// multiplied by `GPU_MEDIATOR_TIME_SCALE`.
     pub limit: Duration,
-    /// Further environment variables for the tests.
+    /// Additional environment variables for the tests.
     pub variables: &'a [(&'a str, &'a OsStr)],
     /// Sets [`FULL_VARIABLE`].
     pub full: bool,
@@ -167,12 +168,12 @@ pub struct Manner<'a> {
 /// Environment variable that makes tests run their full workloads; `tests::scale` reads it.
 const FULL_VARIABLE: &str = "GPU_MEDIATOR_FULL";
 
-/// Returns true if a test runs only at full scale: one of the modules in its name is `full`.
+/// Returns true if a test only runs at full scale, because one of the modules in its name is `full`.
 pub fn is_full_scale(test: &str) -> bool {
     test.split("::").any(|module| module == "full")
 }
 
-/// Runs tests. Prints a line for each test, its reports, and the output of failed tests.
+/// Runs tests. Prints one line per test, the reports of tests, and the output of those that fail.
 pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
     let at_once = manner.at_once.max(1);
     let (queue, ended) = (Mutex::new(Queue::new(tests, at_once)), Condvar::new());
@@ -207,7 +208,7 @@ pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
                 let (test, target) = (taken.test.clone(), taken.target.clone());
                 outcome.failures.push(Failure { test, target, why: reasons(&output) });
             }
-            // The hardware and the scale of a test are shown even if it passes.
+            // Show the hardware and the scale of a test even if it passes.
             let begin = format!("test {} ... ", test.name);
             let lines = output.lines().map(|line| line.strip_prefix(&begin).unwrap_or(line));
             lines.filter(|line| passed && line.starts_with(REPORT)).for_each(|line| println!("  {line}"));
@@ -217,7 +218,7 @@ pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
         Ok(())
     };
     thread::scope(|scope| {
-        // One additional worker is for a test that waits most of the time.
+        // One additional worker runs a test that mostly waits.
         let workers: Vec<_> = (0..=at_once).map(|_| scope.spawn(work)).collect();
         workers
             .into_iter()
@@ -236,10 +237,9 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     } else {
         command.env_remove(FULL_VARIABLE);
     }
-    // The output is written as it arrives, because the output of a terminated test matters most, and a passing test may
-    // report something.
+    // Write output as it arrives: that of a killed test matters most, and a test that passes may report something.
     command.args([name, "--exact", "--test-threads=1", "--nocapture"]);
-    // Uses a file, because a pipe would stay open as long as any leftover process of a test.
+    // Use a file: a pipe would stay open as long as any process that a test has left behind.
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
     let began = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start the test {name}"))?;
@@ -261,9 +261,9 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     Ok((passed, Taken { test, target: program.target.clone(), passed, elapsed, cpu }, text))
 }
 
-/// Returns the current content of a file to which processes may still write.
+/// Returns the current contents of a file that processes may still be writing.
 ///
-/// The processes share the file's position with this process. If the position changed, a leftover process of a test
+/// The processes share the position of the file with this process. If it changed, a process that a test has left behind
 /// would overwrite the beginning.
 pub fn written(file: &File) -> io::Result<String> {
     let mut bytes = vec![0; usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX)];
@@ -271,8 +271,8 @@ pub fn written(file: &File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Returns true if a program reports that it runs one test: with an unknown name, the program would run no test and
-/// succeed.
+/// Returns true if a program reports that it runs exactly one test. If the name were unknown, the program would run no
+/// test and succeed.
 ///
 /// The program reports this before any thread of a test starts. Output of such a thread may be mixed into the program's
 /// last lines.
@@ -280,12 +280,12 @@ fn began_one(output: &str) -> bool {
     output.trim_start().starts_with("running 1 test\n")
 }
 
-/// Returns true if a line begins a reason. The first reason follows the test's name.
+/// Returns true if a line begins a reason for a failure. The first such line follows the test's name.
 fn is_reason(line: &str) -> bool {
     line.contains(" panicked at ") || line.rsplit(" ... ").next().is_some_and(|line| line.starts_with("Error: "))
 }
 
-/// Returns the reasons in a failed test's output: the lines from each panic or error to the following trace.
+/// Returns the reasons in the output of a failed test: the lines from each panic or error up to the trace that follows.
 fn reasons(output: &str) -> Vec<String> {
     let mut lines = output.lines();
     let mut found = Vec::new();
@@ -297,7 +297,7 @@ fn reasons(output: &str) -> Vec<String> {
     found.into_iter().take(REASONS_LINES).map(|line| line.chars().take(REASON_CHARS).collect()).collect()
 }
 
-/// Waits until `child` has ended, without collecting it. Returns its CPU time, including its ended children.
+/// Waits for `child` to end without reaping it. Returns its CPU time, including that of its children that have ended.
 fn cpu_at_end(child: &Child) -> Result<Duration> {
     let pid = Pid::from_child(child);
     waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).context("waiting for a test")?;
@@ -311,14 +311,15 @@ pub fn cpu_of_children() -> Duration {
     fs::read_to_string("/proc/self/stat").ok().and_then(|stat| ticks(&stat, 2)).unwrap_or_default()
 }
 
-/// Returns the CPU time of a process and of its ended children, from a line of `/proc/PID/stat`.
+/// Returns the CPU time of a process and of its children that have ended, from a line of `/proc/PID/stat`.
 fn cpu_of(stat: &str) -> Option<Duration> {
     ticks(stat, 0)
 }
 
-/// Returns the sum of the CPU times from field `first` on: user and system time of the process, then of its children.
+/// Returns the sum of the CPU times from field `first` on: user and system time of the process, and then of its
+/// children.
 fn ticks(stat: &str, first: usize) -> Option<Duration> {
-    // Eleven fields follow the program's name, which may contain any characters.
+    // Eleven fields follow the name of the program, which may contain any characters.
     let fields = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);
     let ticks: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
     let ticks: u64 = ticks.get(first..).filter(|ticks| !ticks.is_empty())?.iter().sum();
@@ -375,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn full_scale_is_named_by_a_module() {
+    fn module_full_marks_full_scale_tests() {
         assert!(is_full_scale("upgrade::full::guest_of_6_1_is_upgraded") && is_full_scale("full::boots"));
         assert!(!is_full_scale("upgrade::guest_is_upgraded_in_full") && !is_full_scale("fuller::boots"));
     }

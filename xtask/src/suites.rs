@@ -1,4 +1,4 @@
-//! `cargo xtask test`: runs the suites one after another, and reports the counts and times of each.
+//! `cargo xtask test`: runs the suites, and reports the counts and times of each.
 
 use std::ops::AddAssign;
 use std::process::Command;
@@ -16,7 +16,7 @@ use crate::runner::{self, Load, Manner, Outcome, Test, cpu_of_children, is_full_
 use crate::tally::{Reader, Tally};
 use crate::{TestArgs, cuda, fuzz, guests, times};
 
-/// The package with a suite's integration test.
+/// The package that contains the suites' integration tests.
 const PACKAGE: &str = "tests";
 
 /// A test suite. To add a suite, add a variant here and a line in [`Suite::runner`].
@@ -24,8 +24,8 @@ const PACKAGE: &str = "tests";
 pub enum Suite {
     /// Tests without guests: unit, property and integration tests of every crate except those of `cuda` and `fleet`.
     Unit,
-    /// The crates of `cuda`: programs with the library, on the fake driver. Before the suites with guests, which wait
-    /// for images.
+    /// The crates of `cuda`: programs with the library, on the fake driver. This suite runs before the suites with
+    /// guests, which wait for images.
     Cuda,
     /// Parts for engines that place work on hosts: the crates of `fleet`, as processes, and libvirt, Slurm and podman
     /// on a Debian host in namespaces.
@@ -34,7 +34,7 @@ pub enum Suite {
     Guest,
     /// Hostile guests and clients.
     Hostile,
-    /// Faults, kills and restarts at any time.
+    /// Faults, kills and restarts at random moments.
     Chaos,
     /// A card with VFIO, in a machine that runs its own machines.
     Nested,
@@ -46,16 +46,16 @@ pub enum Suite {
     Fuzz,
 }
 
-/// Runner of a suite.
+/// The way to run a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Runner {
-    /// The integration test of the crate `tests` with the suite's name, with the images of guests.
+    /// The integration test in the crate `tests` that has the suite's name, with the images of guests.
     Integration,
-    /// All test programs that are in no other suite, and the examples in documentation.
+    /// All test programs that belong to no other suite, and the examples in documentation.
     Rest,
-    /// The test programs of the crates of `cuda`, with NVIDIA's headers.
+    /// The test programs of the crates in `cuda`, with NVIDIA's headers.
     Cuda,
-    /// The test programs of the crates of `fleet`, then the integration test `fleet`.
+    /// The test programs of the crates in `fleet`, and then the integration test `fleet`.
     Fleet,
     /// The fuzz targets.
     Fuzz,
@@ -75,12 +75,13 @@ impl Suite {
     /// Returns the load of one of the suite's tests with guests.
     fn load(self, test: &str) -> Load {
         match self {
-            // The guests of this test compete for a card's time. A guest without a processor stops and gets less time.
+            // The guests in this test compete for a card's time. A guest that gets no processor stops, and gets less
+            // time.
             _ if test.starts_with("rogues::") => Load::Processors(usize::MAX),
             // Daemons of batch systems poll and sleep.
             Self::Fleet => Load::Waits,
-            // Most of the time one guest boots, using one processor; the same is true of a machine that is a Xen host
-            // or runs its own machines.
+            // Usually a single guest boots, on one processor. The same holds for a machine that is a Xen host or runs
+            // machines itself.
             _ => Load::Processors(1),
         }
     }
@@ -90,7 +91,7 @@ impl Suite {
         matches!(self.runner(), Runner::Integration | Runner::Fleet)
     }
 
-    /// Returns the time limit of a test of the suite: several times the longest duration with busy loops.
+    /// Returns the time limit of the suite's tests: several times the longest duration with busy loops.
     fn limit(self) -> Duration {
         Duration::from_secs(match self {
             Self::Unit | Self::Cuda | Self::Fuzz => 600,
@@ -107,8 +108,8 @@ impl Suite {
 pub struct Ran {
     pub name: String,
     pub outcome: Outcome,
-    /// Time from start to end, including builds for the suite; the sum of its tests' times if other suites ran next to
-    /// it.
+    /// Time from start to end, including builds for the suite. If other suites ran at the same time, it is the sum of
+    /// the times of the suite's tests.
     pub elapsed: Duration,
     /// CPU time of all processes of the suite.
     pub cpu: Duration,
@@ -119,7 +120,7 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     let suites: Vec<Suite> = args.suite.map_or_else(|| Suite::value_variants().to_vec(), |suite| vec![suite]);
     let mut session = Session::start(args, &suites);
     if args.beside_load > 0 {
-        // Only the tests should run under the load, so everything that they need is created before.
+        // Only the tests should run under load, so create everything that they need first.
         session.make()?;
     }
     let _loops = BusyLoops::start(args.beside_load);
@@ -130,7 +131,7 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     let with_guests: Vec<Suite> = suites.iter().copied().filter(|suite| suite.has_guests()).collect();
     first.into_iter().for_each(|suite| ran.push(measured(&suite.name(), || session.run(suite))));
     if !with_guests.is_empty() {
-        // The suites run together, so that no processor idles at the end of each suite.
+        // Run these suites together, so that no processor is idle at the end of each suite.
         let names: Vec<String> = with_guests.iter().map(|suite| suite.name()).collect();
         let all = measured(&names.join(", "), || session.with_guests(&with_guests));
         for part in with_guests.iter().map(|suite| all.of_suite(*suite)) {
@@ -160,7 +161,7 @@ impl AddAssign for Ran {
 }
 
 impl Ran {
-    /// Returns the part of one suite in a run of several suites. Its time is the sum of its tests' times.
+    /// Returns the part of a run that concerns one suite. Its time is the sum of the times of its tests.
     fn of_suite(&self, suite: Suite) -> Self {
         let outcome = self.outcome.of_target(&suite.name());
         let (elapsed, cpu) = (outcome.taken.iter().map(|taken| taken.elapsed).sum(), outcome.cpu());
@@ -168,7 +169,7 @@ impl Ran {
     }
 }
 
-/// Runs and measures suites. An error that prevents the run counts as one failure, and the next suites still run.
+/// Runs and measures suites. An error that prevents the run counts as one failure, and the remaining suites still run.
 fn measured(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Ran {
     println!("suite {name}");
     let (began, cpu) = (Instant::now(), cpu_of_children());
@@ -184,29 +185,29 @@ fn measured(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Ran {
 /// One run of suites, with the state that the suites share.
 struct Session<'a> {
     args: &'a TestArgs,
-    /// Test programs, built when first needed.
+    /// Test programs, which are built when they are first needed.
     programs: Option<Vec<Program>>,
-    /// Images for guests, if any suite has guests.
+    /// Images of guests, if any suite has guests.
     images: Option<Background>,
-    /// NVIDIA's headers, if the crates of `cuda` are tested.
+    /// NVIDIA's headers, if the crates in `cuda` are tested.
     headers: Option<Background>,
     /// True if the fuzz suite follows.
     fuzzes: bool,
-    /// The build of the fuzz targets, while it runs next to another suite.
+    /// The build of the fuzz targets, while it runs in parallel to another suite.
     targets: Option<Background>,
 }
 
 impl<'a> Session<'a> {
     fn start(args: &'a TestArgs, suites: &[Suite]) -> Self {
         let any = |runner: Runner| suites.iter().any(|suite| suite.runner() == runner);
-        // Downloaded and created during the first build and the suites without guests.
+        // Download and create them during the first build and the suites without guests.
         let guests = suites.iter().any(|suite| suite.has_guests());
         let images = guests.then(guests::images);
         let headers = any(Runner::Cuda).then(|| Background::start(Priority::Behind, cuda::fetch_all));
         Self { args, programs: None, images, headers, fuzzes: any(Runner::Fuzz), targets: None }
     }
 
-    /// Creates everything now that is otherwise created when first needed, except the fuzz targets.
+    /// Creates all files that are otherwise created at first use, except the fuzz targets.
     fn make(&mut self) -> Result<()> {
         self.programs(|_| false)?;
         self.headers.iter_mut().chain(&mut self.images).try_for_each(Background::wait)
@@ -248,7 +249,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Runs the integration tests of the crate `tests` for some suites with guests, all in one run.
+    /// Runs the integration tests in the crate `tests` of several suites with guests, together.
     fn with_guests(&mut self, suites: &[Suite]) -> Result<Outcome> {
         let programs = self.programs(|program| suite_of(program).is_some_and(|suite| suites.contains(&suite)))?;
         for suite in suites {
@@ -259,7 +260,7 @@ impl<'a> Session<'a> {
             images.wait()?;
         }
         if self.fuzzes && self.targets.is_none() {
-            // A guest that boots alone leaves some processors idle.
+            // While a single guest boots, some processors are idle.
             self.targets = Some(Background::start(Priority::Behind, || fuzz::build(Some(1))));
         }
         let cpus = available_parallelism().map_or(1, usize::from).clamp(1, 8);
@@ -268,8 +269,8 @@ impl<'a> Session<'a> {
         for test in &mut tests {
             test.load = suite_of(test.program).map_or(test.load, |suite| suite.load(&test.name));
         }
-        // Tests that occupy several processors come first, because they would otherwise wait while a processor idles.
-        // The longest tests follow.
+        // Start with tests that use several processors, because they would otherwise wait while a processor is idle.
+        // The longest tests come next.
         tests.sort_by_key(|test| match (test.load, suite_of(test.program)) {
             (Load::Processors(2..), _) => 0,
             (_, Some(Suite::Xen | Suite::Nested)) => 1,
@@ -324,7 +325,7 @@ fn cargo_test(command: &mut Command) -> Result<Tally> {
     Ok(reader.finish(status.success()))
 }
 
-/// Returns the suite of a program, if the program is a suite.
+/// Returns the suite that a program implements, if any.
 fn suite_of(program: &Program) -> Option<Suite> {
     let is = |suite: &Suite| suite.has_guests() && suite.name() == program.target;
     let mut suites = Suite::value_variants().iter().copied();

@@ -1,4 +1,4 @@
-//! Counts of tests, and a parser of test programs' output.
+//! Counts of tests, and a parser for the output of test programs.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -48,7 +48,7 @@ impl Reader {
     /// Parses one line.
     pub fn line(&mut self, line: &str) {
         if line.starts_with("running ") && (line.ends_with(" tests") || line.ends_with(" test")) {
-            // The previous program has given no result: it crashed.
+            // The previous program has printed no result, so it has crashed.
             self.lost();
             self.running = true;
         } else if let Some(result) = line.strip_prefix("test result: ") {
@@ -57,8 +57,8 @@ impl Reader {
         }
     }
 
-    /// Returns the counts. A crashed program counts as one failure; so does a failure of cargo without any other
-    /// failure.
+    /// Returns the counts. A program that crashed counts as one failure, and so does a failure of cargo without any
+    /// other failure.
     pub fn finish(mut self, success: bool) -> Tally {
         self.lost();
         if !success && self.tally.good() {

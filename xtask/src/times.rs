@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::runner::{Failure, Taken};
 use crate::suites::Ran;
 
-/// Number of tests that are shown.
+/// Number of tests to show.
 const SHOWN_TESTS: usize = 10;
 
 /// Prints the slowest tests, the failed tests with their reasons, and each suite with its counts. The most important

@@ -10,18 +10,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-/// Maximum number of processes and threads that are read, because a test may fork endlessly.
+/// Maximum number of processes and threads to read, because a test may fork endlessly.
 const MAX_PROCESSES: usize = 4096;
 
-/// Returns a limit multiplied by a factor for slow hosts. The factor is in the environment variable that the crate
-/// `tests` reads; this program does not build that crate.
+/// Multiplies a limit by the factor for slow hosts. The crate `tests` reads the same environment variable; this program
+/// does not depend on that crate.
 pub fn scaled(limit: Duration) -> Duration {
     let scale = std::env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|text| text.parse::<f64>().ok());
     let scale = scale.filter(|scale| scale.is_finite() && *scale > 0.0).unwrap_or(1.0);
     Duration::try_from_secs_f64(limit.as_secs_f64() * scale).unwrap_or(limit)
 }
 
-/// Waits for the end of `child`, for at most `limit`. Returns true if it has ended.
+/// Waits for `child` to end, for at most `limit`. Returns true if it has ended.
 pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     let fd = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).context("watching a test")?;
     let began = Instant::now();
@@ -38,7 +38,8 @@ pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     }
 }
 
-/// Ends a process and all its descendants. Returns a line for each thread with the function in which it waited.
+/// Kills a process and all its descendants. Returns one line per thread, with the function in which the thread was
+/// waiting.
 pub fn end(process: u32) -> String {
     let processes = family(process);
     let mut text = String::new();
@@ -70,11 +71,11 @@ fn family(first: u32) -> Vec<u32> {
 
 fn parent(process: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The program's name, which may contain any characters, is followed by the process's state and its parent.
+    // The process's state and its parent follow the name of the program, which may contain any characters.
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
-/// Appends the functions in which a process's threads wait.
+/// Appends the functions in which the threads of a process are waiting.
 fn threads(process: u32, text: &mut String) {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     for task in tasks.take(MAX_PROCESSES) {

@@ -1,13 +1,13 @@
 //! Computes bounds of the optimal policy from the whole trace.
 //!
-//! Belady's rule evicts the chunk with the farthest next use, and so minimizes copies in; it ignores copies out.
+//! Belady's rule evicts the chunk whose next use is farthest away. It minimizes copies in, but ignores copies out.
 //! Minimizing the sum of both is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020), so
 //! this module computes bounds from both sides:
-//! - below by the minimum of copies in plus the minimum of copies out, each optimized separately. A chunk must be
-//!   copied out at least once each time it leaves between a write and its next use. Minimizing these copies is the same
-//!   problem restricted to such times, and the same rule solves it;
-//! - above by the copies of feasible schedules: Belady's schedule, which prefers clean chunks among equals; and
-//!   variants in which the next use of a dirty chunk counts as sooner.
+//! - The lower bound is the minimum of copies in plus the minimum of copies out, each optimized separately. A chunk
+//!   must be copied out at least once each time it leaves between a write and its next use. Minimizing these copies is
+//!   the same problem restricted to such times, and the same rule solves it.
+//! - The upper bound is the number of copies in feasible schedules: Belady's, which prefers clean chunks among equals,
+//!   and variants in which the next use of a dirty chunk counts as nearer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,19 +16,19 @@ use super::replay::{Copied, Memory, Piece};
 /// A chunk of a VM.
 type Chunk = (usize, u32);
 
-/// Divisors of the time to the next use of a dirty chunk; the best result is used.
+/// Divisors of the time to a dirty chunk's next use. The best result counts.
 const DIRTY: [u64; 4] = [1, 2, 3, 6];
 
 /// Bounds of the minimum number of copied chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Optimum {
-    /// Number of copied chunks that no schedule can go below.
+    /// Lower bound of the number of copied chunks.
     pub(super) least: u64,
-    /// Number of copied chunks of a known schedule.
+    /// Number of copied chunks in the best schedule that was found.
     pub(super) reached: u64,
 }
 
-/// Uses of each chunk, as indices of pieces.
+/// Uses of each chunk, as indices of steps.
 struct Uses(BTreeMap<Chunk, Vec<usize>>);
 
 impl Uses {
@@ -40,7 +40,7 @@ impl Uses {
         Self(uses)
     }
 
-    /// Returns the first use after piece `at`.
+    /// Returns the first use after step `at`.
     fn next(&self, chunk: Chunk, at: usize) -> Option<usize> {
         let uses = self.0.get(&chunk)?;
         uses.get(uses.partition_point(|&used| used <= at)).copied()
@@ -57,7 +57,7 @@ pub(super) fn optimum(pieces: &[Piece<'_>], vms: usize, capacity: usize) -> Opti
     Optimum { least: ins + fewest_outs(pieces, &uses, capacity), reached }
 }
 
-/// Evicts the chunk with the farthest next use.
+/// Evicts the chunk whose next use is farthest away.
 fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divisor: u64) -> Copied {
     let mut memory = Memory::new(vms);
     for (at, piece) in pieces.iter().enumerate() {
@@ -66,7 +66,7 @@ fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divi
             let is_free = |&(vm, chunk): &Chunk| vm != piece.vm || !piece.step.contains_key(&chunk);
             let value = |&(vm, chunk): &Chunk| {
                 let dirty = memory.is_dirty(vm, chunk);
-                // A chunk without a next use sorts last.
+                // A chunk that is not used again sorts last.
                 let until = uses.next((vm, chunk), at).map_or(1 << 40, |next| (next - at) as u64);
                 (if dirty { until / divisor } else { until }, !dirty)
             };
@@ -79,9 +79,9 @@ fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divi
     memory.copied()
 }
 
-/// Returns the minimum number of times that a chunk must leave between a write and its next use, or the end.
+/// Returns how often a chunk must leave, at least, between a write and its next use or the end.
 fn fewest_outs(pieces: &[Piece<'_>], uses: &Uses, capacity: usize) -> u64 {
-    // Chunks kept for their next use, sorted by that use: all of them were written at their last use.
+    // These chunks are kept for their next use, sorted by that use: each was written at its last use.
     let mut kept: BTreeSet<(usize, Chunk)> = BTreeSet::new();
     let mut outs = 0;
     for (at, piece) in pieces.iter().enumerate() {

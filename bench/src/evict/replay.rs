@@ -1,10 +1,10 @@
-//! Replays traces on a card that is too small for them: each piece of work needs all its chunks on the card, and the
+//! Replays traces on a card that is too small for them: each step of work needs all its chunks on the card, and the
 //! product's victim policies choose the chunks to evict.
 //!
-//! A chunk used for the first time is created on the card at no cost. A returning chunk is copied in. An evicted chunk
-//! is copied out if it was written since its arrival; otherwise it is dropped, because host memory still has it. The VM
-//! to evict from is chosen by GPUswap's rule, which equals the balancer's rule for equal weights: the VM with the most
-//! chunks, including the request.
+//! A chunk is created on the card at its first use, at no cost. A chunk that returns is copied in. An evicted chunk is
+//! copied out if it was written since it arrived; otherwise it is dropped, because host memory still has it. GPUswap's
+//! rule chooses the VM to evict from, which equals the balancer's rule for equal weights: the VM with the most chunks,
+//! including the request.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,27 +19,27 @@ const CHUNKS_MAX: u32 = 1024;
 /// Uses that a policy sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sees {
-    /// Uses that the mediator sees: memory named by submissions, and accesses of the CPU.
+    /// The uses that the mediator sees: memory that submissions refer to, and accesses by the CPU.
     Named,
-    /// All uses, as on a card with reference bits.
+    /// Every access, as on a card with reference bits.
     All,
 }
 
-/// A measured policy.
+/// A policy that is measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contender {
     pub(super) name: &'static str,
-    /// A policy of the product; `None` evicts the newest chunk, which no policy does, to show the potential gain.
+    /// A policy of the product. `None` evicts the newest chunk, which no policy does, to show the possible gain.
     pub(super) policy: Option<VictimPolicy>,
     pub(super) sees: Sees,
 }
 
-/// Profile of a program, from a run with different input.
+/// Profile of a program, from a run with a different input.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
-    /// Number of bytes moved from and to each chunk.
+    /// Number of bytes transferred from and to each chunk.
     accesses: BTreeMap<u32, u64>,
-    /// Priorities that the owner would give its buffers: by accesses relative to size.
+    /// Priorities that the owner would give to its buffers: the number of accesses relative to the size.
     priorities: BTreeMap<u32, u8>,
 }
 
@@ -56,7 +56,7 @@ impl Known {
         let step = 255 / buffers.len().max(1);
         let mut priorities = BTreeMap::new();
         for (rank, &(first, last)) in (1..).zip(&buffers) {
-            // If a chunk contains two buffers, the higher priority applies.
+            // If a chunk belongs to two buffers, the higher priority counts.
             (first..=last).for_each(|chunk| _ = priorities.insert(chunk, (rank * step).min(255) as u8));
         }
         Self { accesses, priorities }
@@ -82,16 +82,16 @@ pub(super) struct Instance<'a> {
     pub(super) known: &'a Known,
 }
 
-/// A unit of work of one of several VMs.
+/// A step of work of one of several VMs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
     pub(super) vm: usize,
-    /// Chunks that the piece's submission names, if this piece is the submission's first.
+    /// Chunks that the step's submission refers to, if the step is the first of its submission.
     pub(super) seen: Option<&'a BTreeSet<u32>>,
     pub(super) step: &'a Step,
 }
 
-/// Interleaves the submissions of several VMs, taking one of each VM in turn.
+/// Interleaves the submissions of several VMs round-robin.
 pub(super) fn interleave<'a>(instances: &[Instance<'a>]) -> Vec<Piece<'a>> {
     let pieces = |vm: usize, submission: &'a Submission| {
         submission.steps.iter().enumerate().map(move |(index, step)| Piece {
@@ -118,7 +118,7 @@ pub(super) fn interleave<'a>(instances: &[Instance<'a>]) -> Vec<Piece<'a>> {
 pub(super) struct Copied {
     /// Number of copies to the card.
     pub(super) ins: u64,
-    /// Number of copies to host memory, of chunks that were written.
+    /// Number of copies of written chunks to host memory.
     pub(super) outs: u64,
 }
 
@@ -128,13 +128,13 @@ impl Copied {
     }
 }
 
-/// Chunks of VMs, and their residency.
+/// Chunks of the VMs, and whether they are on the card.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     on_card: Vec<BTreeSet<u32>>,
     dirty: BTreeSet<(usize, u32)>,
     born: BTreeSet<(usize, u32)>,
-    /// Arrival time of each chunk, as the index of a piece.
+    /// Index of the step at which each chunk arrived.
     came: BTreeMap<(usize, u32), u64>,
     pieces: u64,
     copied: Copied,
@@ -163,7 +163,7 @@ impl Memory {
         self.on_card.iter().enumerate().flat_map(|(vm, chunks)| chunks.iter().map(move |&chunk| (vm, chunk)))
     }
 
-    /// Returns the chunks of a piece that are not on the card.
+    /// Returns the chunks of a step that are not on the card.
     pub(super) fn missing(&self, piece: &Piece<'_>) -> impl Iterator<Item = u32> {
         piece.step.keys().filter(|chunk| !self.on_card[piece.vm].contains(chunk)).copied()
     }
@@ -173,7 +173,7 @@ impl Memory {
         self.copied.outs += u64::from(self.dirty.remove(&(vm, chunk)));
     }
 
-    /// Executes a unit of work after freeing memory for it.
+    /// Executes a step of work, for which memory has been freed.
     pub(super) fn run(&mut self, piece: &Piece<'_>) {
         self.pieces += 1;
         for (&chunk, used) in piece.step {
@@ -188,14 +188,14 @@ impl Memory {
         }
     }
 
-    /// Returns a VM's chunks that may be evicted for a piece.
+    /// Returns a VM's chunks that may be evicted for a step.
     fn candidates(&self, vm: usize, piece: &Piece<'_>) -> Vec<u32> {
         let is_free = |chunk: &&u32| vm != piece.vm || !piece.step.contains_key(chunk);
         self.on_card[vm].iter().filter(is_free).copied().collect()
     }
 }
 
-/// Replays pieces on a card of `capacity` chunks, with the profile of each VM's program.
+/// Replays steps on a card with `capacity` chunks, with the profile of each VM's program.
 pub(super) fn replay(
     pieces: &[Piece<'_>],
     instances: &[Instance<'_>],
@@ -222,7 +222,7 @@ pub(super) fn replay(
     memory.copied()
 }
 
-/// Evicts chunks until a piece fits.
+/// Evicts chunks until a step fits.
 fn make_room(
     memory: &mut Memory,
     piece: &Piece<'_>,
@@ -243,7 +243,7 @@ fn make_room(
             memory.on_card[vm].len() + wanted - counts[vm]
         };
         let givers = (0..hints.len()).filter(|&vm| candidates[vm].len() > counts[vm]);
-        // Among equal VMs, takes the first.
+        // If several VMs have equally many chunks, take the first.
         let Some(sender) = givers.rev().max_by_key(|&vm| has(vm)) else { break };
         counts[sender] += 1;
     }

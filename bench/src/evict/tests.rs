@@ -4,7 +4,7 @@ use super::replay::Piece;
 use super::trace::{Step, Submission, Use};
 use super::*;
 
-/// Creates a trace of pieces, each with its chunks and whether they are written.
+/// Creates a trace of steps, each with its chunks and a flag that is true for a write.
 fn trace(pieces: &[&[(u32, bool)]]) -> Trace {
     let step = |piece: &&[(u32, bool)]| -> Step {
         piece.iter().map(|&(chunk, write)| (chunk, Use { read: 128, written: u64::from(write) * 128 })).collect()
@@ -15,7 +15,8 @@ fn trace(pieces: &[&[(u32, bool)]]) -> Trace {
 
 /// Returns the minimum over all schedules, by exhaustive search.
 fn exhaustive(pieces: &[Piece<'_>], capacity: usize) -> u64 {
-    // Chunks on the card and whether they were written since their arrival, with the minimum cost of each state.
+    // The key of a state is the chunks on the card, with true if they were written since they arrived; the value is its
+    // minimum cost.
     let mut states: BTreeMap<BTreeMap<u32, bool>, u64> = [(BTreeMap::new(), 0)].into_iter().collect();
     let mut born = BTreeSet::new();
     for piece in pieces {
@@ -74,7 +75,7 @@ fn loop_larger_than_card_is_worst_case_for_clock() {
         let contender = OTHERS.into_iter().find(|of| of.name == name).expect("a policy");
         replay(&pieces, &instances, 3, contender, 1)
     };
-    // Belady's rule has one miss in three uses, except in the first round.
+    // After the first round, Belady's rule misses once in three uses.
     assert_eq!(optimum(&pieces, 1, 3), Optimum { least: 12, reached: 12 });
     assert_eq!(copied("latest"), Copied { ins: 18, outs: 0 }, "two of four stay");
     assert_eq!(copied("clock_bits"), Copied { ins: 36, outs: 0 }, "each is gone when it is used again");

@@ -1,10 +1,11 @@
-//! Records a workload's memory accesses, in order, while it runs as a mediated guest on a card that holds everything.
+//! Records a workload's memory accesses in order, while it runs as a mediated guest on a card that has room for
+//! everything.
 //!
-//! The card records the blocks that its engines access, piece by piece of their work
-//! ([`simgpu::SimGpu::take_touches`]). The mediator's chunk table gives the owners of these chunks, and its access
-//! tracking gives the chunks in use: chunks named by submissions, and chunks accessed by the guest's CPU. A piece
-//! corresponds to about one block of a grid: the memory that must be on a card at the same time if accesses to host
-//! memory are not allowed.
+//! The card records the blocks that its engines access, in short steps of their work
+//! ([`simgpu::SimGpu::take_touches`]). The mediator's chunk table maps the blocks to chunks of the guest, and its
+//! access tracking adds the chunks that it saw in use: those that submissions refer to, and those that the guest's CPU
+//! accesses. A step is about one block of a grid: the memory that must be on a card together if accesses to host memory
+//! are not permitted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,24 +18,24 @@ use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, by_name};
 
 use rig::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 
-/// Size of a recorded chunk in bytes: a card's minimum chunk size, and the software card's unit of recording.
+/// Size of a recorded chunk in bytes: the smallest chunk of a card, and the unit in which the software card records.
 pub(super) const BLOCK: u64 = vram::CHUNK_BYTES_MIN;
-/// The only VM.
+/// ID of the only VM.
 const VM: TenantId = TenantId(0);
 /// Size of the VM's VRAM in MiB.
 const VM_MIB: u64 = 64;
 
-/// Use of a chunk, in bytes. Both are 0 if only the mediator saw the chunk: code, constants, the driver's rings.
+/// Use of a chunk in bytes. Both numbers are 0 if only the mediator saw the chunk: code, constants, the driver's rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Use {
     pub(super) read: u64,
     pub(super) written: u64,
 }
 
-/// Chunks used together.
+/// Chunks that are used together.
 pub(super) type Step = BTreeMap<u32, Use>;
 
-/// A submission, or a transfer by the guest's CPU.
+/// A submission, or a transfer by the guest's CPU, with the chunks that it uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Submission {
     /// Chunks that the mediator had seen in use when it received the submission.
@@ -42,11 +43,11 @@ pub(super) struct Submission {
     pub(super) steps: Vec<Step>,
 }
 
-/// A whole run.
+/// Trace of a whole run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Trace {
     pub(super) submissions: Vec<Submission>,
-    /// Chunks of each buffer, in the owner's numbering.
+    /// First and last chunk of each buffer, in the guest's numbering.
     pub(super) buffers: Vec<(u32, u32)>,
 }
 
@@ -66,16 +67,16 @@ impl Trace {
     }
 }
 
-/// Runs a workload, verifies its result, and records it.
+/// Runs a workload, verifies its result, and returns its trace.
 pub(super) fn record(name: &str, scale: u32, seed: u64) -> Result<Trace> {
     let mut config = CardConfig { chunk_bytes: BLOCK, traced: true, ..CardConfig::new(2 * VM_MIB, 0) };
-    // The mediator tracks accesses only with this policy.
+    // Only with this policy does the mediator track accesses.
     config.division.balance.policy = VictimPolicy::Clock;
     let rig = config.open()?;
     let gpu = LightGpu::new(guest(&rig, VM.0, VM_MIB, Limits::UNRESERVED)?)?;
     let mut recorder = Recorder { gpu, rig: &rig, trace: Trace::default() };
     let workload = by_name(name, Options { scale, seed, ..Options::default() }).context("a workload")?;
-    // Accesses while the driver starts do not belong to the workload.
+    // Accesses during the start of the driver do not belong to the workload.
     drop(rig.card.take_touches());
     recorder.take_seen();
     let report = workloads::run(&*workload, &mut recorder)?;
@@ -96,7 +97,7 @@ impl Recorder<'_> {
         touched.into_iter().filter(|(vm, _)| *vm == VM).map(|(_, chunk)| chunk as u32).collect()
     }
 
-    /// Maps the card's blocks to the chunks of their owner.
+    /// Maps the card's blocks to the guest's chunks.
     fn chunks_by_block(&self) -> BTreeMap<u64, u32> {
         let state = self.rig.host.lock();
         let chunks = &state.vram().chunks;
@@ -121,7 +122,7 @@ impl Recorder<'_> {
             steps.push(of_guest.collect());
         }
         steps.retain(|step| !step.is_empty());
-        // Memory that the submission names counts as used at its start.
+        // Memory that the submission refers to counts as used at its start.
         if steps.is_empty() {
             steps.push(Step::new());
         }

@@ -1,5 +1,5 @@
 //! Moves a working VM back and forth between two cards of a daemon. Measures its pauses, relative to the time in which
-//! this processor copies the VM's memory once, and the amount copied.
+//! this processor copies the VM's memory once, and the number of bytes copied.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -17,19 +17,19 @@ use crate::report::{Metric, Target, median, quantile};
 const LOADS: [Load; 3] = [Load { mib: 8, channels: 1 }, Load { mib: 64, channels: 4 }, Load { mib: 224, channels: 8 }];
 /// Load of a VM on cards without host memory for chunks.
 const ON_CARD: Load = Load { mib: 64, channels: 4 };
-/// Size of host memory of each card in MiB.
+/// Host memory of each card in MiB.
 const HOST_MIB: u32 = 512;
 /// Number of moves per load.
 const MOVES: usize = 60;
 /// Target for a pause, as a multiple of the time to copy the VM's memory once.
 const MOST_PAUSE: f64 = 2.0;
-/// Target for the copied amount, as a multiple of the VM's memory.
+/// Target for the bytes copied, as a multiple of the VM's memory.
 const MOST_BYTES: f64 = 1.3;
-/// Size of one baseline copy in MiB, and number of copies.
+/// Size of a baseline copy in MiB.
 const BASELINE_MIB: u64 = 64;
 const BASELINES: usize = 9;
 
-/// Returns the rate in MiB per second at which this processor copies memory that is already mapped.
+/// Returns the speed in MiB per second at which this processor copies memory that is already mapped.
 fn copy_rate() -> f64 {
     let from = vec![0x5a_u8; (BASELINE_MIB * MIB) as usize];
     let rates: Vec<f64> = (0..BASELINES)
@@ -44,14 +44,14 @@ fn copy_rate() -> f64 {
     median(&rates).unwrap_or(f64::NAN)
 }
 
-/// Parts of a pause, by their names in the daemon.
+/// Names of the parts of a pause, as the daemon reports them.
 const PARTS: [&str; 5] = ["rest", "still", "memory", "anew", "go_on"];
 
 /// One move.
 struct Move {
     /// Durations of the parts of the pause, in ms.
     parts: [f64; PARTS.len()],
-    /// Data copied between the cards, in MiB.
+    /// Amount copied between the cards, in MiB.
     copied: f64,
 }
 
@@ -71,8 +71,8 @@ impl Move {
     }
 }
 
-/// Moves a VM between cards with `host_mib` of host memory. Returns the moves, and the times of the VM's rounds during
-/// the moves in ms.
+/// Moves a VM between cards with `host_mib` MiB of host memory. Returns the moves, and the durations of the VM's rounds
+/// meanwhile in ms.
 fn moves(load: Load, host_mib: u32) -> Result<(Vec<Move>, Vec<f64>)> {
     let memory = &format!("memory = {{ host_mib = {host_mib} }}\n");
     let other = format!("\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 512\n{memory}");
@@ -110,7 +110,7 @@ pub fn run() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures one load; memory is copied at `rate`, in MiB/s.
+/// Measures one load. `rate` is the speed in MiB/s at which memory is copied.
 fn measure_load(load: Load, host_mib: u32, rate: f64) -> Result<Vec<Metric>> {
     let Load { mib, channels } = load;
     eprintln!("bench: move, {MOVES} moves of {mib} MiB and {channels} channels, {host_mib} MiB of host memory");
@@ -122,7 +122,7 @@ fn measure_load(load: Load, host_mib: u32, rate: f64) -> Result<Vec<Metric>> {
     let copied = median(&copied).context("no moves")?;
     let on_card = if host_mib == 0 { "_on_card" } else { "" };
     let name = |what: &str| format!("move.card.{what}_{mib}_mib_{channels}_channels{on_card}");
-    // Time in which this processor copies the VM's memory once.
+    // This is the time in which this processor copies the VM's memory once.
     let once_ms = mib as f64 / rate * 1000.0;
     let mut metrics = vec![
         Metric::ratio(name("pause_p50"), at(0.5)?, "ms", once_ms, Target::AtMost(MOST_PAUSE)),

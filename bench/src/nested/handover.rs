@@ -1,4 +1,4 @@
-//! Hands PGRAPH from one VM to another and back, with and without clearing registers and shared memory in between.
+//! Hands PGRAPH over from one VM to another and back, with and without clearing registers and shared memory in between.
 
 use std::time::Instant;
 
@@ -13,14 +13,15 @@ use crate::report::Metric;
 
 /// Size of a card in MiB.
 const CARD_MIB: u32 = 64;
-/// Size of a VM's VRAM in MiB, and number of channels of a VM.
+/// VRAM size of a VM in MiB.
 const VM_MIB: u64 = 16;
 const CHANNELS: u32 = 8;
-/// Virtual addresses of the buffers.
+/// Virtual addresses of the two buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
-/// Number of measurements of each kind, and number of handovers per measurement.
+/// Number of measurements of each kind.
 const ROUNDS: usize = 15;
+/// Number of handovers per measurement.
 const HANDOVERS_PER_MEASUREMENT: u32 = 40;
 
 /// A VM with a channel that copies a page.
@@ -63,7 +64,7 @@ impl Scene {
         self.rig.host.lock().tenancy_counts().map_or(0, |counts| counts.cleared)
     }
 
-    /// Copies for the two VMs in turn, and records the duration of a copy in microseconds.
+    /// Copies for the two VMs in turn, and records the duration of each copy in microseconds.
     fn round(&mut self) {
         let began = Instant::now();
         for _ in 0..HANDOVERS_PER_MEASUREMENT / 2 {

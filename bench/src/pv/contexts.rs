@@ -1,9 +1,9 @@
-//! GPUvm's figure 6: 1 to 8 computing contexts, in one VM and in the same number of VMs, under full virtualization and
-//! with the modified driver, compared with a VM with the card in passthrough.
+//! GPUvm's figure 6: 1 to 8 computing contexts in one VM, and in as many VMs, under full virtualization and with the
+//! modified driver, compared with a VM with the card in passthrough.
 //!
-//! Each context launches `madd` repeatedly, as in the paper, on a card whose kernels take a fixed time. The model
-//! computes the cost of contexts beyond their kernels from the counts, also for the host itself ([`crate::model`]):
-//! times of emulated guests that share two processors mean little.
+//! As in the paper, each context launches `madd` repeatedly, on a card whose kernels take a fixed time. The model
+//! computes the cost of contexts beyond their kernels from the counts, also for the host itself ([`crate::model`]): the
+//! times of emulated guests that share two processors have little meaning.
 
 use std::time::Instant;
 
@@ -20,13 +20,15 @@ use crate::report::{Metric, Target};
 const COUNTS: [usize; 4] = [1, 2, 4, 8];
 /// Maximum number of VMs.
 const MAX_VMS: usize = 8;
-/// Sizes of a VM's RAM, of its VRAM, and of the card, in MiB.
+/// RAM size of a VM in MiB.
 const MEMORY_MIB: u32 = 320;
+/// VRAM size of a VM in MiB.
 const VRAM_MIB: u32 = 48;
+/// Size of the card in MiB.
 const CARD_MIB: u32 = 64 + MAX_VMS as u32 * VRAM_MIB;
-/// Number of launches of each context. The paper has 10,000.
+/// Number of launches per context. The paper has 10,000.
 const LAUNCHES: u32 = 100;
-/// Maximum cost of each of several contexts, relative to a single context.
+/// Maximum cost of each of several contexts, relative to that of a single context.
 const GROWTH: f64 = 1.10;
 const PEER: &str = "GPUvm: FV grows with contexts, PV as passthrough";
 
@@ -36,7 +38,7 @@ struct Host {
     vms: Vec<Vm>,
 }
 
-/// Result for several contexts: the time until the last context has ended, in ms, and the total counts.
+/// Result for several contexts: the time in ms until the last one has ended, and the total counts.
 struct Run {
     contexts: usize,
     ms: f64,
@@ -67,13 +69,13 @@ impl Host {
             guest::load_driver(vm)?;
         }
         let host = Self { daemon, vms };
-        // A VM's first context sets up state that later contexts reuse. This setup is two thirds of the context's work,
+        // The first context of a VM creates state that later contexts reuse. This is two thirds of the context's work,
         // and would hide any growth.
         host.run(count, |context| context)?;
         Ok(host)
     }
 
-    /// Runs `contexts` contexts at once, each in the VM given by `vm_of`.
+    /// Runs `contexts` contexts at once. `vm_of` returns the VM of each.
     fn run(&self, contexts: usize, vm_of: fn(usize) -> usize) -> Result<Run> {
         let counts = || -> Result<Counts> {
             let all = self.vms.iter().map(|vm| counting::total(&self.daemon, vm.name()));
@@ -104,7 +106,7 @@ impl Host {
     }
 }
 
-/// Sums of counts.
+/// Sums up counts.
 trait SumUp {
     fn sum_up(self) -> Result<Counts>;
 }
@@ -115,7 +117,7 @@ impl<I: Iterator<Item = Result<Counts>>> SumUp for I {
     }
 }
 
-/// Runs the benchmark. A part is a way to give a card to VMs: `passthrough`, `fv`, `pv`.
+/// Runs the benchmark. Its parts are the ways to give a card to VMs: `passthrough`, `fv`, `pv`.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let mediated = Platform::Mediated { posted: true };
@@ -137,7 +139,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the figures per context of one variant, compared with a single context.
+/// Returns the figures per context of one way, compared with a single context.
 fn figures(name: &str, platform: Platform, runs: &[Run]) -> Result<Vec<Metric>> {
     let bill = |run: &Run| Bill::for_counts(platform, &run.counts.times(1.0 / run.contexts as f64));
     let alone = bill(runs.first().context("no measurement")?);

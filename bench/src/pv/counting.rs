@@ -1,4 +1,4 @@
-//! Counts of a guest's operations in each phase of a workload, from the daemon's counters. The guest's program pauses
+//! Counts a guest's operations in each phase of a workload with the daemon's counters. The guest's program pauses
 //! between two phases until the counters have been read.
 
 use std::collections::BTreeMap;
@@ -10,11 +10,12 @@ use tests::{Daemon, Vm};
 
 use crate::model::Counts;
 
-/// Maximum time that a guest may take from one mark to the next.
+/// Time for a guest to reach the next mark.
 const MARK_LIMIT: Duration = Duration::from_secs(300);
 
-/// Time within which a guest's posted messages arrive, and the maximum number of polls.
+/// Interval between polls for a guest's posted messages.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Maximum number of polls for a guest's posted messages.
 const MAX_POLLS: u32 = 40;
 
 /// Counts by phase.
@@ -26,7 +27,7 @@ pub fn total(daemon: &Daemon, vm: &str) -> Result<Counts> {
     Ok(Counts::from_counters(|counter| shown["counters"][counter].as_f64().unwrap_or(0.0)))
 }
 
-/// Reads the total counts of an idle guest, after its earlier messages have arrived.
+/// Reads the total counts of an idle guest after its earlier messages have arrived.
 fn settled(daemon: &Daemon, vm: &str) -> Result<Counts> {
     let mut before = total(daemon, vm)?;
     for _ in 0..MAX_POLLS {
@@ -50,8 +51,8 @@ pub fn driver(daemon: &Daemon, vm: &Vm) -> Result<Phases> {
     Ok([("close", between.minus(&before)), ("init", after.minus(&between))].into())
 }
 
-/// Runs `gpu-workloads` and counts operations from its mark `begin` on. Each mark names the count up to it, and `last`
-/// is the count from the last mark to the end of the program.
+/// Runs `gpu-workloads` and counts operations from its mark `begin` on. Each mark names the count up to it; `last`
+/// names the count from the last mark to the end of the program.
 pub fn marked(
     daemon: &Daemon,
     vm: &Vm,
@@ -74,7 +75,7 @@ pub fn marked(
     let output = running.wait_within(SMOKE_LIMIT)?.success()?;
     if let Some(last) = last {
         let after = settled(daemon, vm.name())?;
-        // The copies were already reported with the previous mark.
+        // The previous mark has already reported the copies.
         let after = Counts { cpu_bytes: before.cpu_bytes, link_bytes: before.link_bytes, ..after };
         phases.insert(last, after.minus(&before));
     }

@@ -1,8 +1,7 @@
-//! Gdev's figure 11: graphs whose nodes pass on their outputs through segments, compared with copies through CPU
-//! memory.
+//! Gdev's figure 11: graphs whose nodes pass on their outputs in segments, compared with copies through CPU memory.
 //!
-//! The copying side runs on an emulated processor, which overstates the benefit of segments. Copies are therefore
-//! counted, and a model computes the times of both sides on a real host ([`crate::model`]).
+//! In the latter case an emulated processor makes the copies, which would overstate the benefit of segments. The copies
+//! are therefore counted, and a model computes the times of both sides on a real host ([`crate::model`]).
 
 use anyhow::{Context, Result};
 use tests::guest;
@@ -15,8 +14,8 @@ use crate::report::{Metric, Target};
 
 /// Name of the VM.
 const VM: &str = "pv";
-/// Shape, kernel and matrix size of the data-flow programs. The papers' matrices have 256 and 1024 rows; on this system
-/// a product of 64 rows takes as long as a product in the papers.
+/// Shape, kernel and matrix size of each data-flow program. The papers' matrices have 256 and 1024 rows; here a product
+/// of 64 rows takes as long as a product in the papers.
 const FLOWS: [(&str, &str, u32); 6] = [
     ("tree", "madd", 64),
     ("tree", "madd", 256),
@@ -29,14 +28,14 @@ const FLOWS: [(&str, &str, u32); 6] = [
 const TILE: f64 = 16.0;
 const PEER: &str = "Gdev: down to 0.67";
 
-/// A method of passing on outputs.
+/// A way to pass on outputs.
 #[derive(Default)]
 struct Side {
     ms: Vec<f64>,
     counts: Counts,
 }
 
-/// Runs the benchmark. A part is a graph, such as `tree.madd.64`.
+/// Runs the benchmark. Its parts are the graphs, such as `tree.madd.64`.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let images = tests::images()?;
     let daemon = Daemon::start("dataflow", |paths| {
@@ -74,7 +73,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the number of bytes that a node's kernel moves in card memory.
+/// Returns the number of bytes that a node's kernel transfers in card memory.
 fn traffic(kernel: &str, side: u32) -> f64 {
     let side = f64::from(side);
     match kernel {

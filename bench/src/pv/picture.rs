@@ -1,4 +1,4 @@
-//! Draws pictures from a file of figures. They show only the file's data.
+//! Draws pictures from a file of figures. They only show data in the file.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use super::{BASELINE, NATIVE, workloads};
 use crate::bars::{self, Axis, Kind};
 use crate::report::Metric;
 
-/// Names of the kinds in the picture.
+/// Names of the kinds in pictures.
 const TITLES: [(&str, &str); 9] = [
     (NATIVE, "native"),
     (BASELINE, "passthrough"),
@@ -22,10 +22,11 @@ const TITLES: [(&str, &str); 9] = [
 ];
 /// Value at which bars of measured times are cut off.
 const MAX_SHOWN: f64 = 3.0;
-/// Value at which bars of the model's times are cut off; these have a logarithmic scale.
+/// Value at which bars of the model's times are cut off. Their scale is logarithmic.
 const MODEL_TOP: f64 = 1000.0;
-/// Numbers of contexts, and ways to create them.
+/// Numbers of contexts.
 const CONTEXTS: [&str; 4] = ["1", "2", "4", "8"];
+/// Ways to create the contexts: their name in the results and in the picture.
 const WAYS: [(&str, &str); 6] = [
     ("native", "native"),
     ("passthrough", "passthrough"),
@@ -35,8 +36,8 @@ const WAYS: [(&str, &str); 6] = [
     ("pv-vms", "PV, a VM each"),
 ];
 
-/// Draws pictures next to `file`, the file of figures: `NAME.svg` and `NAME-model.svg` for workloads, `NAME.svg` for
-/// contexts. Skips a picture without data.
+/// Draws pictures next to `file`, the file of figures: `NAME.svg` and `NAME-model.svg` for workloads, and `NAME.svg`
+/// for contexts. Skips a picture that would have no data.
 ///
 /// # Errors
 /// If a picture cannot be written.

@@ -1,4 +1,4 @@
-//! Figures of the workloads: measured times, counts, and modelled times.
+//! Figures of the workloads: measured times, counts, and times of the model.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ struct Column {
     target: Target,
 }
 
-/// Returns the column of the host itself, which uses the driver's counts in passthrough, and the columns of all kinds.
+/// Returns the column of the host itself, with the driver's counts in passthrough, and the columns of all kinds.
 fn columns() -> impl Iterator<Item = Column> {
     let native = Column { name: NATIVE, counts: BASELINE, platform: Platform::Native, target: Target::None };
     let kinds = KINDS.iter().map(|kind| Column {
@@ -42,7 +42,7 @@ fn sum<'a>(counts: impl IntoIterator<Item = &'a Counts>) -> Counts {
     counts.into_iter().fold(Counts::default(), |sum, counts| sum.plus(counts))
 }
 
-/// Returns all figures of the table. `factor` is the factor by which a guest's processor is slower than the host's.
+/// Returns all figures of the table. `factor` says by how much a guest's processor is slower than the host's.
 pub fn all(table: &Table, factor: f64) -> Result<Vec<Metric>> {
     let measured: Vec<&'static str> =
         workloads().filter(|workload| table.contains_key(&(*workload, BASELINE))).collect();
@@ -144,8 +144,8 @@ fn counted(name: &str, counts: &Counts) -> Vec<Metric> {
     .collect()
 }
 
-/// Returns the seconds that are common to all kinds: the fastest time of each phase, scaled to a real processor. The
-/// result includes messages and the software card, so it exceeds the guest's own time.
+/// Returns the time in seconds that all kinds have in common: the fastest time of each phase, scaled to a real
+/// processor. It includes messages and the software card, so it exceeds the guest's own time.
 fn common(table: &Table, workload: &'static str, factor: f64) -> Result<f64> {
     let mut seconds = 0.0;
     for phase in PHASES {

@@ -1,4 +1,4 @@
-//! Conditions of a measurement: subject, place and time. Each file of figures contains them.
+//! Conditions of a measurement: its subject, place and time. Each file of figures contains them.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 /// Environment variable that names the commit if the sources are not available, as on the CUDA benchmark's machine.
 const COMMIT_VARIABLE: &str = "GPU_MEDIATOR_COMMIT";
 
-/// Records the conditions, once. Call this at the program's start, before the program causes load.
+/// Records the conditions once. Call it at the start of the program, before the program causes load.
 pub fn note() -> &'static Value {
     static NOTED: OnceLock<Value> = OnceLock::new();
     NOTED.get_or_init(|| {
@@ -35,19 +35,19 @@ fn root() -> &'static Path {
     folder.parent().unwrap_or(folder)
 }
 
-/// Makes an argument's path below `root` relative, because files of figures are read on other machines.
+/// Makes the path of an argument within `root` relative, because files of figures are read on other machines.
 fn within(root: &Path, arg: &str) -> String {
     Path::new(arg).strip_prefix(root).ok().and_then(Path::to_str).unwrap_or(arg).to_owned()
 }
 
-/// Returns the commit of the sources; `+` indicates later changes.
+/// Returns the commit of the sources, followed by `+` if they have changed since.
 fn commit() -> Option<String> {
     let git = |args: &[&str]| {
         let output = Command::new("git").args(args).current_dir(root()).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let head = git(&["rev-parse", "HEAD"])?;
-    // Results of earlier measurements are not part of the measured sources.
+    // Results of earlier measurements do not belong to the measured sources.
     let others = [":(top,exclude)docs", ":(top,exclude)bench/results"];
     let changed = git(&[&["status", "--porcelain", "--untracked-files=no", "--", ":/"], &others[..]].concat())?;
     Some(if changed.is_empty() { head } else { head + "+" })

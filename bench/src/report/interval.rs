@@ -1,21 +1,21 @@
-//! Confidence intervals of figures: the range that would contain the figure in an estimated 95 of 100 repetitions.
+//! Confidence intervals of figures: ranges that would contain the figure in an estimated 95 of 100 repetitions.
 //!
-//! Bootstrap method: draw as many rounds as were measured, with replacement, compute the figure from them, and repeat;
-//! the interval is the middle 95 % of the results. This method assumes no distribution, and works for any figure
-//! computed from rounds. Values compared within a round (a measurement and its baseline) are drawn together, so that a
-//! change of the host's speed between rounds does not widen the interval.
+//! Bootstrap: draw as many rounds as were measured, with replacement, compute the figure from them, and repeat; the
+//! interval is the middle 95 % of the results. The method assumes no distribution, and works for any figure that is
+//! computed from rounds. Values that are compared within a round (a measurement and its baseline) are drawn together,
+//! so that a change of the host's speed between rounds does not widen the interval.
 
 use fastrand::Rng;
 use serde_json::Value;
 
-/// Number of figures drawn.
+/// Number of bootstrap resamples.
 const DRAWS: usize = 4000;
-/// Fraction of the figures that is cut off at each end.
+/// Fraction of the results that is cut off at each end.
 const TAIL_FRACTION: f64 = 0.025;
-/// Minimum number of rounds. With fewer rounds, nearly every draw repeats the measured rounds.
+/// Minimum number of rounds. With fewer, nearly every draw repeats the measured rounds.
 const MIN_ROUNDS: usize = 5;
 
-/// Bounds of an interval.
+/// Interval of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
     /// Lower end.
@@ -25,13 +25,13 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Returns the interval of a figure computed from rounds, given by their numbers; a number may occur several times.
-    /// `None` with too few rounds, or if the figure cannot be computed.
+    /// Returns the interval of a figure that is computed from rounds, given by their numbers; a number may occur
+    /// several times. Returns `None` if there are too few rounds, or if the figure cannot be computed.
     pub fn of_rounds(rounds: usize, figure: impl Fn(&[usize]) -> Option<f64>) -> Option<Self> {
         if rounds < MIN_ROUNDS {
             return None;
         }
-        // A fixed seed, so that equal samples have equal intervals.
+        // Use a fixed seed, so that equal samples have equal intervals.
         let mut random = Rng::with_seed(rounds as u64);
         let mut drawn = vec![0; rounds];
         let draw = |_| {
@@ -49,8 +49,8 @@ impl Interval {
         Self::of_rounds(samples.len(), |rounds| figure(&picked(samples, rounds)))
     }
 
-    /// Returns the interval of the ratio of a figure of samples to the figure of a baseline measured in the same
-    /// rounds.
+    /// Returns the interval of the ratio between a figure of samples and the same figure of a baseline that was
+    /// measured in the same rounds.
     pub fn of_ratio(samples: &[f64], baseline: &[f64], figure: impl Fn(&[f64]) -> Option<f64>) -> Option<Self> {
         let rounds = samples.len().min(baseline.len());
         Self::of_rounds(rounds, |rounds| Some(figure(&picked(samples, rounds))? / figure(&picked(baseline, rounds))?))

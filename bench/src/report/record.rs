@@ -1,4 +1,4 @@
-//! Figures of a run, written to a file as soon as they are known, because a measurement of many hours may be
+//! Figures of a run, written to a file as soon as they are known, because a measurement that takes many hours may be
 //! interrupted.
 
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Metric, conditions};
 
-/// Recorded figures, and the completed benchmarks.
+/// Recorded figures and complete benchmarks.
 #[derive(Debug, Default)]
 pub struct Record {
     file: Option<PathBuf>,
@@ -19,7 +19,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Opens a record in `file`, if a file is given; with `resume`, keeps the file's contents.
+    /// Opens a record in `file`, if a file is given. With `resume`, keeps the contents of the file.
     ///
     /// # Errors
     /// If the file is not a record.
@@ -28,7 +28,7 @@ impl Record {
         let Some(path) = kept else { return Ok(Self { file, ..Self::default() }) };
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let found: Value =
-            serde_json::from_str(&text).with_context(|| format!("{} holds no figures", path.display()))?;
+            serde_json::from_str(&text).with_context(|| format!("{} contains no figures", path.display()))?;
         let rows = |key: &str| found[key].as_array().into_iter().flatten();
         let metrics = rows("metrics").filter_map(Metric::of_json).collect();
         let ended = rows("ended").filter_map(Value::as_str).map(str::to_owned).collect();
@@ -40,12 +40,12 @@ impl Record {
         &self.metrics
     }
 
-    /// Returns true if a benchmark has completed.
+    /// Returns true if the figures of a benchmark are complete.
     pub fn has_ended(&self, benchmark: &str) -> bool {
         self.ended.contains(benchmark)
     }
 
-    /// Replaces figures with the same names, and appends the other figures.
+    /// Replaces figures that have the same names, and appends the others.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -64,7 +64,7 @@ impl Record {
         self.metrics.retain(|metric| metric.name != name);
     }
 
-    /// Records that a benchmark has completed.
+    /// Records that the figures of a benchmark are complete.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_no_record_is_an_error_that_names_it() {
+    fn file_without_record_is_an_error_with_its_path() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("broken.json");
         fs::write(&file, "{").unwrap();

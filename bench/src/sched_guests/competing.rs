@@ -1,5 +1,5 @@
-//! Sixteen booted VMs, of which two, four or eight compete. Measures errors of shares under each policy (GPUvm's
-//! figures 7 and 8), for several lengths of kernels.
+//! Two, four or eight of sixteen VMs compete. Measures errors of shares under each policy (GPUvm's figures 7 and 8),
+//! for several lengths of kernels.
 
 use anyhow::Result;
 use tests::many_vms::Crowd;
@@ -9,11 +9,11 @@ use super::{
 };
 use crate::report::{Metric, Record};
 
-/// Numbers of rounds of the kernels in the two halves of the VMs: 0.4 and 1.9 ms (GPUvm's `madd` and `long-madd`, as
-/// far as its paper specifies them), equal kernels of 0.4, 1.9 and 5 ms, and the shortest with the longest.
+/// Numbers of rounds of the kernels in the two halves of the VMs. The kernels take 0.4 and 1.9 ms (GPUvm's `madd` and
+/// `long-madd`, as far as its paper specifies them); then 0.4, 1.9 or 5 ms in both halves; and finally 0.4 and 5 ms.
 const KERNEL_ROUNDS: [(u32, u32); 5] = [(MADD, LONG_MADD), (1, 1), (5, 5), (13, 13), (1, 13)];
 
-/// Runs the benchmark, and records each run at its end.
+/// Runs the benchmark, and records each run when it ends.
 pub fn run(stage: &mut Stage, record: &mut Record) -> Result<Vec<Metric>> {
     for (short, long) in KERNEL_ROUNDS {
         for vms in [2, 4, 8] {
@@ -31,7 +31,7 @@ pub fn run(stage: &mut Stage, record: &mut Record) -> Result<Vec<Metric>> {
     Ok(Vec::new())
 }
 
-/// Measures the same under BAND with two and four VMs, with PGRAPH cleared between VMs, which is the default.
+/// Measures two and four VMs under BAND with the default, which clears PGRAPH between VMs.
 pub fn cleared(stage: &Stage) -> Result<Vec<Metric>> {
     const BOOTED: usize = 4;
     let stage = Stage { crowd: Crowd::boot("sched-cleared", BOOTED, MEMORY_MIB, "")?, measured: stage.measured };

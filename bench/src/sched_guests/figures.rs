@@ -1,4 +1,4 @@
-//! Measures figures of Gdev (ATC 2012).
+//! Figures of Gdev (ATC 2012).
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use crate::report::Metric;
 /// Size of a copy in bytes, which the guest rounds up. It takes 2 ms, about as long as a long kernel.
 const COPY: u64 = (COPY_MIB_PER_S << 20) * 2 / 1000;
 
-/// Time before and after an arrival in which windows are omitted: the setup of the arriving VM, and a window of
+/// Time before and after an arrival for which windows are omitted: the setup of the VM that arrives, and a window of
 /// history.
 const ARRIVAL: u64 = HALF;
 
-/// Returns the time between the start of a load and the next later start, or the end of the run.
+/// Returns the time between the start of a load and the next start, or the end of the run.
 fn between(outcome: &Outcome, load: usize) -> Result<(u64, u64)> {
     let from = outcome.marks.get(load).context("a load that has not begun")? + ARRIVAL;
     let until = outcome.marks.get(load + 1).map_or(outcome.length, |next| next.saturating_sub(ARRIVAL));
@@ -48,7 +48,7 @@ pub fn gdev_14(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures copies and kernels of two sizes, of two VMs under BAND, with separate queues (MRQ) and with one queue
+/// Measures copies and kernels of two sizes, in two VMs under BAND, with separate queues (MRQ) and with one queue
 /// (SDQ), by the mediator's charges.
 pub fn gdev_15(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
@@ -75,7 +75,7 @@ pub fn gdev_15(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures the same figure with copies of two lengths, with equal and with different shares of copies and compute.
+/// Measures the same figure with copies of two lengths, and with equal and different shares for copies and compute.
 pub fn unequal_copies(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (name, weight, wanted) in [("equal", "compute", [0.5, 0.5]), ("weights_3_1", "300", [0.75, 0.25])] {

@@ -1,4 +1,4 @@
-//! Malicious guests next to three well-behaved guests. Measures the lowest time among the three relative to its
+//! Malicious guests next to three well-behaved guests. Measures the lowest time of the three relative to the
 //! entitlement, and their completed work relative to their work next to a fourth well-behaved guest.
 
 use std::time::Duration;
@@ -12,10 +12,10 @@ use tests::rogues::{Rogue, neighbour, stretched};
 use super::{BAND, Stage, WARM_UP, WINDOW_STEP_NS, percent};
 use crate::report::{Metric, Target};
 
-/// Numbers of rounds of the neighbours' kernels, which take 2 and 10 ms: if a busy host delays the guest for a while,
-/// some kernels are still queued.
+/// Numbers of rounds of the neighbours' kernels, which take 2 and 10 ms, so that some are still queued if a busy host
+/// delays the guest for a while.
 const NEIGHBOURS: [u32; 3] = [4, 4, 20];
-/// Minimum measured time of each rogue, if the rogue can continue that long.
+/// Minimum measured time per rogue, if the rogue can continue that long.
 const MIN_MEASURED_TIME: Duration = Duration::from_secs(6);
 
 /// Runs the benchmark.
@@ -42,7 +42,7 @@ pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
             // The target is one percent of the whole time, for a share of 25 %.
             percent(format!("{row}.neighbours"), received / entitled).target(Target::AtLeast(96.0)),
             percent(format!("{row}.neighbours_did"), least(&work(&outcome), &behaved)).target(Target::AtLeast(96.0)),
-            // Excess of a kernel's duration over its card time, during which the rogue used the card.
+            // This is the excess of a kernel's duration over its card time, during which the rogue used the card.
             Metric::plain(format!("{row}.neighbours_stretched"), stretched, "x").target(Target::AtMost(1.1)),
             Metric::plain(format!("{row}.strikes"), account.strikes as f64, "strikes"),
         ]);
@@ -50,7 +50,7 @@ pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the share of time of each neighbour's completed kernels, by its own count.
+/// Returns each neighbour's share of time by its completed kernels, as the neighbour counts them.
 fn work(outcome: &Outcome) -> Vec<f64> {
     let lengths = NEIGHBOURS.map(|rounds| u64::from(rounds) * ROUND_NS);
     let uses = outcome.counted(&lengths, WINDOW_STEP_NS);
@@ -58,7 +58,7 @@ fn work(outcome: &Outcome) -> Vec<f64> {
     (0..NEIGHBOURS.len()).map(part).collect()
 }
 
-/// Returns the minimum ratio of the elements of `of` to those of `over`.
+/// Returns the minimum ratio between the elements of `of` and those of `over`.
 fn least(of: &[f64], over: &[f64]) -> f64 {
     of.iter().zip(over).map(|(of, over)| of / over).fold(f64::INFINITY, f64::min)
 }

@@ -1,4 +1,4 @@
-//! Speed of moving chunks, compared with plain copies between the same memories by the same engines; and the effect of
+//! Speed of moving chunks, compared with plain copies between the same memories by the same engines, and the effect of
 //! the chunk size (GPUswap's figures 7 to 9).
 
 use std::time::Instant;
@@ -16,17 +16,19 @@ use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
 /// Number of bytes per copy or move.
 pub(super) const BYTES: u64 = 32 * MIB;
-/// Address of the guest's buffer in its VRAM: a chunk boundary for every chunk size.
+/// Address of the guest's buffer in its VRAM. This address is a chunk boundary for every chunk size.
 pub(super) const BUFFER_AT: u64 = 64 * MIB;
-/// GPU virtual address of the buffer, and of the RAM.
+/// GPU virtual address of the buffer.
 pub(super) const VRAM_VA: u64 = 0x100_0000;
+/// GPU virtual address of the RAM.
 pub(super) const RAM_VA: u64 = VRAM_VA + BYTES;
 /// Guest-physical address of RAM.
 const GPA: u64 = 64 * MIB;
-/// Number of measurements of each kind; the median is reported.
+/// Number of measurements of each kind. The report contains the median.
 const ROUNDS: usize = 5;
-/// Number of bytes in a line of a copy, and in a copy.
+/// Number of bytes per line of a copy.
 const LINE: u64 = 16 << 10;
+/// Number of bytes per copy.
 const COPY_BYTES: u64 = MIB;
 
 /// A card with one guest that has a filled buffer.
@@ -39,7 +41,7 @@ pub(super) struct Scene {
 
 impl Scene {
     pub(super) fn new(chunk_bytes: u64, time: Option<TimeModel>) -> Result<Self> {
-        // The mover must not move chunks back, although a busy host would give it enough time to do so in between.
+        // The mover must not move chunks back, although a busy host would give it the time to do so.
         let mut division = division();
         division.balance.return_interval_ns = u64::try_from(WAIT_TIMEOUT.as_nanos())?;
         let config = CardConfig { chunk_bytes, time, division, ..CardConfig::new(192, 192) };
@@ -67,7 +69,7 @@ impl Scene {
         }
     }
 
-    /// Returns the rate of plain copies with both engines, in bytes per second.
+    /// Returns the speed of plain copies with both engines, in bytes per second.
     pub(super) fn plain(&mut self, from: u64, to: u64) -> Result<f64> {
         let began = Instant::now();
         for (lane, (channel, engine)) in (0..).zip(self.lanes.iter_mut().zip([CE0, CE1])) {
@@ -82,7 +84,8 @@ impl Scene {
         Ok(BYTES as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// Returns the rate of moving chunks in bytes per second, and the VM's suspension in milliseconds.
+    /// Returns the speed of moving chunks in bytes per second, and the time for which the VM was suspended in
+    /// milliseconds.
     pub(super) fn relocate(&mut self, chunks: std::ops::Range<u64>, to: To) -> Result<(f64, f64)> {
         let steps: Vec<_> = chunks.map(|index| Step { vm: TenantId(0), index: index as u32, to }).collect();
         let began = Instant::now();
@@ -111,17 +114,17 @@ fn middle(values: &[f64]) -> Result<f64> {
     median(values).context("no measurement")
 }
 
-/// Rates of both directions, each measured alternately with its baseline.
+/// Speeds in both directions, each measured in alternation with its baseline.
 struct Rates {
-    /// Moves to unused host memory, for which the host must first allocate pages: rate of relocation with the
-    /// milliseconds of suspension, and rate of plain copies.
+    /// Moves to unused host memory, whose pages the host must first allocate: speed of the relocation with the
+    /// milliseconds of suspension, and speed of plain copies.
     out_fresh: (f64, f64),
     plain_out_fresh: f64,
     out: f64,
     back: f64,
     plain_out: f64,
     plain_back: f64,
-    /// Rate of scrubbing vacated card chunks.
+    /// Speed of scrubbing vacated card chunks.
     scrub: f64,
 }
 
@@ -161,7 +164,7 @@ fn rates(scene: &mut Scene, chunk_bytes: u64) -> Result<Rates> {
     })
 }
 
-/// Measures relocation relative to plain copies, with the modelled bus and at this machine's full speed.
+/// Compares relocation with plain copies, on the modelled bus and at this machine's full speed.
 pub fn throughput() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (kind, time) in [("modelled", time()), ("unbound", None)] {
@@ -183,7 +186,7 @@ pub fn throughput() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures the effect of other chunk sizes.
+/// Measures the effect of the chunk size.
 pub fn chunk_sizes() -> Result<Vec<Metric>> {
     const NEW: u64 = 40;
     let mut metrics = Vec::new();
@@ -213,7 +216,7 @@ pub fn chunk_sizes() -> Result<Vec<Metric>> {
         }
         let copy = chunk_bytes as f64 / plain * 1e3;
         metrics.push(Metric::ratio(format!("{name}.suspension_of_one"), middle(&alone)?, "ms", copy, Target::None));
-        // Buffers of 300 KiB, allocated separately, to measure their overhead on the card.
+        // Allocate buffers of 300 KiB separately, to measure how much of the card they waste.
         let before = account(&scene.rig, 0)?.placed;
         let used = (NEW * 300) << 10;
         for page in 0..used / PAGE {

@@ -1,5 +1,6 @@
-//! GPUswap's figures 6 and 9: the time that a VM waits for other VMs' memory, and the time that these VMs are suspended
-//! meanwhile, relative to a copy of the evicted bytes. Measured by the number of requested bytes and by chunk size.
+//! GPUswap's figures 6 and 9: the time that a VM waits for other VMs' memory, and the time for which these VMs are
+//! suspended meanwhile, relative to a copy of the evicted bytes. Measured by number of requested bytes and by chunk
+//! size.
 
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
-/// Size of the card in MiB; the victim uses all of it.
+/// Size of the card in MiB. The victim uses all of it.
 const CARD_MIB: u64 = 48;
 /// Size of each VM's VRAM in MiB.
 const VM_MIB: u64 = 64;
@@ -21,12 +22,14 @@ const VM_MIB: u64 = 64;
 const REQUESTS: [u64; 4] = [1, 2, 4, 8];
 /// Number of requests of each size.
 const REQUESTS_PER_SIZE: u32 = 6;
-/// First address in guests' VRAM after all memory of the driver: a chunk boundary for every chunk size.
+/// First address in guests' VRAM beyond all memory of the driver. This address is a chunk boundary for every chunk
+/// size.
 const FIRST_FREE_AT: u64 = 8 * MIB;
-/// Chunk sizes in KiB: GPUswap's range is 128 to 65,536.
+/// Chunk sizes in KiB. GPUswap's range is 128 to 65,536.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
-/// Number of bytes per request for each chunk size, and number of requests.
+/// Number of bytes per request with each chunk size.
 const REQUEST_BYTES: u64 = 8 * MIB;
+/// Number of requests with each chunk size.
 const ASKED_ROUNDS: u32 = 10;
 /// GPU virtual address at which one page of each chunk of a guest is mapped, in order.
 const VA: u64 = 0x100_0000;
@@ -46,7 +49,7 @@ impl Vm {
         Ok(Self { driver, channel, chunk })
     }
 
-    /// Creates a VM that has taken all card memory, and returns its number of chunks.
+    /// Creates a VM that has taken all card memory. Also returns its number of chunks.
     fn of_all(rig: &Rig, vm: u32, chunk: u64) -> Result<(Self, u64)> {
         let one = Self::new(rig, vm, chunk)?;
         let mut chunks = 0;
@@ -57,7 +60,7 @@ impl Vm {
         Ok((one, chunks))
     }
 
-    /// Returns true if these chunks still have the contents written by [`Self::of_all`].
+    /// Returns true if these chunks still have the contents that [`Self::of_all`] wrote.
     fn kept(&self, chunks: u64) -> bool {
         (0..chunks).all(|number| {
             let (mut found, expected) = (vec![0; PAGE as usize], pattern(9, number));
@@ -85,7 +88,7 @@ fn moved_of(rig: &Rig, vm: u32) -> (u64, u64) {
     rig.host.lock().memory().moved(TenantId(vm)).map_or((0, 0), |moved| (moved.sum.bytes, moved.sum.suspended_ns))
 }
 
-/// Cost of one request in seconds, and the bytes evicted for it.
+/// Cost of a request: its duration in seconds, and the bytes evicted for it.
 struct Cost {
     usable: f64,
     on_card: f64,
@@ -95,7 +98,7 @@ struct Cost {
 
 fn request(rig: &Rig, vm: u32, chunks: u64, chunk: u64) -> Result<Cost> {
     let mut requester = Vm::new(rig, vm, chunk)?;
-    // Memory that the driver itself needs is not counted.
+    // Do not count memory that the driver itself needs.
     let settled = |rig: &Rig| -> Result<bool> {
         let own = account(rig, vm)?;
         Ok(own.host == 0 && own.moving == 0 && account(rig, 0)?.moving == 0)
@@ -162,7 +165,7 @@ pub fn by_chunk_size() -> Result<Vec<Metric>> {
 /// Measures requests of several sizes.
 pub fn run() -> Result<Vec<Metric>> {
     let config = config(CHUNK);
-    // The same requests without another VM.
+    // Make the same requests without another VM.
     let empty = config.open()?;
     let mut alone = Vec::new();
     for round in 0..REQUESTS_PER_SIZE {

@@ -1,4 +1,4 @@
-//! GPUswap's figure 4: two VMs allocate far more than the card has, and one VM starts later.
+//! GPUswap's figure 4: two VMs allocate far more memory than the card has, and one of them starts later.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,29 +14,29 @@ use super::{CHUNK, division, time};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, copy_line, guest, wait};
 
-/// Size of the card in MiB; an odd number of chunks, so that two VMs cannot divide them evenly, as in the paper.
+/// Size of the card in MiB. It is an odd number of chunks, so that two VMs cannot divide them evenly, as in the paper.
 const CARD_MIB: u64 = 94;
 /// Memory that each VM allocates, in MiB.
 const EACH_MIB: u64 = 120;
-/// Time between two allocations of a chunk.
+/// Interval at which chunks are allocated.
 const ALLOCATION_INTERVAL: Duration = Duration::from_millis(25);
 /// Start time of the second VM.
 const SECOND_VM_START: Duration = Duration::from_millis(2500);
 /// Time for which each VM keeps its memory.
 const HOLD_TIME: Duration = Duration::from_millis(3500);
-/// Index of the first chunk of guests' VRAM that the driver itself does not use.
+/// Number of the first chunk of guests' VRAM that the driver itself does not use.
 const FIRST_FREE_CHUNK: u64 = 4;
 /// GPU virtual address at which the first page of each chunk is mapped, in order.
 const VA: u64 = 0x100_0000;
 
-/// A snapshot of both VMs' memory, in chunks: on the card and in host memory.
+/// A snapshot of both VMs' memory in chunks, on the card and in host memory.
 struct Sample {
     at: Duration,
     card: [u32; 2],
     host: [u32; 2],
 }
 
-/// Allocates one chunk at a time, makes the GPU use it, keeps all of them and verifies them at the end.
+/// Allocates one chunk at a time, makes the GPU use it, keeps all of them, and verifies them at the end.
 fn allocator(rig: &Rig, vm: u32) -> Result<()> {
     let mut driver = guest(rig, vm, EACH_MIB + FIRST_FREE_CHUNK * CHUNK / MIB, Limits::default())?;
     let mut channel = driver.channel(1);
@@ -51,7 +51,7 @@ fn allocator(rig: &Rig, vm: u32) -> Result<()> {
     }
     let began = Instant::now();
     while began.elapsed() < HOLD_TIME {
-        // Submits work, so that the VM is not idle.
+        // Submit work, so that the VM does not count as idle.
         driver.submit(&mut channel, &copy_line(0, VA, VA, 64));
         wait(&mut driver, &channel)?;
         std::thread::sleep(ALLOCATION_INTERVAL);
@@ -59,7 +59,7 @@ fn allocator(rig: &Rig, vm: u32) -> Result<()> {
     for chunk in 0..chunks {
         let mut found = vec![0; PAGE as usize];
         driver.guest.vram_read((FIRST_FREE_CHUNK + chunk) * CHUNK, &mut found);
-        ensure!(found == pattern(vm, chunk), "VM {vm}: chunk {chunk} holds something else");
+        ensure!(found == pattern(vm, chunk), "VM {vm}: chunk {chunk} has wrong contents");
     }
     driver.guest.remove()?;
     Ok(())
@@ -71,7 +71,7 @@ fn sample(rig: &Rig, at: Duration) -> Sample {
     Sample { at, card: [0, 1].map(|vm| of(vm).placed), host: [0, 1].map(|vm| of(vm).host) }
 }
 
-/// Runs the benchmark, and draws the shares into `file`.
+/// Runs the benchmark, and draws the shares to `file`.
 pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
     let config = CardConfig { division: division(), time: time(), ..CardConfig::new(CARD_MIB, 256) };
     let rig = config.open()?;
@@ -95,15 +95,15 @@ pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
         done.and(first.flatten())?;
         sampler.join().ok().context("the sampler panicked")
     })?;
-    // Samples from the time when both VMs have more than half of the card until the first VM ends.
+    // Use the samples from the time when both VMs have more than half of the card until the first VM ends.
     let card = (CARD_MIB * MIB / CHUNK) as u32;
     let both: Vec<&Sample> = samples
         .iter()
         .filter(|sample| (0..2).all(|vm| sample.card[vm] + sample.host[vm] > card / 2 + 1))
         .skip_while(|sample| sample.card[1] + 1 < card / 2)
         .collect();
-    ensure!(!both.is_empty(), "the two never wanted the card at the same time");
-    // Only the final state counts: while a VM grows, its next chunk always exceeds its share by one.
+    ensure!(!both.is_empty(), "the two VMs never competed for the card");
+    // Count only the final state: while a VM grows, its next chunk always exceeds its share by one.
     let settled = both.len() / 2;
     let imbalance =
         |samples: &[&Sample]| samples.iter().map(|sample| sample.card[0].abs_diff(sample.card[1])).max().unwrap_or(0);

@@ -1,10 +1,10 @@
-//! Jobs whose kernels access memory through pointers and indices that no submission names, with CPU phases between them
-//! (unified-memory thesis, table 12.2): two such jobs, which do not fit on the card together, run without quanta, with
-//! quanta, and with quanta of fixed lengths.
+//! Jobs whose kernels access memory through pointers and indices that no submission contains, with CPU phases in
+//! between (unified-memory thesis, table 12.2). Two such jobs, which do not fit on the card together, run without
+//! quanta, with quanta, and with quanta of fixed lengths.
 //!
-//! A job runs one of the workloads repeatedly: it fills its buffers, computes, reads the result back and compares every
-//! byte, which takes CPU time. Both sides of a ratio make the same number of runs. The number is chosen so that a job
-//! is long relative to quanta, and to the 2 s after which other VMs get an idle VM's memory.
+//! A job runs one of the workloads repeatedly: it fills its buffers, computes, reads the result back, and compares
+//! every byte, which takes CPU time. Both sides of a ratio make the same number of runs. It is chosen so that a job is
+//! long compared with quanta, and with the 2 s after which other VMs get an idle VM's memory.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -17,28 +17,28 @@ use super::{division, time};
 use crate::report::{Metric, Target, median};
 use rig::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 
-/// Programs and scales: a program whose kernels follow edges of a graph, one with one large kernel, and one with many
-/// small kernels.
+/// Programs and scales: one whose kernels follow the edges of a graph, one with a single large kernel, and one with
+/// many small kernels.
 const PROGRAMS: [(&str, u32); 3] = [("bfs", 15), ("backprop", 40), ("srad", 40)];
 /// Minimum duration of a job alone, in seconds.
 const MIN_JOB_SECONDS: f64 = 8.0;
-/// Number of measurements; the median is reported.
+/// Number of measurements. The report contains the median.
 const ROUNDS: usize = 3;
-/// Size of a VM's VRAM, and size of host memory, in MiB.
+/// VRAM size of a VM in MiB.
 const VM_MIB: u64 = 64;
 const HOST_MIB: u64 = 2 * VM_MIB;
-/// Chunk size in KiB: small, so that a change of quanta is short relative to a quantum.
+/// Chunk size in KiB. It is small, so that the change between quanta is short compared with a quantum.
 const CHUNK_KIB: u64 = 512;
-/// Size of the card in MiB beyond one job's buffers, for the driver's other memory.
+/// Size of the card in MiB, beyond the buffers of one job, for other memory of the driver.
 const BESIDE_MIB: u64 = 4;
-/// Lengths of a quantum, in ms.
+/// Lengths of the quanta to measure, in ms.
 const QUANTA_MS: [u64; 3] = [250, 1000, 4000];
 
-/// Mode of quanta for a job.
+/// Use of quanta for a job.
 #[derive(Clone, Copy)]
 struct Turns {
     mode: Mode,
-    /// Length of a quantum in ms; chosen by the mediator if `None`.
+    /// Length of a quantum in ms; with `None`, the mediator chooses it.
     quantum_ms: Option<u64>,
 }
 
@@ -48,16 +48,16 @@ impl Turns {
     }
 }
 
-/// Result of jobs that ran together.
+/// Result of jobs that ran at the same time.
 struct Outcome {
     makespan: f64,
-    /// Number of bytes moved.
+    /// Number of bytes that were moved.
     moved: u64,
     /// Size of one job's buffers in bytes.
     footprint: u64,
 }
 
-/// Runs `count` jobs of `runs` runs each, concurrently.
+/// Runs `count` jobs with `runs` runs each at the same time.
 fn jobs(name: &str, scale: u32, runs: u64, count: u32, card_mib: u64, turns: Turns) -> Result<Outcome> {
     let mut division = division();
     division.quanta.mode = turns.mode;
@@ -96,7 +96,7 @@ fn jobs(name: &str, scale: u32, runs: u64, count: u32, card_mib: u64, turns: Tur
     Ok(Outcome { makespan, moved, footprint: footprints.into_iter().max().unwrap_or(0) })
 }
 
-/// Compares one program in each mode with the same jobs run one after the other.
+/// Compares one program in each mode with the same jobs run one after another.
 fn program(name: &str, scale: u32, rounds: usize) -> Result<Vec<Metric>> {
     let Outcome { makespan, footprint, .. } = jobs(name, scale, 3, 1, VM_MIB, Turns::by(Mode::Off))?;
     let runs = (3.0 * MIN_JOB_SECONDS / makespan).ceil() as u64;

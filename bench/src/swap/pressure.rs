@@ -1,4 +1,4 @@
-//! GPUswap's figure 5: two instances of a program with decreasing card memory, down to the minimum that works. Also
+//! GPUswap's figure 5: two instances of a program with less and less card memory, down to the minimum that works. Also
 //! measures the cost of relocation while memory suffices. Verifies every byte of every run.
 
 use std::path::Path;
@@ -21,11 +21,12 @@ pub(super) const PROGRAMS: [(&str, u32); 7] =
 pub(super) const VM_MIB: u64 = 64;
 /// Host memory in MiB: enough for both VMs.
 pub(super) const HOST_MIB: u64 = 2 * VM_MIB;
-/// Sizes of the card in MiB, from enough for all memory to enough for almost none; in the paper, from 500 MB to 20 MB.
+/// Sizes of the card in MiB, from enough for all memory to enough for almost none. In the paper they are 500 MB to 20
+/// MB.
 const CARD_SIZES_MIB: [u64; 5] = [128, 20, 12, 8, 4];
-/// Card size that holds both instances.
+/// Size of a card that has room for both instances, in MiB.
 const UNPRESSURED_CARD_MIB: u64 = CARD_SIZES_MIB[0];
-/// Number of runs per size, alternating between all sizes, as in GPUswap.
+/// Number of runs per size. The sizes alternate, as in GPUswap.
 const RUNS: usize = 10;
 /// Number of runs on a card with spare memory, with and without relocation.
 const SPARE_MEMORY_RUNS: usize = 9;
@@ -40,12 +41,12 @@ pub(super) struct Outcome {
     footprint: u64,
 }
 
-/// Runs both instances concurrently.
+/// Runs both instances at the same time.
 pub(super) fn two(name: &str, scale: u32, config: &CardConfig, limits: Limits) -> Result<Outcome> {
     several(name, scale, 2, config, limits)
 }
 
-/// Runs `count` instances concurrently.
+/// Runs `count` instances at the same time.
 pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig, limits: Limits) -> Result<Outcome> {
     let rig = config.open()?;
     let vms = 0..u32::try_from(count)?;
@@ -75,7 +76,7 @@ pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig,
     })
 }
 
-/// Measures one program with decreasing memory. Returns its times, and its line in the picture.
+/// Measures one program with less and less memory. Returns its times and its line in the picture.
 fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
     let mut outcomes: [Vec<Outcome>; CARD_SIZES_MIB.len()] = Default::default();
     for run in 0..runs {
@@ -113,7 +114,7 @@ fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
     Ok((metrics, Series { name: name.to_owned(), points }))
 }
 
-/// Compares relocation enabled with relocation unavailable, with spare memory.
+/// Compares a card that could relocate memory with one that cannot, while memory suffices.
 fn without_pressure() -> Result<Metric> {
     let mut fastest = [f64::INFINITY; 2];
     for _ in 0..SPARE_MEMORY_RUNS {
@@ -131,8 +132,7 @@ fn without_pressure() -> Result<Metric> {
     Ok(metric.beside("GPUswap: native speed; NVIDIA's vGPU: 2-6 %"))
 }
 
-/// Returns the minimum card memory for VMs, in MiB, with which two instances of a working set of 4 MiB compute
-/// correctly.
+/// Returns the minimum card memory for VMs, in MiB, with which two instances compute correctly that use 4 MiB each.
 fn smallest() -> Result<Metric> {
     let mut least = None;
     for card_mib in [8, 4, 2, 1] {
@@ -149,7 +149,7 @@ fn smallest() -> Result<Metric> {
     Ok(Metric::plain("swap.smallest_shared", least as f64, "MiB").beside("GPUswap: 20 MB"))
 }
 
-/// Runs the benchmark, and draws figure 5 into `file`.
+/// Runs the benchmark, and draws figure 5 to `file`.
 pub fn run(file: Option<&Path>, runs: Option<usize>) -> Result<Vec<Metric>> {
     let (mut metrics, mut lines) = (vec![smallest()?, without_pressure()?], Vec::new());
     for (name, scale) in PROGRAMS {

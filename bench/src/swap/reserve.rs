@@ -12,21 +12,22 @@ use super::{CHUNK, division, time};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 
-/// Size of the card in MiB: a sixteenth of the size in Gdev.
+/// Size of the card in MiB: a sixteenth of that in Gdev.
 const CARD_MIB: u64 = 100;
-/// Size of the large job and of each small job in MiB.
+/// Size of the large job in MiB.
 const LARGE_MIB: u64 = 64;
+/// Size of each small job in MiB.
 const SMALL_MIB: u64 = 8;
-/// Size of a VM's VRAM beyond its job's memory, in MiB.
+/// VRAM of a VM in addition to its job's memory, in MiB.
 const BESIDE_MIB: u64 = 16;
-/// Numbers of concurrent small jobs.
+/// Numbers of small jobs that run at the same time.
 const JOBS: [u32; 4] = [1, 2, 4, 6];
 /// Size of the reserve in MiB: a tenth of the card, as in Gdev.
 const RESERVE_MIB: u64 = 10;
-/// Number of passes of a job over its set.
+/// Number of passes of a job over its memory.
 const PASSES: u32 = 2;
 
-/// Runs a job in a separate VM to its end, and removes the VM.
+/// Runs a job in its own VM to its end, and removes the VM.
 fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
     let mut gpu = LightGpu::new(guest(rig, vm, mib + BESIDE_MIB, limits)?)?;
     let options = Options { working_set: Some(mib * MIB), rounds: Some(PASSES), seed: vm.into(), ..Options::default() };
@@ -39,8 +40,8 @@ fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
     Ok(took)
 }
 
-/// Returns the time in seconds until `jobs` small jobs have ended, which start together next to the large job. The
-/// large job keeps its memory.
+/// Returns the time in seconds until `jobs` small jobs have ended that start together next to the large job, which
+/// keeps its memory.
 fn beside_a_large_one(jobs: u32, reserve_mib: u64) -> Result<(f64, u64)> {
     let mut division = division();
     division.reserve = u32::try_from(reserve_mib * MIB / CHUNK)?;
@@ -87,7 +88,7 @@ pub fn run() -> Result<Vec<Metric>> {
             metrics.push(Metric::plain(format!("{name}.large_suspended_{what}"), ns as f64 / 1e6, "ms"));
         }
     }
-    // Figure 13: the VM's share of the card decreases.
+    // Figure 13: decrease the VM's share of the card.
     let mut whole = None;
     for parts in [1, 2, 4, 8] {
         let quota = u32::try_from(2 * SMALL_MIB * MIB / CHUNK)? / parts;

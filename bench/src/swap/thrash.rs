@@ -1,8 +1,8 @@
-//! Two jobs that fit the card separately, but not together (unified-memory thesis, chapters 11 to 13): without quanta,
+//! Two jobs each of which fits on the card, but not both (unified-memory thesis, chapters 11 to 13): without quanta,
 //! with quanta, and with quanta only when they thrash.
 //!
-//! A job's engine copies every piece of its working set to the next piece, pass after pass. The time of a pass on the
-//! card and from host memory is modelled, so the result does not depend on the execution speed of kernels.
+//! The engine of a job copies every piece of its working set to the next piece, pass after pass. The time of a pass on
+//! the card and from host memory is modelled, so the result does not depend on the speed at which kernels execute.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -16,23 +16,23 @@ use super::{BUS_RATE, LANES, division, time};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
-/// Size of a chunk in bytes: small, so that a change of quanta is short and several happen within seconds.
+/// Size of a chunk in bytes. It is small, so that a change of quanta is short, and several happen within seconds.
 const CHUNK: u64 = 512 << 10;
 /// Number of chunks of the card.
 const CARD: u64 = 22;
 /// Size of a piece in bytes.
 const PIECE_BYTES: u64 = CHUNK / 2;
-/// Number of pieces in a job's working set, without the spare piece.
+/// Number of pieces in a job's working set, not counting the spare piece.
 const PIECES_PER_JOB: u64 = 32;
-/// First byte of guests' VRAM that the driver itself does not use.
+/// Address of the first byte of guests' VRAM that the driver itself does not use.
 const FIRST_FREE_AT: u64 = 4 * MIB;
 /// GPU virtual address of the working set.
 const VA: u64 = 0x100_0000;
 /// Number of passes of a job over its working set.
 const PASSES: u64 = 500;
-/// Number of passes in modes that are far slower.
+/// Number of passes in modes that are much slower.
 const FEW_PASSES: u64 = PASSES / 20;
-/// Number of passes in flight, which reduces the effect of late wake-ups of the job on this machine.
+/// Number of passes in flight. Several of them reduce the effect of the job waking up late on this machine.
 const QUEUED: u64 = 5;
 
 /// A job and its guest.
@@ -59,8 +59,8 @@ impl Job {
     fn run(&mut self, passes: u64) -> Result<()> {
         let hand_on =
             |from: u64, to: u64| m2mf_copy(VA + from * PIECE_BYTES, VA + to * PIECE_BYTES, PIECE_BYTES as u32);
-        // The last piece is copied to the spare piece, each other piece to the next piece, and the spare piece to the
-        // first piece.
+        // Copy the last piece to the spare piece, each other piece to the next one, and the spare piece to the first
+        // one.
         let order = (0..=PIECES_PER_JOB).rev().map(|to| if to == 0 { (PIECES_PER_JOB, 0) } else { (to - 1, to) });
         let words = [object(M2MF)].into_iter().chain(order.map(|(from, to)| hand_on(from, to)));
         let words = words.collect::<Vec<_>>().concat();
@@ -81,7 +81,7 @@ impl Job {
                 let mut found = vec![0; PAGE as usize];
                 self.driver.guest.vram_read(FIRST_FREE_AT + piece * PIECE_BYTES + page * PAGE, &mut found);
                 let expected = pattern(self.seed, began_as * PIECE_BYTES / PAGE + page);
-                ensure!(found == expected, "seed {}: page {page} of piece {piece} holds something else", self.seed);
+                ensure!(found == expected, "seed {}: page {page} of piece {piece} has wrong contents", self.seed);
             }
         }
         Ok(())
@@ -91,7 +91,7 @@ impl Job {
 /// Result of the two jobs in a mode.
 struct Outcome {
     makespan: f64,
-    /// Number of bytes in host memory at the start.
+    /// Number of bytes that were in host memory at the start.
     outside: u64,
     moved: u64,
     /// Number of changes of quanta.
@@ -134,7 +134,7 @@ pub fn run() -> Result<Vec<Metric>> {
         chunk_bytes: CHUNK,
         ..CardConfig::new(CARD * CHUNK / MIB, 64)
     };
-    // Runs one job after the other, each with as many passes as when both run together.
+    // Run one job after the other, each with as many passes as when both run together.
     let serial = |passes: u64| -> Result<f64> {
         let mut alone = f64::INFINITY;
         for vm in 0..2 {
@@ -142,7 +142,7 @@ pub fn run() -> Result<Vec<Metric>> {
             let mut job = Job::new(&rig, vm)?;
             let began = Instant::now();
             job.run(passes)?;
-            // The jobs are equal: differences between them come from other work on this machine.
+            // The jobs are equal, so differences between them come from other work on this machine.
             alone = alone.min(began.elapsed().as_secs_f64());
             job.verify(passes)?;
         }
@@ -154,7 +154,7 @@ pub fn run() -> Result<Vec<Metric>> {
         ("off", Mode::Off, CARD, FEW_PASSES),
         ("auto", Mode::Auto, CARD, PASSES),
         ("forced", Mode::Forced, CARD, PASSES),
-        // If both jobs fit, quanta cost time, and the detector does not use them.
+        // If both jobs fit, quanta only cost time, and the detector must not use them.
         ("both_fit.auto", Mode::Auto, 3 * CARD, PASSES),
         ("both_fit.forced", Mode::Forced, 3 * CARD, PASSES),
     ] {
@@ -169,7 +169,7 @@ pub fn run() -> Result<Vec<Metric>> {
             Mode::Forced => "thesis: its lock costs 14 % when jobs would fit",
         };
         metrics.push(against("makespan_to_serial", serial).beside(peer));
-        // Memory outside the card must be copied in once, and the same amount must be copied out.
+        // Memory that is not on the card must be copied in once, and as much must be copied out.
         let bound = serial + 2.0 * outside as f64 / (LANES * BUS_RATE as f64);
         metrics.push(against("makespan_to_copy_bound", bound));
         metrics.push(Metric::plain(format!("{name}.moved"), moved as f64 / MIB as f64, "MiB"));

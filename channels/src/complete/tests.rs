@@ -54,7 +54,7 @@ fn several_are_in_flight_and_end_in_order() {
     for gp_put in 1..=4 {
         world.ring(A, 0, gp_put).unwrap();
     }
-    // Two steps each for the entry and for the record: begin and end.
+    // Each entry and each record takes two steps: begin and end.
     for _ in 0..2 {
         while world.card.fetch(physical) {}
         for _ in 0..8 {
@@ -109,7 +109,7 @@ fn a_channel_that_has_not_read_its_last_record_is_not_at_rest() {
     world.ring(A, 0, 2).unwrap();
     world.card.units.get_mut(&physical.0).unwrap().swallow = true;
     while world.card.fetch(physical) {}
-    // Begin and end of two ranges and of the record.
+    // Begin and end two ranges and the record.
     for _ in 0..6 {
         assert_eq!(world.completed(), []);
         assert!(world.card.execute(physical));
@@ -296,7 +296,7 @@ fn vm_with_work_in_pbdma_or_on_engine_is_notified() {
     for _ in 0..10 {
         assert_eq!(told(&mut world, 0), [A]);
     }
-    // The semaphore is forged: no record is in flight, and the engine still works.
+    // Forge the semaphore: no record is in flight, but the engine still works.
     world.card.run(physical);
     world.completed();
     assert_eq!(told(&mut world, 0), [A]);
@@ -357,7 +357,7 @@ fn many_channels_are_polled_in_bounded_rounds() {
     for channel in &many {
         world.ring(A, *channel, 1).unwrap();
     }
-    // The work of the first half stays in flight.
+    // Leave the work of the first half in flight.
     physical.iter().skip(50).for_each(|channel| world.card.run(*channel));
     let mut ended = 0;
     for call in 0..4 {

@@ -22,10 +22,10 @@ fn only_graphics_channels_of_admitted_vm_are_scheduled() {
         assert_eq!((scheduled(&world, a), scheduled(&world, b)), (admitted == Some(A), admitted == Some(B)));
         assert_eq!(world.channels.admitted(), admitted);
     }
-    // A channel without a PGRAPH context runs even if another VM is admitted.
+    // A channel without a PGRAPH context runs even while another VM is admitted.
     let copies = world.run(B, 2);
     assert!(scheduled(&world, copies));
-    // The gate also applies to channels that begin to run later.
+    // The gate also applies to channels that start to run later.
     let later = world.run(B, 1);
     assert!(!scheduled(&world, later));
     world.channels.pause(&mut world.card, A, crate::Pause::Memory, true);

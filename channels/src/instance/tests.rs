@@ -54,7 +54,7 @@ fn a_directory_in_ram_is_one() {
 }
 
 #[test]
-fn the_block_names_the_hosts_userd_ring_and_directory() {
+fn block_refers_to_host_userd_ring_and_directory() {
     let block = parse_with(context::CE1, 0x7_7000 | context::VALID).unwrap().block(CHANNEL.into(), USERD, DIRECTORY);
     let at = |offset| word(&block, offset).unwrap();
     assert_eq!((at(ramfc::USERD_LO), at(ramfc::USERD_HI)), (0x2345_6000, 1));

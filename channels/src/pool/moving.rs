@@ -50,7 +50,7 @@ pub struct Arrived {
     pub flights: Vec<(Submission, bool)>,
 }
 
-/// Reason that channels cannot arrive.
+/// Reason why channels cannot arrive.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
     /// Too few channels are free.
@@ -79,7 +79,7 @@ impl Channels {
         let (bound, layout) = (self.bound(physical)?, self.layout);
         let mut block = Box::new([0; BLOCK]);
         host.vram_read(layout.instance(physical), &mut *block);
-        // The channel may run without its PGRAPH context here.
+        // The channel may run without its PGRAPH context on this card.
         let ([pointer, ..], [image, ..]) = (bound.contexts, image_vas(bound.span));
         put_wide(&mut block, context::GR, context_words(pointer.map(|_| image)));
         let mut userd = Box::new([0; BLOCK]);

@@ -121,7 +121,7 @@ fn unbinding_goes_stop_kick_list_forget_clear() {
     assert!(stopped < kicked && kicked < listed && listed < forgotten && forgotten < cleared);
     assert_eq!(world.channels.run_state(physical), RunState::Free);
     assert_eq!(world.channels.physical(A, VirtualChannelId(0)), None);
-    // A second unbind does nothing.
+    // Check that a second unbind does nothing.
     world.card.did.clear();
     assert_eq!(world.channels.unbind(&mut world.card, A, VirtualChannelId(0)), Ok(()));
     assert_eq!(world.card.did, []);
@@ -241,7 +241,7 @@ fn unreadable_instance_block_keeps_contexts_on_card() {
 }
 
 #[test]
-fn a_paused_vm_runs_nothing_whatever_it_enables() {
+fn paused_vm_runs_no_channel_that_it_enables() {
     let mut world = World::new();
     let (a, b) = (world.run(A, 0), world.run(B, 0));
     world.channels.pause(&mut world.card, A, Pause::Guest, true);

@@ -36,7 +36,7 @@ fn card_receives_sanitized_guest_entries_and_record() {
 }
 
 #[test]
-fn a_ring_larger_than_the_hosts_is_taken_in_pieces() {
+fn ring_larger_than_the_hosts_is_pulled_in_pieces() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     assert_eq!(world.ring(A, 0, 1023), Ok(Pulled { submission: None, taken: 510, words: 0, left: 513 }));
@@ -83,7 +83,7 @@ fn submissions_are_in_flight_until_records_run_out() {
 }
 
 #[test]
-fn a_doorbell_that_comes_late_takes_nothing() {
+fn late_doorbell_pulls_nothing() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     let first = world.check(A, 0, 5).unwrap();

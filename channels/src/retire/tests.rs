@@ -5,7 +5,7 @@ use nvspec::fifo::VirtualChannelId;
 const CH: VirtualChannelId = VirtualChannelId(0);
 
 #[test]
-fn a_retired_channel_stays_off_the_card_whatever_its_guest_does() {
+fn retired_channel_stays_off_card_for_any_guest_action() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     let doorbell = world.check(A, 0, 2).unwrap();
@@ -20,7 +20,7 @@ fn a_retired_channel_stays_off_the_card_whatever_its_guest_does() {
 }
 
 #[test]
-fn its_number_is_no_one_elses_until_it_is_unbound() {
+fn retired_channel_number_is_not_reused_before_unbind() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.channels.retire(&mut world.card, A, CH).unwrap();
@@ -29,7 +29,7 @@ fn its_number_is_no_one_elses_until_it_is_unbound() {
     assert!(world.channels.is_retired(A, CH) && !world.channels.is_retired(B, CH));
     world.channels.unbind(&mut world.card, A, CH).unwrap();
     assert_eq!(world.channels.run_state(physical), RunState::Free);
-    // Bound again, the channel works like any other.
+    // After another bind, the channel works like any other.
     let again = world.run(A, 0);
     assert!(world.card.enabled(again));
     assert!(!world.channels.is_retired(A, CH));

@@ -45,7 +45,7 @@ pub(crate) struct SavedRecord {
     submitted_at: u64,
 }
 
-/// Reason that a guest's ring cannot be read further.
+/// Reason why a guest's ring cannot be read further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum SavedFault {
     Unmapped { va: u64 },

@@ -189,7 +189,7 @@ fn saved_indices_beyond_the_ring_are_zero() {
 }
 
 #[test]
-fn a_refused_channel_says_so_once() {
+fn refused_channel_is_reported_once() {
     let mut world = World::new();
     let instance = Place::Vram(GuestVramAddr(World::instance_of(9)));
     let refused = VirtualChannelId(9);

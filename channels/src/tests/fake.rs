@@ -59,7 +59,7 @@ pub(crate) struct Card {
     pub(crate) units: BTreeMap<u8, Unit>,
     /// Channels in a PBDMA, with or without work.
     pub(crate) loaded: BTreeSet<u8>,
-    /// True if the card reports no pending work of a channel once all of its work is fetched.
+    /// True if the card reports a channel as idle once it has fetched all of the channel's work.
     pub(crate) coy: bool,
     pub(crate) did: Vec<Did>,
     /// Channels that never leave their engines.
@@ -302,7 +302,8 @@ impl Host for Card {
     }
 }
 
-/// A guest's sparse VRAM, by word, in which reads beyond 16 MiB fail; and the guest's rings, by virtual address.
+/// A guest's sparse VRAM and its rings. VRAM is stored by word, and reads beyond 16 MiB fail. Rings are stored by
+/// virtual address.
 #[derive(Default)]
 pub(crate) struct Guest {
     words: BTreeMap<u64, [u8; 4]>,

@@ -221,7 +221,7 @@ impl Rig {
             Op::Forge(second, channel, slot, payload) => {
                 if let Some(track) = self.tracks.get_mut(&(vm_of(second), channel)) {
                     track.honest = false;
-                    // Half of the payloads are values that the host waits for.
+                    // Half of the payloads are values for which the host waits.
                     let likely = track.completed + 1 + payload % 4;
                     let (slot, payload) = if slot & 1 == 0 { (slot, payload) } else { ((likely - 1) as u8, likely) };
                     card.forge(track.physical, slot, payload);
@@ -537,10 +537,10 @@ impl Rig {
                 self.worked.remove(vm);
             }
         }
-        // VMs whose work has ended without a notification.
+        // Collects VMs whose work has ended without a notification.
         let news = self.world.channels.vms.iter().filter(|(_, vm)| vm.news == 0x3f).count();
         assert!(engine >= 6 || news == 0, "nobody waits for an interrupt that was raised");
-        // The round is over.
+        // End the round.
         self.completed();
     }
 }

@@ -17,7 +17,7 @@ fn look(world: &mut World, now: u64) -> Vec<Hang> {
 }
 
 #[test]
-fn a_channel_that_gets_nowhere_is_reported_once() {
+fn channel_without_progress_is_reported_once() {
     let mut world = World::new();
     world.bind(B, 0);
     let physical = world.run(A, 3);

@@ -5,7 +5,8 @@
 //! chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn (`occupation`), processes
 //! that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`), memory shared between
 //! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts compared with NVML
-//! and the driver (`accounts`), tenants that use the card at the same time (`share_groups`), timers (`deadlines`).
+//! and the driver (`accounts`), tenants that use the card at the same time (`share_groups`). Timers are in
+//! [`tenancy::Deadlines`].
 //!
 //! An event does at most `WORK_AT_ONCE` units of deferrable work: assigning places, releasing chunks. Later events do
 //! the rest, and [`Core::next_wakeup`] requests one immediately. The message bounds all other work: see the table in
@@ -15,7 +16,6 @@ mod accounts;
 mod adopt;
 #[cfg(any(test, feature = "fuzz"))]
 mod audit;
-mod deadlines;
 mod exports;
 mod fixed;
 mod given_up;
@@ -45,7 +45,6 @@ pub use types::{
 pub use view::{CardView, TenantView};
 
 use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
-use deadlines::{Deadline, Deadlines};
 use pieces::Pieces;
 use relocate::Relocations;
 use sched::groups::{GroupConfig, GroupTurns};
@@ -54,7 +53,7 @@ use sched::{Config as TimeConfig, Nanos};
 use sessions::Session;
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use tenancy::Residency;
+use tenancy::{Deadline, Deadlines, Residency};
 use vram::balance::Config as BalanceConfig;
 use vram::{ChunkTable, Contents, Place, QuantaConfig, TenantId};
 

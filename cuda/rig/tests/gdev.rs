@@ -11,14 +11,18 @@ use support::{Rig, built, owner};
 
 /// Compiles a program of `gdev/c/examples/c` with the committed header.
 fn compiled(rig: &Rig, name: &str) -> PathBuf {
-    let c = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../gdev/c");
-    let library = built("libgdev.so");
+    compiled_with(rig, "c", name, &built("libgdev.so"))
+}
+
+/// Compiles a program of a crate's examples, which needs the library at `library`.
+fn compiled_with(rig: &Rig, part: &str, name: &str, library: &Path) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../gdev").join(part);
     let folder = library.parent().expect("a folder");
     let program = rig.folder.path().join(name);
     let mut compiler = Command::new("cc");
     compiler.args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-o"]).arg(&program);
-    compiler.arg("-I").arg(c.join("include")).arg(c.join(format!("examples/c/{name}.c")));
-    compiler.arg("-L").arg(folder).arg("-lgdev").arg(format!("-Wl,-rpath,{}", folder.display()));
+    compiler.arg("-I").arg(source.join("include")).arg(source.join(format!("examples/c/{name}.c")));
+    compiler.arg(library).arg(format!("-Wl,-rpath,{}", folder.display()));
     let output = compiler.output().expect("a C compiler");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     program
@@ -53,6 +57,22 @@ fn c_program_computes_alone_as_a_tenant_and_in_a_guest() {
     let mut inside = guest.command(&rig, program);
     assert_eq!(succeeds(inside.arg("cuda").arg(&image)), "verified 100000 words\n");
     until_accounts(&mut owner, "the guest's work is charged", |view| account(view, 0, "charged_ns") > 0);
+    owner.end();
+}
+
+#[test]
+fn driver_api_program_runs_unchanged_alone_and_as_a_tenant() {
+    let rig = Rig::new(256);
+    // The program is linked with gdev's library, and finds the other one through the environment.
+    let link = rig.folder.path().join("libcuda.so.1");
+    std::os::unix::fs::symlink(built("libgdev_cuda.so"), &link).expect("a link");
+    let program = compiled_with(&rig, "driver-api", "driver", &link);
+    let program = program.to_str().expect("UTF-8");
+    assert_eq!(succeeds(rig.command(program, "plain").arg(image())), "verified 100000 words\n");
+    let owner = owner(&rig, 64, &[]);
+    let mut tenant = rig.command(program, "shim");
+    tenant.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, "b");
+    assert_eq!(succeeds(tenant.arg(image())), "verified 100000 words\n");
     owner.end();
 }
 

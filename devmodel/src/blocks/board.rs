@@ -1,5 +1,4 @@
-//! Units around the engines: unit capabilities, the PCI mirror, the privileged ring, the PMU and the copy engines'
-//! falcons.
+//! Units around the engines: capabilities, the PCI mirror, the privileged ring, the PMU, and the copy engines' falcons.
 
 use super::falcon::{Dmem, Imem, Intr};
 use super::{At, Cx};
@@ -24,8 +23,8 @@ pub(crate) fn read_ptop(reg: ptop::Reg, at: At, cx: &Cx) -> u32 {
     }
 }
 
-/// Reads configuration space as shown to the card's driver. Writes to the standard registers have no effect here: the
-/// VMM handles them.
+/// Reads the mirror of configuration space that the card's driver sees. Writes to the standard registers have no effect
+/// here, because the VMM handles them.
 pub(crate) fn read_ppci(reg: ppci::Reg, at: At, pci: &PciConfig, cx: &Cx) -> u32 {
     match reg {
         ppci::Reg::CONFIG | ppci::Reg::CAPABILITIES | ppci::Reg::LINK_STATUS => {
@@ -68,7 +67,7 @@ pub(crate) fn write_privring(reg: privring_hub::Reg, at: At, value: u32, cx: &mu
     }
 }
 
-/// The PMU. After its start it reports its queues, accepts commands, and never sends messages.
+/// The PMU. After it has started it reports its queues, accepts commands, and never sends messages.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmu {
     intr: Intr,
@@ -84,7 +83,7 @@ impl Pmu {
             Reg::INTR_SET | Reg::INTR_CLEAR | Reg::INTR_EN_SET | Reg::INTR_EN_CLEAR => 0,
             Reg::DMEM_CONTROL => self.dmem.control(at.index()),
             Reg::DMEM_DATA => self.dmem.read(at.index()),
-            // Scrubbing of the memories completes immediately.
+            // The memories are scrubbed immediately.
             Reg::DMA_CONTROL => {
                 cx.plain_read(at) & !(DMA_CONTROL::IMEM_SCRUBBING.mask() | DMA_CONTROL::DMEM_SCRUBBING.mask())
             }
@@ -132,12 +131,13 @@ impl Pmu {
     }
 
     pub(crate) fn pending(&self) -> bool {
-        // GUESS: the routing register decides which interrupts reach the host; these units never assert on their own.
+        // GUESS: the routing register decides which interrupts reach the host, and these units never assert on their
+        // own.
         self.intr.pending()
     }
 }
 
-/// The falcon of one copy engine. The card performs the copies; this model accepts the upload and reports errors.
+/// The falcon of one copy engine. The card does the copies; this model accepts the upload and reports errors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CopyEngine {
     intr: Intr,
@@ -148,7 +148,7 @@ pub struct CopyEngine {
     running: bool,
 }
 
-/// The common registers of both copy engines.
+/// A register that both copy engines have.
 #[derive(Clone, Copy)]
 pub(crate) enum CopyReg {
     IntrSet,
@@ -236,7 +236,7 @@ impl CopyEngine {
         self.imem.check()
     }
 
-    /// Resets the falcon; `base..end` are its registers.
+    /// Resets the falcon. Its registers are `base..end`.
     pub(crate) fn reset(&mut self, base: u32, end: u32, cx: &mut Cx) {
         let Self { intr, dmem, imem, current, running } = self;
         *intr = Intr::default();
@@ -246,7 +246,7 @@ impl CopyEngine {
         cx.storage.reset_range(base, end);
     }
 
-    /// Reports a method that the engine refused, as the running firmware would: sets the report, enables the interrupt
+    /// Reports a method that the engine refused, as the running firmware would: sets the report, enables the interrupt,
     /// and routes it to the host. `base` is the offset of the falcon's registers.
     #[expect(clippy::cast_possible_truncation, reason = "the register holds 28 bits of page number")]
     pub(crate) fn error(&mut self, error: &CopyError, base: u32, storage: &mut Storage) {

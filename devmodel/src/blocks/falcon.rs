@@ -1,17 +1,17 @@
-//! The common part of all falcons (PMU, copy engines, FECS, GPCCS). The modelled falcons execute no code: uploads are
-//! only stored, the data memory is storage, and each user of this file implements the behaviour of its firmware.
+//! The part that all falcons (PMU, copy engines, FECS, GPCCS) have in common. The modelled falcons do not execute code:
+//! uploads are only stored, and each user of this file implements the behaviour of its firmware.
 
 use nvspec::falcon::CODE_WORDS_MAX;
 use nvspec::regs::fecs::{DMEM_CONTROL, IMEM_CONTROL};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Number of dwords within the range of the data port's address field.
+/// Number of dwords that the address field of the data port can address.
 const DMEM_DWORDS: usize = 0x1_0000 / 4;
-/// Number of data ports; only the PMU has more than one.
+/// Number of data ports. Only the PMU has more than one.
 const PORTS: usize = 8;
 
-/// A falcon's data memory, as accessed through its ports.
+/// A falcon's data memory and its ports.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Dmem {
     /// Contents; grows with writes.
@@ -58,7 +58,7 @@ impl Dmem {
         &self.dwords
     }
 
-    /// Sets the ports to address 0. A falcon's reset keeps the contents.
+    /// Sets the ports to address 0. Like the reset of a falcon, it keeps the contents.
     pub fn reset(&mut self) {
         self.control = [0; PORTS];
     }
@@ -82,7 +82,7 @@ impl Dmem {
     }
 }
 
-/// A falcon's code memory, as filled by drivers. The code is never executed; it is only read to identify a guest's
+/// A falcon's code memory, which drivers fill. No code is executed; the contents only serve to identify a guest's
 /// firmware.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Imem {

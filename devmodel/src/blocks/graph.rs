@@ -1,5 +1,5 @@
-//! A high-level model of PGRAPH and its two context-switching falcons: uploads are only stored, commands are answered
-//! as by nouveau's built-in firmware, and the mediator handles contexts.
+//! A high-level model of PGRAPH and of the two falcons that switch its contexts. Uploads are only stored, commands get
+//! the answers of nouveau's built-in firmware, and the mediator handles contexts.
 
 use super::falcon::{Dmem, Imem};
 use super::{At, Backlog, Cx};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 const MAILBOXES: usize = MAILBOX::COUNT as usize;
 
-/// FECS: mailboxes, commands, and PGRAPH's reported context.
+/// FECS: its mailboxes and commands, and the context that it reports.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Fecs {
     running: bool,
@@ -75,7 +75,7 @@ impl Graph {
             Reg::TRAP => self.trap &= !value,
             Reg::TRAP_GPCS => self.trap_gpcs &= !value,
             Reg::DATA_ERROR => self.code = value,
-            // The units are always idle, so the handshake completes at once.
+            // The units are always idle, so the handshake completes immediately.
             Reg::PWR_HANDSHAKE => cx.storage.set(at.offset, value & !PWR_HANDSHAKE::BUSY.mask()),
             Reg::TRAPPED_ADDRESS | Reg::TRAPPED_DATA_LO | Reg::SUBCHANNEL_CLASS => {}
             _ => cx.plain_write(at, value),
@@ -129,7 +129,7 @@ impl Graph {
                 cx.plain_write(at, value);
                 if CPU_CONTROL::START.is_set(value) {
                     hub.start(cx.config.chip.graph_context_bytes);
-                    // The hub's program starts the programs of the clusters.
+                    // FECS's program starts the programs of the GPCCS falcons.
                     cx.backend.firmware_started(Falcon::Fecs, hub.imem.dwords(), hub.dmem.dwords());
                     cx.backend.firmware_started(Falcon::Gpccs, self.gpccs_imem.dwords(), self.gpccs.dwords());
                 }
@@ -171,7 +171,7 @@ impl Graph {
         self.gpccs.check()
     }
 
-    /// Shows an error, or queues it until the current one is acknowledged.
+    /// Shows an error, or queues it until the guest has acknowledged the current one.
     pub(crate) fn error(&mut self, error: GraphError, cx: &mut Cx) {
         if self.intr == 0 {
             self.show(&error, cx);
@@ -190,7 +190,7 @@ impl Graph {
         self.fecs.running
     }
 
-    /// Returns the context register, as the guest reads it.
+    /// Returns the value of the context register, as the guest reads it.
     #[must_use]
     pub fn current(&self) -> u32 {
         self.fecs.current
@@ -211,7 +211,7 @@ impl Graph {
             *class = error.class;
         }
         if let Some(instance) = error.instance {
-            // Drivers find the faulting channel through PGRAPH's context.
+            // Drivers identify the faulting channel by PGRAPH's context.
             self.fecs.current = CURRENT::VALID.mask() | CURRENT::ADDRESS.encode((instance.address() >> 12) as u32);
         }
     }
@@ -260,7 +260,7 @@ impl Fecs {
     }
 }
 
-/// Returns the chip's number of TPCs for each existing cluster.
+/// Returns the chip's number of TPCs for a cluster that exists.
 pub(crate) fn read_gpc_units(_: gpc_units::Reg, at: At, cx: &Cx) -> u32 {
     if at.index < cx.config.chip.gpcs { gpc_units::TPC_COUNT::TPCS.encode(cx.config.chip.tpcs_per_gpc) } else { 0 }
 }

@@ -1,9 +1,9 @@
-//! Context switches that do not complete: the scheduler's reports to the driver about a channel that stays on an
+//! Context switches that never complete: reports from the scheduler to the driver about channels that stay on an
 //! engine.
 //!
-//! The error has one reason register and one interrupt bit for all engines, and a driver acknowledges it after it has
-//! checked the engines; an error that occurs in between is lost. So only one error is visible at a time, and the next
-//! error waits until the driver has acknowledged it and has removed the channel, by resetting the engine or unbinding
+//! All engines share one reason register and one interrupt bit. A driver checks the engines and then acknowledges the
+//! error, so it would lose an error that occurs in between. The vGPU therefore shows one hang at a time. It shows the
+//! next one after the driver has acknowledged the first and removed its channel, by resetting the engine or unbinding
 //! the channel.
 
 use super::Backlog;
@@ -27,7 +27,7 @@ pub(crate) struct Hangs {
 }
 
 impl Hangs {
-    /// Queues a hang until [`Self::next`] shows it; repeated reports count once.
+    /// Queues a hang until [`Self::next`] shows it. Repeated reports of the same hang count once.
     pub fn add(&mut self, hang: Hang) {
         if self.shown != Some(hang) {
             self.waiting.take(|waits| *waits == hang);
@@ -35,8 +35,8 @@ impl Hangs {
         }
     }
 
-    /// Shows the next hang that `wanted` accepts, and drops the hangs before it. Returns false if a hang is still
-    /// visible or no such hang is queued.
+    /// Shows the next hang for which `wanted` returns true, and drops the hangs before it. Returns false if a hang is
+    /// still visible or no such hang is queued.
     pub fn next(&mut self, wanted: impl Fn(&Hang) -> bool) -> bool {
         if self.shown.is_some() {
             return false;
@@ -55,13 +55,13 @@ impl Hangs {
         self.shown.filter(|hang| hang.engine == engine).map(|hang| hang.channel)
     }
 
-    /// Removes the hangs that `over` accepts.
+    /// Removes the hangs for which `over` returns true.
     pub fn end(&mut self, over: impl Fn(&Hang) -> bool) {
         self.shown = self.shown.filter(|hang| !over(hang));
         while self.waiting.take(&over).is_some() {}
     }
 
-    /// Removes all hangs. The number of dropped hangs is kept.
+    /// Removes all hangs, but keeps the number of dropped ones.
     pub fn reset(&mut self) {
         self.shown = None;
         self.waiting.clear();

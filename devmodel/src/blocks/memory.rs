@@ -1,4 +1,4 @@
-//! PFB, the cache and the flush registers: the guest's view of its memory, and its TLB flushes.
+//! PFB, the L2 cache and the flush registers: the guest's view of its memory, and its TLB flushes.
 
 use super::{At, Cx};
 use crate::denied::Reason;
@@ -40,21 +40,21 @@ fn invalidate(at: At, value: u32, cx: &mut Cx) {
     }
     let pdb = cx.storage.get(pfb::MMU_INVALIDATE_PDB::OFFSET);
     let address = u64::from(MMU_INVALIDATE_PDB::ADDRESS.get(pdb)) << 12;
-    // The directory may be shorter than its full size, so only its first page must be in VRAM.
+    // A directory may be shorter than its maximum size, so only its first page must be in VRAM.
     let bytes = PD_BYTES.min(nvspec::addr::SMALL_PAGE);
     if let Some(directory) = cx.place(at, pdb, MMU_INVALIDATE_PDB::TARGET.get(pdb), address, bytes) {
         cx.backend.flush_tlb(Some(directory), hub_only);
     }
 }
 
-/// Handles flushes, which complete before the write returns: the registers always read idle.
+/// Handles flushes. They complete before the write returns, so the registers always read as idle.
 pub(crate) fn write_pflush(reg: pflush::Reg, value: u32, cx: &mut Cx) {
     if reg == pflush::Reg::BAR_FLUSH && BAR_FLUSH::TRIGGER.is_set(value) {
         cx.backend.flush_apertures();
     }
 }
 
-/// Returns the size of a partition. The first partition has all of the guest's memory.
+/// Returns the size of a partition. The first partition contains all of the guest's memory.
 pub(crate) fn read_pbfb(_: pbfb::Reg, at: At, cx: &Cx) -> u32 {
     if at.index == 0 { cx.config.vram_mib() } else { 0 }
 }

@@ -1,4 +1,4 @@
-//! The PBDMA units' error registers. The mediator implements the units' other functions.
+//! Error registers of the PBDMAs. The mediator implements the PBDMAs' other functions.
 
 use super::{At, Backlog, Cx};
 use crate::events::PbdmaError;
@@ -6,7 +6,7 @@ use nvspec::regs::pbdma::{METHOD_0, Reg};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Number of PBDMA units that the registers cover.
+/// Number of PBDMAs that the registers cover.
 const UNITS: usize = nvspec::regs::pbdma::INTR_0::COUNT as usize;
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ struct Unit {
     channel: u32,
 }
 
-/// The error that each unit shows, and queued errors.
+/// The error that each PBDMA shows, and its queued errors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pbdma {
     units: [Unit; UNITS],
@@ -69,7 +69,7 @@ impl Pbdma {
         backlog.check(|error| (error.unit as usize) < UNITS)
     }
 
-    /// Shows an error, or queues it until the current one is acknowledged.
+    /// Shows an error, or queues it until the guest has acknowledged the current one.
     pub(crate) fn error(&mut self, error: PbdmaError) {
         match self.units.get_mut(error.unit as usize) {
             Some(unit) if unit.intr == 0 => unit.show(&error),
@@ -78,7 +78,7 @@ impl Pbdma {
         }
     }
 
-    /// Returns one bit for each unit with an enabled interrupt.
+    /// Returns a mask of the units with an enabled interrupt.
     pub(crate) fn pending(&self) -> u32 {
         let mut bits = 0;
         for (index, unit) in (0u32..).zip(&self.units) {

@@ -59,8 +59,8 @@ impl Pbus {
         (*window, *bar1, *bar3, *peephole) = (0, 0, 0, 0);
     }
 
-    /// Returns the VRAM address of the byte at `offset` of BAR0, which is in the window, or the reason to refuse the
-    /// access.
+    /// Returns the VRAM address of the byte at `offset` of BAR0, which must be in the window, or the reason to refuse
+    /// the access.
     pub(crate) fn window(&self, offset: u64, bytes: u64, vram_bytes: u64) -> Result<GuestVramAddr, Reason> {
         let base = self.window_base().ok_or(Reason::Target)?;
         let address = offset.checked_sub(u64::from(pramin::BASE)).and_then(|within| base.checked_add(within));
@@ -71,7 +71,7 @@ impl Pbus {
         }
     }
 
-    /// Returns the start of the window, if it is on VRAM; the guest's VRAM may be smaller.
+    /// Returns the start of the window if it is on VRAM. The guest's VRAM may end before it.
     pub(crate) fn window_base(&self) -> Option<GuestVramAddr> {
         let is_vram = Target::from_bits(PRAMIN_WINDOW::TARGET.get(self.window)) == Target::Vram;
         is_vram.then(|| GuestVramAddr(u64::from(PRAMIN_WINDOW::BASE.get(self.window)) << 16))
@@ -82,7 +82,7 @@ impl Pbus {
         storage.get(INTR::OFFSET) & storage.get(INTR_EN::OFFSET) != 0
     }
 
-    /// Returns the address registers as the guest wrote them: window, BAR1, BAR3.
+    /// Returns the address registers as the guest wrote them: the window, BAR1 and BAR3.
     #[must_use]
     pub fn registers(&self) -> [u32; 3] {
         [self.window, self.bar1, self.bar3]

@@ -1,5 +1,5 @@
 //! PFIFO: the channel table, the runlist, preemption, and the scheduler's interrupts. All accesses are translated; none
-//! of these registers is a register of the card.
+//! of them reaches a register of the card.
 
 use super::hang::{Hang, Hangs};
 use super::pmc::pbdma_mask;
@@ -20,10 +20,10 @@ use serde::{Deserialize, Serialize};
 const ENTRY_BYTES: u64 = size_of::<nvspec::fifo::RunlistEntry>() as u64;
 const ENGINES: usize = engine::COUNT as usize;
 const UNITS: usize = FAULT_INST::COUNT as usize;
-/// Mask with one bit for each engine.
+/// Mask of all engines.
 const ENGINE_MASK: u32 = (1 << engine::COUNT) - 1;
 
-/// The channel table, the runlist's state and the contents of the interrupt registers.
+/// The channel table, the state of the runlist, and the contents of the interrupt registers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pfifo {
     /// Channels whose instance block is bound in the backend, one bit each.
@@ -37,7 +37,7 @@ pub struct Pfifo {
     runlist_intr: u32,
     preempted: u32,
     blocked: u32,
-    /// Causes that stay set until cleared by a write, except causes derived from other registers.
+    /// Causes that stay set until a write clears them, except those that are derived from other registers.
     intr: u32,
     intr_en: u32,
     sched_code: u32,
@@ -45,7 +45,7 @@ pub struct Pfifo {
     pbdmas: u32,
     non_stall: [u32; ENGINES],
     non_stall_en: u32,
-    /// The last fault of each unit, and true if it is pending.
+    /// The last fault of each unit; true if it is pending.
     faults: [Option<(MmuFault, bool)>; UNITS],
     backlog: Backlog<MmuFault>,
 }
@@ -76,7 +76,7 @@ impl Default for Pfifo {
 }
 
 impl Pfifo {
-    /// Reads a register. `pbdma` has one bit for each PBDMA with an interrupt.
+    /// Reads a register. `pbdma` is the mask of PBDMAs with an interrupt.
     pub(crate) fn read(&self, reg: Reg, at: At, pbdma: u32, cx: &mut Cx) -> u32 {
         match reg {
             Reg::INTR => self.status(pbdma),
@@ -112,7 +112,8 @@ impl Pfifo {
             }
             Reg::INTR_EN => self.intr_en = value,
             Reg::PBDMA_PRESENT => self.pbdmas = value & pbdma_mask(cx),
-            // USERD is found through the VRAM address in an instance block, regardless of the guest's mapping.
+            // The mediator finds USERD through the VRAM address in an instance block, and does not need the guest's
+            // mapping.
             Reg::USERD_BASE => self.userd_base = value,
             Reg::RUNLIST_BASE => self.runlist_base = value,
             Reg::RUNLIST => self.submit_runlist(at, value, cx),
@@ -170,17 +171,17 @@ impl Pfifo {
         Invalid::unless(blocked & !ENGINE_MASK == 0, || "engines are held back that there are not".into())
     }
 
-    /// Returns the channels that the guest has bound, one bit each.
+    /// Returns the mask of the channels that the guest has bound.
     pub(crate) fn bound_bits(&self) -> u128 {
         self.bound
     }
 
-    /// Returns the engines that the guest has blocked, one bit each.
+    /// Returns the mask of the engines that the guest has blocked.
     pub(crate) fn blocked(&self) -> u32 {
         self.blocked
     }
 
-    /// Reports that the guest's last submitted runlist is active.
+    /// Reports that the runlist that the guest submitted last is active.
     pub(crate) fn runlist_done(&mut self) {
         self.runlist_pending = false;
         self.runlist_intr |= RUNLIST_INTR::DONE.mask();
@@ -193,7 +194,7 @@ impl Pfifo {
         }
     }
 
-    /// Shows a fault, or queues it until the unit's last one is acknowledged.
+    /// Shows a fault, or queues it until the guest has acknowledged the unit's last fault.
     pub(crate) fn mmu_fault(&mut self, fault: MmuFault) {
         match self.faults.get_mut(fault.unit as usize) {
             Some(Some((_, true))) => self.backlog.push(fault),
@@ -202,8 +203,8 @@ impl Pfifo {
         }
     }
 
-    /// Reports a scheduler error. `code` has the format of `SCHED_ERROR_REASON`. While an earlier error is not
-    /// acknowledged, the register keeps its value.
+    /// Reports a scheduler error. `code` has the format of `SCHED_ERROR_REASON`. The register keeps its value while an
+    /// earlier error is unacknowledged.
     pub(crate) fn sched_error(&mut self, code: u32) {
         if !INTR::SCHED_ERROR.is_set(self.intr) {
             self.sched_code = code;
@@ -211,8 +212,8 @@ impl Pfifo {
         }
     }
 
-    /// Reports a channel that does not leave an engine in time. An invalid engine or an unbound channel is ignored: the
-    /// driver then has nothing to recover.
+    /// Reports a channel that does not leave an engine in time. Ignores an invalid engine and an unbound channel,
+    /// because the driver would have nothing to recover.
     pub(crate) fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId) {
         if engine < engine::COUNT && self.is_bound(channel) {
             self.hangs.add(Hang { engine, channel });
@@ -220,7 +221,7 @@ impl Pfifo {
         }
     }
 
-    /// Removes the hangs of an engine, because the driver has reset it.
+    /// Removes the hangs of an engine that the driver has reset.
     pub(crate) fn engine_reset(&mut self, engine: u32) {
         self.hangs.end(|hang| hang.engine == engine);
         self.show_next_hang();
@@ -242,20 +243,20 @@ impl Pfifo {
         self.enabled.count_ones()
     }
 
-    /// Returns the numbers of unacknowledged faults: shown, queued, dropped.
+    /// Returns the numbers of unacknowledged faults: visible, queued, and dropped.
     #[must_use]
     pub fn faults(&self) -> (u32, usize, u64) {
         (self.fault_units().count_ones(), self.backlog.len(), self.backlog.dropped)
     }
 
-    /// Returns the engine and channel of the hang shown to the guest, and the numbers of queued and dropped hangs.
+    /// Returns the engine and the channel of the visible hang, and the numbers of queued and dropped hangs.
     #[must_use]
     pub fn hangs(&self) -> (Option<(u32, VirtualChannelId)>, usize, u64) {
         let (shown, waiting, dropped) = self.hangs.counts();
         (shown.map(|hang| (hang.engine, hang.channel)), waiting, dropped)
     }
 
-    /// Returns true if the submitted runlist is not active yet.
+    /// Returns true if the submitted runlist is not yet active.
     #[must_use]
     pub fn runlist_pending(&self) -> bool {
         self.runlist_pending
@@ -270,9 +271,9 @@ impl Pfifo {
             | level(self.fault_units() != 0, INTR::MMU_FAULT)
     }
 
-    /// Returns one bit for each engine with an enabled non-stall interrupt.
+    /// Returns the mask of the engines with an enabled non-stall interrupt.
     fn non_stall_engines(&self) -> u32 {
-        // The enable register has one nibble, which applies to each of an engine's eight nibbles.
+        // The enable register has one nibble, which applies to all eight nibbles of an engine.
         let enabled = self.non_stall_en.wrapping_mul(0x1111_1111);
         let mut engines = 0;
         for (engine, bits) in (0u32..).zip(&self.non_stall) {
@@ -351,7 +352,7 @@ impl Pfifo {
         if instance.is_some() || was_bound {
             cx.backend.bind_channel(id, instance);
         }
-        // The backend treats a new instance block as a new channel, which is stopped.
+        // For the backend, a new instance block is a new channel, which is stopped.
         if instance.is_some() && enabled {
             cx.backend.enable_channel(id, true);
         }
@@ -366,8 +367,7 @@ impl Pfifo {
         } else {
             self.enabled &= !bit(id);
         }
-        // The mediator is notified of each write, because the same value may start a channel that the mediator has
-        // stopped.
+        // Notify the mediator of each write: the same value may restart a channel that the mediator has stopped.
         if self.bound & bit(id) != 0 {
             cx.backend.enable_channel(id, on);
         }
@@ -404,7 +404,8 @@ impl Pfifo {
         cx.backend.submit_runlist(list, length);
     }
 
-    /// Returns the preempt register. Linux 6.1 waits only for the channel number, 6.12 until the pending bit is clear.
+    /// Returns the preempt register. Linux 6.1 only waits for the channel number, and 6.12 until the pending bit is
+    /// clear.
     fn preempt_state(&self, cx: &mut Cx) -> u32 {
         let pending = channel(self.preempted).is_some_and(|id| self.bound & bit(id) != 0 && cx.backend.preempting(id));
         PREEMPT::CHANNEL.encode(self.preempted) | PREEMPT::PENDING.encode(pending.into())
@@ -421,7 +422,7 @@ impl Pfifo {
         }
     }
 
-    /// Shows the next hang, after the driver has handled the previous one.
+    /// Shows the next hang, if the driver has handled the previous one.
     fn show_next_hang(&mut self) {
         let bound = self.bound;
         if !INTR::SCHED_ERROR.is_set(self.intr) && self.hangs.next(|hang| bound & bit(hang.channel) != 0) {
@@ -429,8 +430,7 @@ impl Pfifo {
         }
     }
 
-    /// Returns an engine's state for this guest, and true if the engine is in the middle of a context switch that does
-    /// not complete.
+    /// Returns an engine's state for this guest, and true if the engine is stuck in a context switch.
     fn on_engine(&self, engine: u32, cx: &mut Cx) -> (EngineStatus, bool) {
         match self.hangs.on(engine) {
             Some(channel) => (EngineStatus { channel: Some(channel), busy: true }, true),
@@ -448,7 +448,7 @@ impl Pfifo {
             | ENGINE_STATUS::CHANNEL.encode(status.channel.map_or(0, |id| id.0.into()))
     }
 
-    /// Returns the instance block of the channel on an engine, as named by the guest.
+    /// Returns the instance block of the channel on an engine, at the guest's address.
     fn instance_on(&self, engine: u32, cx: &mut Cx) -> Option<Place> {
         let (status, _) = self.on_engine(engine, cx);
         let id = status.channel.filter(|&id| self.is_bound(id))?;
@@ -472,7 +472,7 @@ impl Pfifo {
     }
 }
 
-/// Returns the channel with the number `index`, if it exists.
+/// Returns channel `index`, if it exists.
 fn channel(index: u32) -> Option<VirtualChannelId> {
     u8::try_from(index).ok().filter(|_| index < CHANNELS).map(VirtualChannelId)
 }

@@ -1,10 +1,10 @@
-//! PMC: identity, interrupt tree and unit enables.
+//! PMC: the card's identity, the interrupt tree, and the unit enables.
 
 use super::{At, Cx};
 use nvspec::regs::pmc::{self, Reg};
 use serde::{Deserialize, Serialize};
 
-/// Unit enables. PMC's other registers are plain, or derived from the other blocks.
+/// The unit enables. PMC's other registers are plain storage, or derived from other blocks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmc {
     enable: u32,
@@ -12,11 +12,11 @@ pub struct Pmc {
 }
 
 impl Pmc {
-    /// Reads a register. `pending` is the interrupt tree: one bit for each unit with an asserted line.
+    /// Reads a register. `pending` is the interrupt tree: the mask of units whose line is asserted.
     pub(crate) fn read(&self, reg: Reg, at: At, pending: u32, cx: &Cx) -> u32 {
         match reg {
             Reg::BOOT_0 => cx.config.chip.boot0,
-            // GUESS: according to drivers, the mask applies to the visible status.
+            // GUESS, from the behaviour of drivers: the mask applies to the status that the register shows.
             Reg::INTR_0 | Reg::INTR_LINE_0 => pending & cx.storage.get(pmc::INTR_MASK_0::OFFSET),
             Reg::BOOT_1 | Reg::INTR_1 => 0,
             Reg::ENABLE => self.enable,
@@ -52,7 +52,7 @@ impl Pmc {
     }
 }
 
-/// Returns one bit for each PBDMA that the chip has.
+/// Returns the mask of the PBDMAs that the chip has.
 pub(crate) fn pbdma_mask(cx: &Cx) -> u32 {
     1u32.checked_shl(cx.config.chip.pbdmas).unwrap_or(0).wrapping_sub(1)
 }

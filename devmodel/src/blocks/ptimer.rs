@@ -1,4 +1,4 @@
-//! PTIMER: the card's clock with an offset for this VM, and one alarm.
+//! PTIMER: the card's clock plus an offset for this VM, and one alarm.
 
 use super::{At, Cx};
 use nvspec::regs::ptimer::{INTR, Reg, TIME_0, TIME_1};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Mask of the clock's bits.
 const CLOCK_MASK: u64 = (TIME_1::NSEC.mask() as u64) << 32 | u32::MAX as u64;
 
-/// The guest's clock: the card's clock plus an offset that results from the guest's settings.
+/// The guest's clock: the card's clock plus an offset, which follows from the time that the guest has set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ptimer {
     /// Guest time minus card time, wrapping, in ns.
@@ -42,7 +42,7 @@ impl Ptimer {
             Reg::INTR_EN => self.intr_en = value & INTR::ALARM.mask(),
             Reg::ALARM_0 => {
                 let now = self.now(cx.backend.now_ns());
-                // Only the low word is compared: the alarm fires when the clock's low word next has this value.
+                // Only the low word is compared: the alarm fires when the clock's low word next equals this value.
                 let ahead = value.wrapping_sub(low(now));
                 self.alarm = value;
                 self.ring_at = Some(now.wrapping_add(u64::from(ahead)) & CLOCK_MASK);
@@ -56,7 +56,8 @@ impl Ptimer {
         (*offset, *intr, *intr_en, *alarm, *ring_at) = (0, 0, 0, 0, None);
     }
 
-    /// Adds `ns` to the offset after the card's clock was set back by `ns`, because the guest's clock must not go back.
+    /// Adds `ns` to the offset after the card's clock has gone back by `ns`, because the guest's clock must not go
+    /// back.
     pub(crate) fn advance(&mut self, ns: u64) {
         self.offset = self.offset.wrapping_add(ns);
     }
@@ -70,7 +71,7 @@ impl Ptimer {
         }
     }
 
-    /// Returns the card's time in ns at which the guest's alarm fires.
+    /// Returns the card time in ns at which the guest's alarm fires.
     pub(crate) fn alarm_at(&self) -> Option<u64> {
         let wanted = INTR::ALARM.is_set(self.intr_en);
         self.ring_at.filter(|_| wanted).map(|at| at.wrapping_sub(self.offset) & CLOCK_MASK)
@@ -85,7 +86,7 @@ impl Ptimer {
         card_ns.wrapping_add(self.offset) & CLOCK_MASK
     }
 
-    /// Makes the half of the clock at bit `shift` read as `value` now.
+    /// Sets the half of the clock at bit `shift` to `value`.
     fn set(&mut self, value: u32, mask: u32, shift: u32, cx: &mut Cx) {
         let card = cx.backend.now_ns();
         let half = |value: u32| u64::from(value).checked_shl(shift).unwrap_or(0);

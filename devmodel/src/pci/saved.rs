@@ -9,17 +9,17 @@ impl PciConfig {
     pub fn save(&self) -> Vec<u8> {
         let Self {
             bytes,
-            // Both are determined by the function's configuration.
+            // The function's configuration determines both.
             writable: _,
             initial: _,
         } = self;
         bytes.to_vec()
     }
 
-    /// Restores the state into a new function. Only guest-writable bits may differ from the state after reset.
+    /// Restores the state into a new function. Only bits that the guest may write may differ from the reset state.
     ///
     /// # Errors
-    /// If the saved state belongs to a different function. This function's state is then unchanged.
+    /// If the saved state belongs to a different function. This function's state has not changed.
     pub fn restore(&mut self, saved: &[u8]) -> Result<(), Invalid> {
         let Self { bytes, writable, initial } = self;
         Invalid::unless(saved.len() == bytes.len(), || format!("{} bytes are no configuration space", saved.len()))?;

@@ -1,8 +1,8 @@
 //! The policy table of a GF100 vGPU, in the order of the address map.
 //!
-//! Lists the registers' names by block and policy. Unlisted registers are denied. A `Store` register has no effect that
-//! a guest's driver can see except reading it back; a `Model` register answers, latches or resets; a `Translate`
-//! register contains a guest's physical address or a number shared by all VMs of a card.
+//! Lists the names of the registers by block and policy. Registers that are not listed are denied. A driver can see no
+//! effect of a `Store` register except its value. A `Model` register answers, latches or resets. A `Translate` register
+//! contains a guest-physical address, or a number that all VMs on a card share.
 
 use super::{Line, Policy, Range, RangeKind};
 use nvspec::RegInfo;
@@ -37,7 +37,7 @@ macro_rules! policies {
                 }
             }
 
-            /// Returns the handling of an access.
+            /// Returns how an access is handled.
             #[must_use]
             pub fn policy(self) -> Policy {
                 match self { $(
@@ -51,7 +51,7 @@ macro_rules! policies {
                 )* }
             }
 
-            /// Returns name, offset, access, reset value and fields.
+            /// Returns the register's name, offset, access rights, reset value, and fields.
             #[must_use]
             pub fn info(self) -> &'static RegInfo {
                 match self { $( Self::$variant(reg) => reg.info(), )* }
@@ -110,7 +110,7 @@ policies! {
     }
     Pfb = pfb {
         Model: PARTITIONS MMU_CTRL;
-        // Targets of the real unit's system memory and debug accesses; the guest's addresses in them are not used.
+        // On hardware these hold system memory and debug addresses of the unit; the guest's values are not used.
         Store: INTR CONFIG MEM_TYPE NISO_ADDRESS MMU_INVALIDATE_VA MMU_INVALIDATE_PDB MMU_DEBUG_WR MMU_DEBUG_RD
             MMU_DEBUG_CTRL;
         Translate: MMU_INVALIDATE;
@@ -155,7 +155,7 @@ policies! {
     }
     Ltc = ltc {
         Model: CBC_CLEAR CBC_PARAM;
-        // A vGPU has no compression tags, so the address of their memory is not used.
+        // A vGPU has no compression tags, so the address of their memory is unused.
         Store: CBC_CLEAR_START CBC_CLEAR_END CBC_BASE CBC_SIZE CONTROL INTR_CONTROL ZBC_INDEX ZBC_COLOR ZBC_DEPTH
             ZBC_STENCIL;
     }
@@ -164,7 +164,7 @@ policies! {
     }
     Pgraph = pgraph {
         Model: INTR TRAP TRAP_GPCS INTR_EN TRAPPED_ADDRESS TRAPPED_DATA_LO SUBCHANNEL_CLASS DATA_ERROR PWR_HANDSHAKE;
-        // The direct context writes (ICMD, MTHD) have no effect: they would set context state, which the host owns.
+        // Direct writes to the context (ICMD, MTHD) have no effect: they would set context state, which the host owns.
         Store: TRAP_EN ICMD_COMMAND ICMD_DATA ICMD_ENABLE CONTROL ACTIVITY STATUS TRAPPED_DATA_HI MTHD_COMMAND
             MTHD_DATA CTX_CONTROL;
     }
@@ -180,7 +180,8 @@ policies! {
     GpcUnits = gpc_units {
         Model: TPC_COUNT;
     }
-    // No outputs exist: the display's registers are storage, so that a driver's probing finds no active display.
+    // The vGPU has no outputs: the registers of the display only store values, so that a probing driver finds no active
+    // display.
     Pvga = pvga {
         Store: CRTC SEQUENCER STATUS;
     }

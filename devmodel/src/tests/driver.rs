@@ -1,5 +1,5 @@
-//! The steps of nouveau's probe, in order, and the values that it must read. The offsets are taken from nouveau, to
-//! check the declarations as well.
+//! The steps of nouveau's probe in order, and the values that it must read. The offsets are nouveau's, so that the test
+//! checks the declarations as well.
 
 use super::mock::{Call, Rig, VRAM};
 use crate::backend::{Aperture, Place};
@@ -94,7 +94,7 @@ fn two_timers_do_not_share_their_time() {
 }
 
 #[test]
-fn pmu_says_where_its_queues_are_once_started() {
+fn started_pmu_reports_its_queues() {
     let mut rig = Rig::new();
     rig.wr(0x000200, 0xffff_ffff);
     rig.wr(0x10a014, 0xffff);
@@ -145,7 +145,7 @@ fn pbdmas_are_counted_by_both_kernels() {
     assert_eq!(rig.rd(0x000204).count_ones(), 3, "6.12");
 }
 
-/// Uploads and starts the hub's firmware, appending a register list as nouveau does.
+/// Uploads and starts FECS's firmware, and appends a register list as nouveau does.
 fn start_graph(rig: &mut Rig) {
     rig.wr(0x000200, 0xffff_ffff);
     rig.wr(0x000260, 0);
@@ -178,7 +178,7 @@ fn graph_firmware_comes_up_and_makes_a_channel_current() {
     assert_eq!(rig.rd(0x409800) >> 31, 1, "ready");
     assert_eq!(rig.rd(0x409804), GF100.graph_context_bytes);
 
-    // Handles the channel of the golden context.
+    // Handle the channel of the golden context.
     rig.wr(0x404170, 0x12);
     assert_eq!(rig.rd(0x404170) & 0x10, 0);
     rig.wr(0x409840, 0x8000_0000);
@@ -198,7 +198,7 @@ fn graph_firmware_comes_up_and_makes_a_channel_current() {
     rig.wr(0x419848, 0x77);
     assert_eq!(rig.rd(0x419848), 0x77);
 
-    // The driver unloads.
+    // Unload the driver.
     rig.wr(0x409b04, 0x8000_0123);
     rig.mask(0x409b04, 0x8000_0000, 0);
     rig.wr(0x409000, 0x100);

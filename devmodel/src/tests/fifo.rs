@@ -34,7 +34,7 @@ fn a_channel_is_bound_started_stopped_and_unbound() {
 }
 
 #[test]
-fn a_channel_in_host_memory_names_its_target() {
+fn channel_in_host_memory_shows_its_target() {
     let mut rig = Rig::new();
     rig.wr(channel(0), 0xf000_0042);
     rig.wr(channel(1), 0xe000_0042);
@@ -52,7 +52,7 @@ fn an_instance_block_beyond_vram_is_never_bound() {
     rig.wr(channel(2), 0xc000_0000 | (last + 1));
     rig.wr(channel(3), 0xcfff_ffff);
     assert_eq!(rig.mock.take(), [Call::Bind(1, Some(vram(VRAM - 0x1000)))]);
-    // A bound channel whose instance block moves outside VRAM is unbound.
+    // Moving the instance block of a bound channel outside VRAM unbinds the channel.
     rig.wr(channel(1), 0xcfff_ffff);
     assert_eq!(rig.mock.take(), [Call::Bind(1, None)]);
 }
@@ -86,7 +86,7 @@ fn a_channel_started_before_it_is_bound_starts_when_it_is() {
     assert_eq!(rig.mock.take(), []);
     rig.wr(channel(9), 0xc000_0001);
     assert_eq!(rig.mock.take(), [Call::Bind(9, Some(vram(0x1000))), Call::Enable(9, true)]);
-    // A running channel gets a new instance block.
+    // Give a running channel a new instance block.
     rig.wr(channel(9), 0xc000_0002);
     assert_eq!(rig.mock.take(), [Call::Bind(9, Some(vram(0x2000))), Call::Enable(9, true)]);
 }
@@ -123,7 +123,7 @@ fn runlists_that_leave_memory_or_have_no_end_are_refused() {
             "pfifo.RUNLIST: bad runlist"
         ]
     );
-    // A runlist of the maximum valid length.
+    // Submit a runlist of the maximum valid length.
     rig.wr(0x002270, (VRAM >> 12) as u32 - 1);
     rig.wr(0x002274, 128);
     rig.wr(0x002270, 0x3000_0001);
@@ -169,7 +169,7 @@ fn recovery_blocks_and_allows_engines() {
 }
 
 #[test]
-fn userd_base_is_kept_and_means_nothing_to_the_card() {
+fn userd_base_is_stored_and_not_used_by_card() {
     let mut rig = Rig::new();
     rig.wr(0x002254, 0x1000_0010);
     assert_eq!(rig.rd(0x002254), 0x1000_0010);

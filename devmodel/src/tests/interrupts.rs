@@ -48,7 +48,7 @@ fn the_drivers_interrupt_handler_loses_no_event() {
     rig.wr(0x002628, 1);
     rig.gpu.runlist_done(&mut rig.mock);
     assert_eq!(rig.mock.messages(), 1);
-    // Runs the handler: line off, re-arm, read, acknowledge, line on. Meanwhile another event occurs.
+    // Run the handler: line off, re-arm, read, acknowledge, line on. Another event occurs meanwhile.
     rig.wr(LINE_EN, 0);
     rig.rd(LINE_EN);
     rig.wr8(REARM, 0xff);
@@ -263,7 +263,7 @@ fn a_warps_error_is_shown_where_it_happened_and_cleared_by_ones() {
         sm: Some(SmError { gpc: 0, tpc: 2, warp: 0xf, global: 0x5 }),
     };
     rig.gpu.engine_error(EngineError::Graph(error), &mut rig.mock);
-    // If this GPU does not have the unit, the error is reported for the first unit.
+    // If the guest's GPU does not have the unit, the error is reported for the first unit.
     error.sm = Some(SmError { gpc: 9, tpc: 7, warp: 0x9, global: 0 });
     rig.gpu.engine_error(EngineError::Graph(error), &mut rig.mock);
     assert_eq!([rig.rd(0x400100), rig.rd(0x400108), rig.rd(0x400118)], [1 << 21, 1 << 24, 1]);
@@ -297,7 +297,7 @@ fn a_copy_engines_error_is_routed_when_its_firmware_runs() {
     let routed = rig.rd(0x10501c);
     assert_eq!(rig.rd(0x105008) & routed & !(routed >> 16), 0x40, "as the driver computes it");
     assert_eq!(rig.rd(0x105050) & 0x0fff_ffff, 7);
-    // Decode the report like the driver: the error, the method, and the data.
+    // Decode the report as the driver does: the error, the method, and its data.
     let report = rig.rd(0x105040);
     assert_eq!((report & 0xffff, (report >> 16 & 0x7ff) << 2, report >> 27 & 7), (1, 0x304, 4));
     assert_eq!((rig.rd(0x105044), rig.rd(0x104040)), (0xabcd, 0), "and not in the other engine's");
@@ -312,7 +312,7 @@ fn the_alarm_rings_at_its_time() {
     rig.wr(0x009410, 3);
     rig.wr(0x009400, 0xffff_f000);
     assert_eq!(rig.gpu.alarm_at(), None);
-    // The alarm is beyond the end of the low word: the clock reaches the value after it wraps.
+    // Set the alarm past the end of the low word: the clock reaches it after a wrap.
     rig.wr(0x009420, 0x0000_1000);
     assert_eq!(rig.gpu.alarm_at(), None, "no one has asked to be told");
     rig.wr(0x009140, 1);

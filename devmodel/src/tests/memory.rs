@@ -20,7 +20,7 @@ fn the_window_shows_vram_where_it_is_placed() {
 #[test]
 fn the_window_ends_with_vram() {
     let mut rig = Rig::new();
-    // The window's second half is beyond the guest's memory.
+    // The second half of the window is beyond the guest's memory.
     rig.wr(BAR0_WINDOW, ((VRAM >> 16) - 8) as u32);
     rig.wr(0x77_fffc, 7);
     assert_eq!(rig.rd(0x77_fffc), 7);
@@ -94,7 +94,7 @@ fn write_without_memory_fails_without_denial_or_partial_write() {
     rig.mock.lacks_memory = true;
     let before = rig.rd(BAR0_WINDOW);
     let Rig { gpu, mock } = &mut rig;
-    // These accesses extend beyond the window into a register, which must not be written if the window's part fails.
+    // These accesses extend from the window into a register, which must not be written if writing the window fails.
     for (at, len) in [(PRAMIN, 4), (PRAMIN + 0xf_fffc, 8)] {
         assert_eq!(gpu.bar0_write(at, &vec![1; len], mock), Err(NoMemory));
     }
@@ -138,7 +138,7 @@ fn eight_bytes_are_two_registers() {
 }
 
 #[test]
-fn beyond_the_registers_there_is_nothing() {
+fn accesses_beyond_registers_read_as_ones() {
     let mut rig = Rig::new();
     let mut data = [0; 4];
     rig.gpu.bar0_read(0x1_0000_0000, &mut data, &mut rig.mock);

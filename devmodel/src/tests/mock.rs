@@ -1,4 +1,4 @@
-//! A mediator that records its calls.
+//! A mock of the mediator, which records its calls.
 
 use crate::backend::{
     Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, NoMemory, Place, WriteFailure,
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// VRAM size of the vGPU in these tests.
 pub const VRAM: u64 = 16 << 20;
 
-/// A call of the backend, except for memory accesses and the clock.
+/// A call to the backend. Memory accesses and reads of the clock are not recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     BindAperture(Aperture, Option<Place>),
@@ -30,7 +30,7 @@ pub enum Call {
     BusMaster(bool),
 }
 
-/// Records calls. It has real memory, and apertures map the first half of VRAM one to one.
+/// Records calls. It has real memory; apertures map the first half of VRAM one to one.
 pub struct Mock {
     pub vram: Vec<u8>,
     pub calls: Vec<Call>,
@@ -38,7 +38,7 @@ pub struct Mock {
     pub channel: ChannelState,
     pub engine: EngineStatus,
     pub preempting: bool,
-    /// True if writes find no free memory.
+    /// True if no memory is available for writes.
     pub lacks_memory: bool,
 }
 
@@ -57,12 +57,12 @@ impl Default for Mock {
 }
 
 impl Mock {
-    /// Returns the calls since the previous call of this function.
+    /// Returns the calls since the last use of this function.
     pub fn take(&mut self) -> Vec<Call> {
         std::mem::take(&mut self.calls)
     }
 
-    /// Returns the number of messages since the previous call, and drops other calls.
+    /// Returns the number of messages since the last use, and drops all other calls.
     pub fn messages(&mut self) -> usize {
         self.take().iter().filter(|call| **call == Call::Interrupt(InterruptLine::Msi)).count()
     }
@@ -175,7 +175,7 @@ impl Backend for Mock {
     }
 }
 
-/// A vGPU with [`VRAM`] and a VBIOS that begins with 55 aa, and its mediator.
+/// A vGPU with [`VRAM`] and a VBIOS that begins with 55 aa, and the mock.
 pub struct Rig {
     pub gpu: VGpu,
     pub mock: Mock,
@@ -200,7 +200,7 @@ impl Rig {
         self.gpu.bar0_write32(offset, value, &mut self.mock);
     }
 
-    /// Reads, modifies and writes, like a driver. Returns the old value.
+    /// Reads, modifies and writes a register, like a driver. Returns the old value.
     pub fn mask(&mut self, offset: u32, mask: u32, value: u32) -> u32 {
         let old = self.rd(offset);
         self.wr(offset, (old & !mask) | value);
@@ -223,7 +223,7 @@ impl Rig {
         self.mock.take();
     }
 
-    /// Returns the refused accesses as "site: reason".
+    /// Returns the refused accesses, each as "site: reason".
     pub fn denied(&self) -> Vec<String> {
         self.gpu.denials().iter().map(|(site, reason, _)| format!("{site}: {reason}")).collect()
     }

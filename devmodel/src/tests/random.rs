@@ -1,5 +1,5 @@
-//! Checks for any sequence of guest writes that no panic occurs, that no request to the mediator exceeds the guest's
-//! bounds, and that the invariants hold.
+//! Sends arbitrary sequences of guest writes, and checks that nothing panics, that no request to the mediator exceeds
+//! the guest's bounds, and that the invariants hold.
 
 use super::mock::{Call, Rig, VRAM};
 use crate::VGpu;
@@ -15,7 +15,7 @@ use proptest::prelude::*;
 enum Op {
     Read(u64, usize),
     Write(u64, Vec<u8>),
-    /// Accesses a register of the table: its number, an index, a value.
+    /// Accesses a register: its number in the table, its index, and a value.
     Register(usize, u32, u32),
     Config(u64, Vec<u8>),
     Aperture(bool, u64, Vec<u8>),
@@ -128,7 +128,7 @@ fn apply(rig: &mut Rig, op: &Op) {
     }
 }
 
-/// Checks that every structure in VRAM named to the mediator is within the guest's VRAM.
+/// Checks that each structure in VRAM that the vGPU passes to the mediator is within the guest's VRAM.
 fn check(call: &Call) -> Result<(), TestCaseError> {
     let inside = |place: Option<Place>, bytes: u64| {
         let Some(Place::Vram(at)) = place else { return Ok(()) };
@@ -155,7 +155,7 @@ fn check(call: &Call) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
-    // The mock panics on a VRAM access that is out of bounds.
+    // The mock panics if a VRAM access is out of bounds.
     #[test]
     fn any_stream_of_accesses_stays_within_bounds(ops in prop::collection::vec(op(), 1..300)) {
         let mut rig = Rig::with(|config| config.channels = 16);
@@ -176,7 +176,7 @@ proptest! {
         }
     }
 
-    /// A vGPU that was saved and restored in between behaves like a vGPU that was not.
+    /// Compares a vGPU that was saved and restored with one that was not.
     #[test]
     fn restored_vgpu_behaves_like_unsaved_vgpu(ops in prop::collection::vec(op(), 1..200)) {
         let (mut moved, mut kept) = (Rig::new(), Rig::new());
@@ -197,7 +197,7 @@ proptest! {
         prop_assert_eq!(moved.denied(), kept.denied());
     }
 
-    /// Edited bytes of a saved vGPU are refused, or result in a vGPU that stays within its bounds.
+    /// Edits the bytes of a saved vGPU. It must be refused, or become a vGPU that stays within its bounds.
     #[test]
     fn edited_vgpus_never_panic(
         before in prop::collection::vec(op(), 1..60),

@@ -1,5 +1,5 @@
-//! Hung work and refused channels: the values that the guest's driver reads, and its reaction. The sequences, offsets
-//! and bits are from the drivers of Linux 6.1 and 6.12.
+//! Tests of hung work and refused channels: the values that the guest's driver reads, and its reaction. The sequences,
+//! offsets and bits are those of the drivers in Linux 6.1 and 6.12.
 
 use super::mock::{Call, Rig};
 use crate::backend::{EngineStatus, Place};
@@ -9,14 +9,14 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::mmu::fault;
 
 const SCHED_ERROR: u32 = 0x100;
-/// For each engine: its number, its bits of the unit enable register, and its fault unit.
+/// The number of each engine, its bits in the unit enable register, and its fault unit.
 const UNITS: [(u32, u32, u32); 3] = [(0, 0x1000, 0x00), (4, 0x40, 0x15), (5, 0x80, 0x16)];
 
 fn instance(channel: u32) -> u32 {
     0x100 + channel
 }
 
-/// Creates a guest with a running driver and channels 5 and 6. Channel 6 works on every engine that is otherwise idle.
+/// Creates a guest with a running driver and channels 5 and 6. Channel 6 runs on every engine that would be idle.
 fn rig() -> Rig {
     let mut rig = Rig::new();
     rig.wr(0x000200, u32::MAX);
@@ -33,7 +33,7 @@ fn hang(rig: &mut Rig, engine: u32, channel: u8) {
     rig.gpu.ctxsw_timeout(engine, VirtualChannelId(channel), &mut rig.mock);
 }
 
-/// Returns the causes that the driver sees and has enabled.
+/// Returns the interrupt causes that the driver sees and has enabled.
 fn causes(rig: &mut Rig) -> u32 {
     rig.rd(0x002100) & rig.rd(0x002140)
 }
@@ -42,7 +42,7 @@ fn unit_enable(engine: u32) -> u32 {
     UNITS.iter().find(|(number, ..)| *number == engine).expect("an engine that is there").1
 }
 
-/// Resets a unit as every driver does.
+/// Resets an engine as every driver does.
 fn reset_engine(rig: &mut Rig, engine: u32) {
     rig.mask(0x000200, unit_enable(engine), 0);
     rig.mask(0x000200, unit_enable(engine), unit_enable(engine));
@@ -56,7 +56,7 @@ fn submit(rig: &mut Rig) {
     rig.wr(0x002a00, 0x1000_0000);
 }
 
-/// Runs the interrupt handler of 6.1, which stops the channels it finds. Returns these channels with their engines.
+/// Runs the interrupt handler of 6.1, which stops each channel that it finds. Returns these channels and their engines.
 fn handler_6_1(rig: &mut Rig) -> Vec<(u32, u32)> {
     assert_eq!(causes(rig), SCHED_ERROR);
     assert_eq!(rig.rd(0x00254c) & 0xff, 0x0a);
@@ -73,7 +73,7 @@ fn handler_6_1(rig: &mut Rig) -> Vec<(u32, u32)> {
     found
 }
 
-/// Runs the handler's work item, for the engines with such a channel.
+/// Runs the handler's work item for the engines of these channels.
 fn work_6_1(rig: &mut Rig, engines: &[u32]) {
     let mask = engines.iter().fold(0, |mask, engine| mask | 1 << engine);
     rig.mask(0x002630, mask, mask);
@@ -91,8 +91,8 @@ fn engine_6_12(rig: &mut Rig, engine: u32) -> Option<(u32, bool)> {
     (status & 0x1000_0000 != 0).then_some((status & 0x7f, status & 0x5000 != 0))
 }
 
-/// Handles the scheduler error in the interrupt handler of 6.12: triggers a fault of each engine whose channel does not
-/// leave.
+/// Handles the scheduler error as the interrupt handler of 6.12 does: triggers a fault on each engine that its channel
+/// does not leave.
 fn handler_6_12(rig: &mut Rig) -> Vec<u32> {
     assert_eq!(causes(rig), SCHED_ERROR);
     assert_eq!(rig.rd(0x00254c) & 0xff, 0x0a);
@@ -118,7 +118,7 @@ fn handler_6_12(rig: &mut Rig) -> Vec<u32> {
     triggered
 }
 
-/// Handles the MMU faults in the interrupt handler of 6.12. Returns the channels that its work item must kill.
+/// Handles the MMU faults as the interrupt handler of 6.12 does. Returns the channels that its work item must kill.
 fn faults_6_12(rig: &mut Rig) -> Vec<u32> {
     assert_eq!(causes(rig), 0x1000_0000);
     let mut kill = Vec::new();
@@ -142,7 +142,8 @@ fn faults_6_12(rig: &mut Rig) -> Vec<u32> {
     kill
 }
 
-/// Runs the work item of 6.12: removes channels, resets engines that still have them, acknowledges errors.
+/// Runs the work item of 6.12: removes channels, resets the engines that they are still on, and acknowledges the
+/// errors.
 fn work_6_12(rig: &mut Rig, kill: &[u32]) {
     for channel in kill {
         rig.mask(0x003004 + channel * 8, 1, 0);
@@ -161,7 +162,7 @@ fn work_6_12(rig: &mut Rig, kill: &[u32]) {
     assert_eq!(rig.rd(0x00227c) & 0x0010_0000, 0);
 }
 
-/// Returns the calls to the mediator, without signals.
+/// Returns the calls to the mediator, except signals.
 fn asked(rig: &mut Rig) -> Vec<Call> {
     rig.mock.take().into_iter().filter(|call| !matches!(call, Call::Interrupt(_))).collect()
 }
@@ -243,7 +244,8 @@ fn hangs_are_shown_one_at_a_time_and_none_is_lost() {
     work_6_1(&mut rig, &[5]);
     assert_eq!(causes(&mut rig), 0);
 
-    // The engine is reset before the driver acknowledges the error: the acknowledgement must not remove the next error.
+    // The driver resets the engine before it acknowledges the error: the acknowledgement must not remove the next
+    // error.
     hang(&mut rig, 0, 5);
     hang(&mut rig, 4, 6);
     reset_engine(&mut rig, 0);
@@ -262,11 +264,11 @@ fn a_hang_ends_with_its_channel() {
     rig.wr(0x003000 + 5 * 8, 0);
     assert_eq!((rig.rd(0x002640), causes(&mut rig)), (0x9000_0006, SCHED_ERROR), "the next is shown");
     rig.wr(0x002100, SCHED_ERROR);
-    // A different instance block means a different channel.
+    // A different instance block is a different channel.
     rig.wr(0x003000 + 6 * 8, 0xc000_0099);
     assert_eq!(rig.rd(0x002650), 0x9000_0006);
 
-    // A queued hang is removed with its channel.
+    // Unbinding a channel removes its queued hang.
     hang(&mut rig, 0, 6);
     rig.wr(0x003000 + 5 * 8, 0xc000_0105);
     hang(&mut rig, 4, 5);
@@ -310,7 +312,7 @@ fn an_unacknowledged_scheduler_error_keeps_the_reason() {
     assert_eq!(rig.rd(0x00254c), 0x0a);
 }
 
-/// Returns the mediator's report for a channel that it will not run because the host could not bind it.
+/// Returns the mediator's report for a channel that it refuses to run because the host could not bind it.
 fn refusal(channel: u32) -> MmuFault {
     MmuFault {
         unit: fault::unit::FIFO,

@@ -1,4 +1,4 @@
-//! Dispatches accesses to their blocks, and the blocks' interrupts to the interrupt line.
+//! Dispatches accesses to their blocks, and the interrupts of the blocks to the interrupt line.
 
 use super::VGpu;
 use crate::backend::{Aperture, Backend, NoMemory, WriteFailure};
@@ -116,7 +116,7 @@ impl VGpu {
             Register::Pgraph(reg) => self.graph.write(reg, at, value, &mut cx),
             Register::Fecs(reg) => self.graph.write_fecs(reg, at, value, &mut cx),
             Register::Gpccs(reg) => self.graph.write_gpccs(reg, at, value, &mut cx),
-            // These registers are constants from the description.
+            // The description determines these registers, which are constant.
             Register::Ptop(_)
             | Register::PbfbBcast(_)
             | Register::Pbfb(_)
@@ -134,7 +134,7 @@ impl VGpu {
         }
     }
 
-    /// Puts units into reset; `units` are bits of PMC's enable register. Only this guest's work is affected.
+    /// Resets units, given as bits of PMC's enable register. This affects only this guest's work.
     pub(super) fn reset_units(&mut self, units: u32, backend: &mut dyn Backend) {
         use pmc_regs::ENABLE;
         if ENABLE::PFIFO.is_set(units) {
@@ -168,7 +168,7 @@ impl VGpu {
         }
     }
 
-    /// Returns the interrupt tree: one bit for each unit with an asserted line.
+    /// Returns the interrupt tree: the mask of units whose line is asserted.
     pub(super) fn pending(&self) -> u32 {
         use pmc_regs::INTR_0;
         let level = |on: bool, field: nvspec::Field| if on { field.mask() } else { 0 };
@@ -189,7 +189,7 @@ impl VGpu {
     }
 
     pub(super) fn pci_changed(&mut self, events: PciEvents, backend: &mut dyn Backend) {
-        // A vGPU does not support a function-level reset: the VMM requests resets with a message.
+        // A vGPU does not support function-level resets: the VMM sends a message to request a reset.
         let PciEvents { bus_master, memory: _, intx_disabled, msi, reset: _ } = events;
         if let Some(enabled) = bus_master {
             backend.bus_master(enabled);
@@ -230,7 +230,7 @@ impl VGpu {
         self.pbus.window(offset, bytes as u64, self.config.vram_bytes)
     }
 
-    /// Returns a dword of PROM; a ROM reads as ones beyond its image.
+    /// Returns a dword of PROM. Beyond the image it reads as ones.
     pub(super) fn prom(&self, offset: u32) -> u32 {
         let at = offset.saturating_sub(windows::prom::BASE) as usize;
         let mut word = [0xff; 4];
@@ -240,7 +240,7 @@ impl VGpu {
         u32::from_le_bytes(word)
     }
 
-    /// Returns the bytes of a register that a partial write does not cover. Only storage keeps unwritten bytes;
+    /// Returns a register's value for the bytes that a partial write does not cover. Only storage keeps such bytes;
     /// registers with effects ignore them.
     pub(super) fn bytes_beside(&mut self, offset: u32, backend: &mut dyn Backend) -> u32 {
         match policy::find(offset) {

@@ -1,7 +1,7 @@
-//! Saved state of a vGPU. The objects behind its registers (channels, page tables, memory) are saved by other parts.
+//! Saved state of a vGPU. Other parts save the objects that its registers refer to (channels, page tables, memory).
 //!
-//! Blocks without invalid states are serialized directly; an additional field in one of them requires a new version of
-//! the part.
+//! Blocks that have no invalid states are serialized directly; a new field in one of them requires a new version of the
+//! part.
 
 use super::VGpu;
 use crate::blocks::board::{CopyEngine, Pmu};
@@ -19,13 +19,13 @@ use nvspec::fifo::{CHANNELS, VirtualChannelId};
 use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 
-/// One VM's GPU.
+/// Saved state of one VM's GPU.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedVGpu {
     identity: SavedIdentity,
     /// Configuration space.
     pub(crate) pci: Vec<u8>,
-    /// Non-zero plain registers: byte offset in BAR0 and value, in ascending order.
+    /// Nonzero plain registers: their byte offset in BAR0 and their value, in ascending order of offsets.
     pub(crate) storage: Vec<(u32, u32)>,
     denials: Denials,
     interrupts: Interrupts,
@@ -42,7 +42,7 @@ pub struct SavedVGpu {
 
 first_version!(SavedVGpu, "devmodel");
 
-/// Description of a vGPU, as far as a guest can see it.
+/// The parts of a vGPU's description that a guest can see.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedIdentity {
     boot0: u32,
@@ -54,7 +54,7 @@ struct SavedIdentity {
 
 impl SavedIdentity {
     fn from_config(config: &VGpuConfig) -> Self {
-        // A machine's firmware reads the VBIOS only once, so the VBIOS of another release may differ.
+        // The firmware of a machine reads the VBIOS only once, so another release may have a different one.
         let VGpuConfig { chip, pci, vram_bytes, channels, vbios: _, vendor_capability } = config;
         Self {
             boot0: chip.boot0,
@@ -104,7 +104,7 @@ impl VGpu {
         }
     }
 
-    /// Restores the vGPU with a description that a guest cannot distinguish from the original one. Does not repeat
+    /// Restores the vGPU with a description that the guest cannot distinguish from the original one. Does not repeat
     /// calls to the backend.
     ///
     /// # Errors
@@ -158,14 +158,14 @@ impl VGpu {
         })
     }
 
-    /// Returns the channels that the guest has bound. In the backend's state each of them is bound or refused.
+    /// Returns the channels that the guest has bound. The backend's state must list each of them as bound or refused.
     pub fn bound_channels(&self) -> impl Iterator<Item = VirtualChannelId> {
         let bound = self.pfifo.bound_bits();
         let numbers = (0u8..).take(CHANNELS as usize);
         numbers.filter(move |number| bound.checked_shr(u32::from(*number)).unwrap_or(0) & 1 == 1).map(VirtualChannelId)
     }
 
-    /// Returns the engines that the guest has blocked, one bit each. The guest's channels are paused on these engines.
+    /// Returns the mask of the engines that the guest has blocked. The guest's channels are paused on these engines.
     #[must_use]
     pub fn blocked_engines(&self) -> u32 {
         self.pfifo.blocked()

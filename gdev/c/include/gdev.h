@@ -45,8 +45,8 @@ extern "C" {
 // The environment variable `GDEV_TARGET` names another device, as for [`gdev_open`]. Returns 0 on an error.
 Ghandle gopen(int minor);
 
-// Opens the device with a name: `cuda`, `cuda:NUMBER`, `nouveau` or `nouveau:/dev/dri/renderD128`. Returns 0 on an
-// error.
+// Opens the device with a name: `cuda`, `cuda:NUMBER`, `nouveau`, `nouveau:/dev/dri/renderD128` or `vgpu:/SOCKET`.
+// Returns 0 on an error.
 Ghandle gdev_open(const char *target);
 
 // Waits for all work and closes a context; its memory is freed.
@@ -66,8 +66,8 @@ int gtune(Ghandle handle,
           uint32_t setting,
           uint32_t value);
 
-// Loads kernels: for a device of CUDA, PTX or a cubin; for nouveau, assembly for `sm_20`. `module` receives the
-// module's number.
+// Loads kernels: for a device of CUDA, PTX or a cubin; for other devices, a cubin or assembly for `sm_20`. `module`
+// receives the module's number.
 int gload(Ghandle handle,
           const void *image,
           uint64_t size,

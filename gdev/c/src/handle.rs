@@ -195,15 +195,15 @@ pub extern "C" fn gopen(minor: c_int) -> Ghandle {
         Err(_) => match (Target::first(), minor) {
             (_, ..0) => Err(invalid(format!("device {minor}: numbers start at 0"))),
             (Target::Cuda(_), _) => open(&Target::Cuda(minor)),
-            (Target::Nouveau(_), _) => {
+            (Target::Nouveau(_) | Target::Vgpu(_), _) => {
                 open(&Target::Nouveau(format!("/dev/dri/renderD{}", 128 + i64::from(minor)).into()))
             }
         },
     })
 }
 
-/// Opens the device with a name: `cuda`, `cuda:NUMBER`, `nouveau` or `nouveau:/dev/dri/renderD128`. Returns 0 on an
-/// error.
+/// Opens the device with a name: `cuda`, `cuda:NUMBER`, `nouveau`, `nouveau:/dev/dri/renderD128` or `vgpu:/SOCKET`.
+/// Returns 0 on an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdev_open(target: *const c_char) -> Ghandle {
     // SAFETY: see the crate's UNSAFETY.

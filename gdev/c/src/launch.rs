@@ -50,8 +50,8 @@ fn keep(state: &mut State, image: Image<'_>, module: *mut u32) -> Outcome<()> {
     unsafe { store(module, number) }
 }
 
-/// Loads kernels: for a device of CUDA, PTX or a cubin; for nouveau, assembly for `sm_20`. `module` receives the
-/// module's number.
+/// Loads kernels: for a device of CUDA, PTX or a cubin; for other devices, a cubin or assembly for `sm_20`. `module`
+/// receives the module's number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gload(handle: Ghandle, image: *const c_void, size: u64, module: *mut u32) -> c_int {
     status(with(handle, |state| {
@@ -60,11 +60,7 @@ pub unsafe extern "C" fn gload(handle: Ghandle, image: *const c_void, size: u64,
         if state.context.backend().name() == "cuda" {
             return keep(state, Image::Cuda(image), module);
         }
-        let source = std::str::from_utf8(image).map_err(|_| invalid("the image is not an assembly text for sm_20"))?;
-        let program = sm20::assemble(source.trim_end_matches('\0')).map_err(|errors| {
-            let lines: Vec<String> = errors.iter().take(5).map(ToString::to_string).collect();
-            invalid(format!("the image does not assemble: {}", lines.join("; ")))
-        })?;
+        let program = sm20::read(image).map_err(invalid)?;
         keep(state, Image::Sm20(&program), module)
     }))
 }
@@ -101,6 +97,7 @@ pub unsafe extern "C" fn gload_raw(
                 local_bytes,
                 barriers,
                 params,
+                parameters: Vec::new(),
             });
         }
         let program = sm20::Program::from_raw(code, known).map_err(invalid)?;

@@ -71,6 +71,7 @@ macro_rules! functions {
 functions! {
     init = "cuInit"(flags: c_uint);
     device_count = "cuDeviceGetCount"(count: *mut c_int);
+    device_memory = "cuDeviceTotalMem_v2"(bytes: *mut usize, device: c_int);
     device = "cuDeviceGet"(device: *mut c_int, number: c_int);
     retain = "cuDevicePrimaryCtxRetain"(context: *mut u64, device: c_int);
     release = "cuDevicePrimaryCtxRelease_v2"(device: c_int);

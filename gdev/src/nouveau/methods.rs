@@ -4,7 +4,7 @@
 //! `rnndb/graph/gf100_compute.xml`, and the order in which Mesa's driver for this hardware sends them.
 
 use super::push::{Object, Push};
-use crate::{Grid, Params};
+use crate::{Error, Grid, Image, Params, Result};
 
 /// Size in bytes of a warp's in-memory stack of calls and divergence.
 const STACK_BYTES: u32 = 0x800;
@@ -24,9 +24,9 @@ pub const BANK_BYTES: u32 = 0x1000;
 /// Offset of the parameters in the constant buffer.
 const PARAMS_AT: u32 = 0x20;
 /// Maximum size of a kernel's parameters in bytes.
-pub const MAX_PARAMS_BYTES: u32 = BANK_BYTES - PARAMS_AT;
+const MAX_PARAMS_BYTES: u32 = BANK_BYTES - PARAMS_AT;
 /// Maximum number of blocks in each direction: 16 bits of a method.
-pub const MAX_BLOCKS: u32 = 0xffff;
+const MAX_BLOCKS: u32 = 0xffff;
 /// Size of a time stamp in bytes: a payload, a zero, and 64 bits of nanoseconds.
 pub const STAMP_BYTES: u64 = 16;
 
@@ -53,6 +53,39 @@ pub struct Code<'a> {
     pub address: u64,
     /// The kernel to run.
     pub kernel: &'a sm20::Kernel,
+}
+
+/// Returns an image as a program that a Fermi card can run. `device` is the backend's name.
+///
+/// # Errors
+/// If the image is for another kind of card, or a kernel has too many parameters.
+pub fn program<'a>(image: Image<'a>, device: &str) -> Result<&'a sm20::Program> {
+    let Image::Sm20(program) = image else {
+        return Err(Error::Image(format!("{device} loads programs for sm_20, neither PTX nor cubins")));
+    };
+    if let Some(kernel) = program.kernels.iter().find(|kernel| kernel.params > MAX_PARAMS_BYTES) {
+        let (name, bytes) = (&kernel.name, kernel.params);
+        return Err(Error::Image(format!(
+            "kernel {name:?} has {bytes} bytes of parameters, at most {MAX_PARAMS_BYTES}"
+        )));
+    }
+    Ok(program)
+}
+
+/// Returns a program's kernel, if it can be launched with this grid and these parameters.
+///
+/// # Errors
+/// If the kernel does not exist, or the grid or the parameters do not have its size.
+pub fn kernel<'a>(program: &'a sm20::Program, name: &str, grid: Grid, params: &Params) -> Result<&'a sm20::Kernel> {
+    if grid.blocks.iter().any(|blocks| *blocks > MAX_BLOCKS) {
+        return Err(Error::Grid { blocks: grid.blocks, threads: grid.threads });
+    }
+    let kernel = program.kernel(name).ok_or_else(|| Error::Kernel(name.to_owned()))?;
+    let (expected, given) = (u64::from(kernel.params), params.bytes().len() as u64);
+    if given != expected {
+        return Err(Error::Parameters { kernel: name.to_owned(), expected, given });
+    }
+    Ok(kernel)
 }
 
 fn set(push: &mut Push, method: u32, data: &[u32]) {

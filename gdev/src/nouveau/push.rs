@@ -201,6 +201,11 @@ impl Push {
         self.semaphore(address, payload, 0x0110_0002);
     }
 
+    /// Raises the channel's interrupt that does not stop an engine.
+    pub fn interrupt(&mut self) {
+        self.methods(0, 0x0020, &[0]);
+    }
+
     /// Uses the host engine's semaphore, which is available on every subchannel.
     fn semaphore(&mut self, address: u64, payload: u32, operation: u32) {
         self.methods(0, 0x0010, &[(address >> 32) as u32, address as u32, payload, operation]);

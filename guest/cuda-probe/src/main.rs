@@ -1,9 +1,10 @@
-//! Guest program: uses the render node of a VM's CUDA function and checks the results.
+//! Guest program: uses the render node of a VM's CUDA function, and checks the results.
 //!
-//! `check` tests blobs, doorbells and waits with the worker `probe-worker`; `hold` waits forever for a word, so that
-//! the test can kill it; `lose` ends its worker and waits for the report; `refused` expects a full device.
+//! `check` tests blobs, doorbells and waits together with the worker `probe-worker`. `hold` waits forever for a word,
+//! so that the test can kill it. `lose` ends its worker and waits for the report of this. `refused` expects that the
+//! device is full.
 //!
-//! UNSAFETY: accesses words in blobs, which the worker changes, as atomics.
+//! UNSAFETY: accesses words of blobs as atomics, because the worker changes them concurrently.
 
 #![expect(unsafe_code, reason = "words in shared memory")]
 
@@ -14,9 +15,9 @@ use anyhow::{Context, Result, bail, ensure};
 use cuda_ring::{ADDRESSES, Blob, BlobKind, PINNED_ADDRESSES, Transport, control, state};
 use render_node::RenderTransport;
 
-/// Number of threads that wait concurrently.
+/// Number of threads that wait at the same time.
 const THREADS: u64 = 8;
-/// Number of waits of each thread.
+/// Number of waits per thread.
 const ROUNDS: u64 = 20;
 /// Size of a pinned blob in bytes.
 const PINNED_BYTES: u64 = 4 << 20;
@@ -52,7 +53,7 @@ fn ring(transport: &RenderTransport, control: &Blob, value: u64) -> Result<()> {
     transport.doorbell().context("the doorbell")
 }
 
-/// Waits until TAIL has a value.
+/// Waits until TAIL reaches a value.
 fn reached(transport: &RenderTransport, control: &Blob, value: u64) -> Result<()> {
     while word(control, control::TAIL).load(Ordering::Acquire) < value {
         ensure!(word(control, control::STATE).load(Ordering::Acquire) != state::LOST, "the worker has ended");
@@ -78,7 +79,7 @@ fn check() -> Result<()> {
         let next = word(&control, control::HEAD).load(Ordering::Acquire) + 1;
         ring(&transport, &control, next)?;
         reached(&transport, &control, next)?;
-        ensure!(word(&blob, 8).load(Ordering::Acquire) == at + 1, "the worker has other memory");
+        ensure!(word(&blob, 8).load(Ordering::Acquire) == at + 1, "the worker has different memory");
         transport.remove(blob, at == PINNED_ADDRESSES).context("removal")?;
     }
     println!("blobs at chosen addresses");

@@ -1,8 +1,8 @@
 //! The line protocol with the host.
 //!
-//! The guest sends `READY <kernel release>`. The host sends `<id> <words>`; the guest answers with any number of `<id>
-//!  <output>` and ends with `<id> = <exit code>`. Commands run one after the other, except commands with `&` before
-//!  their words: these commands start immediately and answer when they end.
+//! The guest sends `READY <kernel release>`. The host sends `<id> <words>`; the guest answers with any number of lines
+//! `<id> <output>`, and ends with `<id> = <exit code>`. Commands run one after another. A command with `&` before its
+//! words starts immediately, and answers when it ends.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,16 +14,16 @@ use std::time::Duration;
 use crate::commands;
 use crate::request::{Answers, Request};
 
-/// Maximum length of a line from the host; longer lines are cut.
+/// Maximum length of a line from the host in bytes. Longer lines are cut off.
 const LONGEST_LINE: usize = 4096;
 
-/// Exit code of an unknown or malformed command.
+/// Exit code for an unknown or malformed command.
 const BAD_COMMAND: i32 = 127;
 
-/// Exit code of a command whose handler panicked.
+/// Exit code for a command whose handler panicked.
 const PANICKED: i32 = 254;
 
-/// Serves the serial line; returns only when the line is unusable.
+/// Serves the serial line. Returns only when the line has become unusable.
 pub fn serve(line: &File) {
     let (Ok(mut reader), Ok(writer)) = (line.try_clone(), line.try_clone()) else {
         return println!("guest-init: agent: the line cannot be shared");
@@ -45,7 +45,7 @@ pub fn serve(line: &File) {
         let length = match reader.read(&mut bytes) {
             Ok(length) if length > 0 => length,
             _ => {
-                // The line works again after a hang-up when the host reopens it.
+                // After a hang-up, the line works again when the host reopens it.
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             }
@@ -79,7 +79,7 @@ fn execute(request: &Request, answers: &Answers) {
     }
 }
 
-/// Splits bytes into whole lines.
+/// Splits incoming bytes into whole lines.
 #[derive(Default)]
 struct LineBuffer {
     partial: Vec<u8>,

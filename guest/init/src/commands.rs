@@ -1,4 +1,4 @@
-//! Commands of the host. `help` lists them.
+//! Commands that the host can send. `help` lists them.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,7 +13,7 @@ use rustix::system::{RebootCommand, reboot};
 use crate::request::{Answers, Request};
 use crate::{kmsg, modules, pci, reaper};
 
-/// Maximum length of a program's output line; longer lines are split.
+/// Maximum length of a line of a program's output in bytes. Longer lines are split.
 const LONGEST_OUTPUT_LINE: u64 = 16 * 1024;
 
 const HELP: &str = "\
@@ -34,10 +34,10 @@ kill ID [SIGNAL]        signal the program that command ID runs (9)
 uname                   release and version of the kernel
 poweroff | reboot";
 
-/// Running programs, by the id of their command.
+/// Process IDs of running programs, by the ID of their command.
 static RUNNING: Mutex<Option<HashMap<String, u32>>> = Mutex::new(None);
 
-/// Executes a command and returns its exit code; the host receives an error as code 1, or 127 if the command is
+/// Executes a command and returns its exit code. For an error, the host receives code 1, or 127 if the command is
 /// malformed.
 pub fn execute(request: &Request, answers: &Answers) -> io::Result<i32> {
     let (name, rest) = match request.words.split_once(char::is_whitespace) {
@@ -89,7 +89,7 @@ fn show(path: &str, answers: &Answers) -> io::Result<()> {
 fn names(directory: &str, answers: &Answers) -> io::Result<()> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
-        // The first driver creates `/dev/dri`.
+        // `/dev/dri` does not exist before the first driver is loaded.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(named(directory, &error)),
     };
@@ -180,7 +180,7 @@ fn kill(rest: &str) -> io::Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-/// Replies first, because no output is possible afterwards.
+/// Replies before it leaves, because no output is possible afterwards.
 fn leave(how: RebootCommand, answers: &Answers) -> io::Result<()> {
     rustix::fs::sync();
     answers.end(0);

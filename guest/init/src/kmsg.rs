@@ -1,4 +1,4 @@
-//! The complete kernel log, from `/dev/kmsg`.
+//! Reads the complete kernel log from `/dev/kmsg`.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use rustix::io::Errno;
 
-/// Maximum number of records of a kernel log; reading ends at this number if the log keeps growing.
+/// Maximum number of records to read, in case the log keeps growing.
 const MOST_RECORDS: usize = 200_000;
 
 /// Returns all records as `<level>[seconds] text`, oldest first.
@@ -21,7 +21,7 @@ pub fn read_all() -> io::Result<Vec<String>> {
             Ok(length) => lines.extend(format_record(&String::from_utf8_lossy(&record[..length]))),
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::AGAIN) => break,
-                // Records were overwritten during the read; continue with the oldest remaining record.
+                // Records were overwritten meanwhile; continue with the oldest one that remains.
                 Some(Errno::PIPE | Errno::INTR) => {}
                 _ => return Err(error),
             },
@@ -30,8 +30,8 @@ pub fn read_all() -> io::Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Formats a record of the form `prefix,sequence,microseconds,flags[,...];text`, followed by lines of properties that
-/// begin with a blank.
+/// Formats a record of the form `prefix,sequence,microseconds,flags[,...];text`, which may be followed by property
+/// lines that begin with a blank.
 fn format_record(record: &str) -> Option<String> {
     let (header, body) = record.split_once(';')?;
     let mut fields = header.split(',');

@@ -1,4 +1,4 @@
-//! Kernel modules: loads them in a given order, and unloads the driver of the card.
+//! Kernel modules: loads them in a given order, and unloads the card's driver.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -8,14 +8,14 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::system::{delete_module, finit_module};
 
-/// File with the paths of uncompressed modules, one per line, in loading order.
+/// File that lists the paths of uncompressed modules, one per line, in loading order.
 const LIST: &str = "/etc/modules.list";
 
-/// The driver of the card, which is the only module with parameters.
+/// Name of the card's driver. It is the only module with parameters.
 pub const DRIVER: &str = "nouveau";
 
-/// Loads every module of the list, with its parameters from the kernel's command line (`module.name=value`), and the
-/// driver also with `parameters`. Returns one line per module.
+/// Loads every module in the list with its parameters from the kernel's command line (`module.name=value`), and passes
+/// `parameters` to the driver as well. Returns one line per module.
 pub fn load_all(parameters: &str) -> io::Result<Vec<String>> {
     let list = std::fs::read_to_string(LIST).map_err(|error| named(LIST, &error))?;
     let command_line = std::fs::read_to_string("/proc/cmdline").map_err(|error| named("/proc/cmdline", &error))?;
@@ -35,19 +35,19 @@ fn load(path: &str, parameters: &str) -> io::Result<&'static str> {
     let file = File::open(path)?;
     match finit_module(&file, &CString::new(parameters)?, 0) {
         Ok(()) => Ok("loaded"),
-        // The module is built in, or already loaded.
+        // The module is built in or already loaded.
         Err(Errno::EXIST) => Ok("present"),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Removes a module that is not in use.
+/// Unloads a module that is not in use.
 pub fn unload(name: &str) -> io::Result<()> {
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     Ok(delete_module(&CString::new(name)?, nonblocking)?)
 }
 
-/// Returns the parameters of a module on the kernel's command line, as `modprobe` would.
+/// Returns a module's parameters on the kernel's command line, as `modprobe` would.
 fn given_to(module: &str, command_line: &str) -> String {
     let words = command_line.split_whitespace().filter_map(|word| {
         let (name, parameter) = word.split_once('.')?;

@@ -8,10 +8,10 @@ use crate::modules::DRIVER;
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// PCI vendor id of the card.
+/// PCI vendor ID of the card.
 const VENDOR_NVIDIA: &str = "0x10de";
 
-/// One PCI function in sysfs.
+/// A PCI function in sysfs.
 struct Function {
     address: String,
     vendor: String,
@@ -40,13 +40,13 @@ fn function(address: String) -> Function {
     }
 }
 
-/// Returns the addresses of the cards.
+/// Returns the addresses of all cards.
 pub fn cards() -> io::Result<Vec<String>> {
     let cards = functions()?.into_iter().filter(|function| function.vendor == VENDOR_NVIDIA);
     Ok(cards.map(|function| function.address).collect())
 }
 
-/// Returns one line per function, then one line per region of the cards: index, first and last address, flags.
+/// Returns one line per function and, for cards, one line per region: its index, first and last address, and flags.
 pub fn list() -> io::Result<Vec<String>> {
     let mut lines = Vec::new();
     for Function { address, vendor, device, class, driver } in functions()? {
@@ -83,7 +83,7 @@ fn to_each_card(action: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the kernel search for new functions.
+/// Makes the kernel look for new functions.
 pub fn rescan() -> io::Result<()> {
     fs::write("/sys/bus/pci/rescan", "1")
 }

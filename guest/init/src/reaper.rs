@@ -1,8 +1,8 @@
-//! Children: starts them, waits for them, and collects orphans.
+//! Starts child processes, waits for them, and collects orphans.
 //!
-//! Only one thread calls `wait`, so that collecting orphans never consumes the status of a child for which another
-//! thread waits. The lock is held during a start, so that a child that ends immediately is not collected
-//! before its owner is recorded.
+//! Only one thread calls `wait`. Collecting orphans therefore never takes the status of a child that another thread
+//! waits for. The lock is held while a child is started, so that a child that exits at once is not collected before its
+//! owner is recorded.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,7 +24,7 @@ pub fn start() {
     std::thread::spawn(collect);
 }
 
-/// Starts a child; the receiver gets the child's exit code once: 128 plus the signal's number if a signal ended it.
+/// Starts a child. The receiver gets its exit code once: 128 plus the signal number if a signal ended it.
 pub fn spawn(command: &mut Command) -> io::Result<(Child, Receiver<i32>)> {
     let mut owners = owners();
     let child = command.spawn()?;
@@ -36,11 +36,11 @@ pub fn spawn(command: &mut Command) -> io::Result<(Child, Receiver<i32>)> {
 
 fn collect() {
     loop {
-        // Find an exited child first, and collect it under the lock.
+        // Wait for a child to exit first, and then collect it under the lock.
         match waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => {
-                // No children exist: sleep until one is started.
+                // There are no children: sleep until one is started.
                 let guard = owners();
                 if guard.as_ref().is_none_or(HashMap::is_empty) {
                     drop(STARTED.wait(guard));
@@ -49,11 +49,11 @@ fn collect() {
             }
         }
         let mut guard = owners();
-        // Wait for any process group, because a daemon starts its own.
+        // Wait for children of any process group, because a daemon creates its own.
         let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) else { continue };
         let code = status.exit_status().or(status.terminating_signal().map(|signal| 128 + signal)).unwrap_or(255);
         if let Some(owner) = guard.as_mut().and_then(|owners| owners.remove(&pid.as_raw_nonzero().get())) {
-            // The owner may have stopped waiting.
+            // The owner may no longer be waiting.
             let _ = owner.send(code);
         }
     }

@@ -1,13 +1,13 @@
-//! A command of the host, and its answers.
+//! A command from the host, and its answers.
 
 use std::fs::File;
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A command as the host sent it.
+/// A command as the host has sent it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// The host's name for the command.
+    /// ID that the host gave the command.
     pub id: String,
     /// Set if the command runs concurrently with others.
     pub background: bool,
@@ -16,7 +16,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Reads a line of the host; `None` if it has no words.
+    /// Parses a line from the host; `None` if it contains no words.
     pub fn parse(line: &str) -> Option<Self> {
         let (id, rest) = line.trim().split_once(char::is_whitespace)?;
         let rest = rest.trim_start();
@@ -28,12 +28,12 @@ impl Request {
     }
 }
 
-/// Receiver of replies; the output of concurrent commands is interleaved line by line.
+/// Sends the answers to a command. The output of concurrent commands is interleaved line by line.
 #[derive(Clone)]
 pub struct Answers {
     /// The line to the host.
     pub line: Arc<Mutex<File>>,
-    /// The host's name for the command.
+    /// ID that the host gave the command.
     pub id: String,
 }
 
@@ -53,7 +53,7 @@ impl Answers {
     /// Waits until all output has been transmitted.
     pub fn drain(&self) {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        // If the line does not drain, nothing can be done here.
+        // If the line does not drain, nothing can be done about it.
         let _ = rustix::termios::tcdrain(&*line);
     }
 

@@ -1,4 +1,4 @@
-//! Mounts and the agent's serial line.
+//! Mounts file systems and opens the agent's serial line.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,13 +20,13 @@ const MOUNTS: [(&str, &str); 6] = [
     ("debugfs", "/sys/kernel/debug"),
 ];
 
-/// Mounts the file systems of a guest. On a failure, prints a message and continues.
+/// Mounts the guest's file systems. Prints a message for each failure, and continues.
 pub fn mount_all() {
     for (kind, directory) in MOUNTS {
-        // The parents of `sysfs` and `debugfs` already contain their directories.
+        // For file systems within `sysfs` and `debugfs`, the directories already exist.
         let _ = std::fs::create_dir_all(directory);
         match mount(kind, directory, kind, MountFlags::empty(), None) {
-            // The kernel may have already mounted devtmpfs.
+            // The kernel may have mounted devtmpfs already.
             Ok(()) | Err(rustix::io::Errno::BUSY) => {}
             Err(error) => println!("guest-init: mount {kind} on {directory}: {error}"),
         }
@@ -42,7 +42,7 @@ fn parameter_in(line: &str, name: &str) -> Option<String> {
     line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
 }
 
-/// Opens the agent's line in raw mode; waits for it without a limit.
+/// Opens the agent's line in raw mode. Waits without a limit until it exists.
 pub fn open_agent_line() -> File {
     let mut said = false;
     loop {
@@ -60,7 +60,7 @@ fn try_open() -> io::Result<File> {
     let line = OpenOptions::new().read(true).write(true).open(AGENT_LINE)?;
     let mut termios = tcgetattr(&line)?;
     termios.make_raw();
-    // Without CLOCAL, a host that closes its end would hang up the line.
+    // Without CLOCAL, the line would hang up when the host closes its end.
     termios.control_modes.insert(ControlModes::CLOCAL | ControlModes::CREAD);
     termios.control_modes.remove(ControlModes::CRTSCTS);
     termios.set_speed(115_200)?;

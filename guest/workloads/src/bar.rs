@@ -1,5 +1,4 @@
-//! Access to the card through its PCI regions, with or without a bound driver: single accesses, their cost, and
-//! attacks.
+//! Accesses the card through its PCI regions, with or without a bound driver: single accesses, their cost, and attacks.
 
 mod alarm;
 mod attack;
@@ -23,7 +22,7 @@ use crate::tests::Facts;
 use card::Card;
 use gdev::mapping::Width;
 
-/// Help text.
+/// Help text of the command.
 pub const USAGE: &str = "  bar read32 BAR OFFSET | write32 BAR OFFSET VALUE | read32-loop BAR OFFSET [--count=]
   bar bench reads|writes [--count= --bar= --offset= --value=]
   bar alarm [--count=]
@@ -47,7 +46,7 @@ const OPTIONS: [&str; 12] = [
     "mapped",
 ];
 
-/// Function of a command.
+/// Function that implements a command.
 type Command = fn(&Card, &Options) -> Result<(Counts, Facts)>;
 
 /// Runs the `bar` command with its arguments.

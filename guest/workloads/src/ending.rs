@@ -1,6 +1,6 @@
-//! Ends continuous work when its time is over, or when the host sends SIGTERM.
+//! Ends continuous work when its time limit expires, or when the host sends SIGTERM.
 //!
-//! UNSAFETY: installs a signal handler, which only stores to an atomic.
+//! UNSAFETY: installs a signal handler that only stores to an atomic.
 
 #![expect(unsafe_code, reason = "signal")]
 
@@ -13,13 +13,13 @@ extern "C" fn asked(_signal: libc::c_int) {
     ASKED.store(true, Ordering::Relaxed);
 }
 
-/// From now on, records SIGTERM instead of ending immediately, so that started work is still checked.
+/// Records SIGTERM from now on. The process does not end immediately, so that work in progress is still checked.
 pub fn take_note() {
-    // SAFETY: the handler only stores to an atomic, which a handler may do at any time.
+    // SAFETY: the handler only stores to an atomic, which is async-signal-safe.
     unsafe { libc::signal(libc::SIGTERM, asked as *const () as libc::sighandler_t) };
 }
 
-/// A time limit that SIGTERM may shorten.
+/// A time limit that SIGTERM can shorten.
 #[derive(Debug, Clone, Copy)]
 pub struct Ending {
     began: Instant,
@@ -27,7 +27,7 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Creates a limit of `duration` from now; reports to the host that the time has started.
+    /// Creates a limit of `duration` from now, and tells the host that the time has started.
     pub fn after(duration: Duration) -> Self {
         println!("LOOPING");
         Self { began: Instant::now(), duration }

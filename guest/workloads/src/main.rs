@@ -1,16 +1,16 @@
-//! Drives a GPU through nouveau's raw ioctls, or through its PCI regions, and checks every byte.
+//! Drives a GPU through nouveau's raw ioctls or through its PCI regions, and checks every byte.
 //!
-//! The driver is the library `gdev`: contexts for whole computations, and its device files, buffers, channels and
-//! pushbuffers for tests of single requests.
+//! The driver is the library `gdev`: its contexts are for whole computations, and its device files, buffers, channels
+//! and push buffers for tests of single requests.
 //!
-//! Parts: [`compute`] (contexts), [`pattern`] (test data), [`rig`] (filling, checking, counting), [`ending`] (time
-//! limits), [`marks`] (pauses for the host's counters), [`tests`] (one file per command), [`bar`] (without the driver),
-//! [`report`] (the result lines that the host reads).
+//! Parts: [`compute`] (contexts), [`pattern`] (test data), [`rig`] (fills, checks, counts), [`ending`] (time limits),
+//! [`marks`] (pauses for the host's counters), [`tests`] (one file per command), [`bar`] (accesses without the driver),
+//! [`report`] (result lines that the host reads).
 //!
-//! The program supports the stock drivers of Debian's 6.1 and 6.12 on a Fermi card, and no other drivers: it has no
-//! relocations, no tiled buffers and no `VM_BIND`. It does not draw.
+//! The program supports the stock drivers of Debian's 6.1 and 6.12 kernels on a Fermi card. It does not support other
+//! drivers, relocations, tiled buffers or `VM_BIND`, and it does not draw.
 //!
-//! Exit status: 0 if all data was verified, 1 if not, 2 if the command line was invalid.
+//! Exit status: 0 if all data was verified, 1 if it was not, and 2 if the command line was invalid.
 
 mod bar;
 mod compute;
@@ -85,7 +85,7 @@ const TESTS: [Test; 24] = [
 ];
 
 impl Test {
-    /// Returns the test of a command.
+    /// Returns the test with this command name.
     pub fn named(name: &str) -> Option<Self> {
         TESTS.into_iter().find(|test| test.name == name)
     }
@@ -124,7 +124,7 @@ fn main() -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Returns a seed that differs in every run, so that a check does not accept data of an earlier run.
+/// Returns a different seed in every run, so that a check does not accept data of an earlier run.
 fn new_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     pattern::mix(now.as_nanos() as u64 ^ u64::from(std::process::id()) << 48)

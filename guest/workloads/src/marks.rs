@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// Time limit of the host.
+/// Time for the host to react.
 const HOST_TIMEOUT: Duration = Duration::from_secs(120);
-/// Interval at which the file is polled.
+/// Interval between polls of the file.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Marks, if the host requests them.
+/// Makes marks if the host requests them.
 #[derive(Debug, Clone, Copy)]
 pub struct Marks {
     wanted: bool,
 }
 
 impl Marks {
-    /// Returns marks, which have an effect only if `wanted` is set.
+    /// Creates marks. They have an effect only if `wanted` is set.
     pub fn new(wanted: bool) -> Self {
         Self { wanted }
     }
 
-    /// Prints `MARK name` with additional text for the host, waits for the file `/mark-NAME`, and removes it.
+    /// Prints `MARK name` and additional text for the host, waits for the file `/mark-NAME`, and removes it.
     pub fn at(self, name: &str, more: &str) -> Result<()> {
         if !self.wanted {
             return Ok(());
@@ -32,7 +32,7 @@ impl Marks {
         let (told, began) = (PathBuf::from(format!("/mark-{name}")), Instant::now());
         println!("MARK {name} {more}");
         while !told.exists() {
-            ensure!(began.elapsed() < HOST_TIMEOUT, "nobody has looked at mark {name}");
+            ensure!(began.elapsed() < HOST_TIMEOUT, "the host has not read mark {name}");
             sleep(POLL_INTERVAL);
         }
         Ok(fs::remove_file(told)?)

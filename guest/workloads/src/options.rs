@@ -1,4 +1,4 @@
-//! The command line: a command, words, `--name value` and `--name`.
+//! The command line: a command, words, `--name value`, and `--name`.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ pub struct Options {
     values: BTreeMap<String, String>,
 }
 
-/// Options of all commands; a name that ends in `=` takes a value.
+/// Options of all commands. A name that ends in `=` takes a value.
 const COMMON: [&str; 2] = ["node=", "seed="];
 
 impl Options {
-    /// Parses arguments; `known` are the options of the command, which end in `=` if they have a value.
+    /// Parses arguments. `known` lists the command's options; those that take a value end in `=`.
     pub fn parse(arguments: &[String], known: &[&str]) -> Result<Self> {
         let mut options = Self::default();
         let mut arguments = arguments.iter();
@@ -61,7 +61,7 @@ impl Options {
         self.values.get(name).map(String::as_str)
     }
 
-    /// Returns the number of an option, or `default`.
+    /// Returns the number of an option, or `default` if it was not given.
     pub fn number(&self, name: &str, default: u64) -> Result<u64> {
         match self.text(name) {
             Some(text) => number(text).with_context(|| format!("--{name} {text}")),
@@ -70,7 +70,7 @@ impl Options {
     }
 }
 
-/// Parses a number: decimal or 0x hexadecimal, with k, m or g for powers of 1024.
+/// Parses a number: decimal, or hexadecimal with 0x, and with k, m or g for powers of 1024.
 pub fn number(text: &str) -> Result<u64> {
     let lower = text.to_ascii_lowercase();
     if let Some(digits) = lower.strip_prefix("0x") {
@@ -86,7 +86,7 @@ pub fn number(text: &str) -> Result<u64> {
     value.checked_mul(1 << shift).context("too large")
 }
 
-/// Parses hexadecimal digits to bytes, for patterns.
+/// Parses hexadecimal digits as the bytes of a pattern.
 pub fn hex_bytes(text: &str) -> Result<Vec<u8>> {
     let digits = text.trim_start_matches("0x");
     if digits.is_empty() || !digits.len().is_multiple_of(2) || !digits.is_ascii() {

@@ -1,7 +1,7 @@
-//! Test data: a stream of bytes of which any range can be computed, and the expected contents of a buffer.
+//! Test data: a stream of bytes any range of which can be computed, and the expected contents of a buffer.
 //!
-//! Word `i` of stream `seed` is splitmix64 of `seed` after `i + 1` steps, little endian. A byte that was copied from a
-//! wrong address, or not copied, differs with a probability of 255/256.
+//! Word `i` of stream `seed` is splitmix64 of `seed` after `i + 1` steps, in little-endian order. A byte that was
+//! copied from a wrong address, or was not copied, is wrong with a probability of 255/256.
 
 use anyhow::{Result, bail};
 
@@ -14,7 +14,7 @@ impl Stream {
         mix(self.0.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
-    /// Fills `out` with bytes of the stream, starting at byte `offset`.
+    /// Fills `out` with the bytes of the stream from byte `offset` on.
     pub fn fill(self, offset: u64, out: &mut [u8]) {
         let shift = (offset % 8) as u32 * 8;
         let mut index = offset / 8;
@@ -44,7 +44,7 @@ pub fn mix(mut value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Random numbers for choosing cases, and seeds of streams; based on [`mix`], which the guest's program needs anyway.
+/// Random numbers for choosing cases and seeds. They are based on [`mix`], which the guest's program needs anyway.
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 
@@ -66,20 +66,20 @@ impl Random {
     }
 }
 
-/// A part of a buffer that holds a part of a stream.
+/// A part of a buffer that contains a part of a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece {
     /// Offset of the first byte in the buffer.
     pub at: u64,
     /// Length in bytes.
     pub length: u64,
-    /// Stream with the contents.
+    /// The stream that provides the contents.
     pub stream: Stream,
     /// Offset of the first byte in the stream.
     pub from: u64,
 }
 
-/// Expected contents of a buffer: a background with pieces over it, where later pieces cover earlier ones.
+/// Expected contents of a buffer: a background covered by pieces; later pieces cover earlier ones.
 #[derive(Debug, Clone)]
 pub struct Expected {
     background: Stream,
@@ -92,14 +92,14 @@ impl Expected {
         Self { background, pieces: Vec::new() }
     }
 
-    /// Puts a piece over the earlier contents.
+    /// Puts a piece on top of the earlier contents.
     pub fn put(&mut self, piece: Piece) {
         if piece.length > 0 {
             self.pieces.push(piece);
         }
     }
 
-    /// Writes the expected bytes to `out`, starting at `offset`.
+    /// Writes the expected bytes from `offset` on to `out`.
     pub fn fill(&self, offset: u64, out: &mut [u8]) {
         self.background.fill(offset, out);
         let end = offset + out.len() as u64;
@@ -112,7 +112,7 @@ impl Expected {
         }
     }
 
-    /// Checks `found`, which was read from byte `offset` of `what`.
+    /// Checks `found`, which was read at byte `offset` of `what`.
     pub fn check(&self, what: &str, offset: u64, found: &[u8]) -> Result<()> {
         let mut wanted = vec![0; found.len()];
         self.fill(offset, &mut wanted);
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn first_words_are_those_of_splitmix64() {
-        // Published test vector: seed 1234567.
+        // This is a published test vector, with seed 1234567.
         let mut bytes = [0; 24];
         Stream(1_234_567).fill(0, &mut bytes);
         let words: Vec<u64> =

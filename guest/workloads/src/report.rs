@@ -1,11 +1,11 @@
-//! Result lines: `RESULT name=... ok=... bytes=... copies=... channels=... seconds=...`, then facts, then the error if
-//! any.
+//! Result lines: `RESULT name=... ok=... bytes=... copies=... channels=... seconds=...`, then facts, and finally an
+//! error if there is one.
 //!
-//! Values other than the error contain no blanks; the error is last and quoted.
+//! Values other than the error contain no blanks; the error is quoted.
 //!
 //! If requested, the end times of kernels are printed before the result line: `ENDS at_us=... after_us=...,...` in
-//! microseconds of the card's clock, with the first time of a line in full, and each further time as the difference
-//! from the previous one.
+//! microseconds of the card's clock. The first time in a line is absolute, and each further one is the difference from
+//! the previous one.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::options::Options;
 use crate::rig::{Counts, Rig};
 use crate::tests::Facts;
 
-/// Runs a test and prints its line; returns true if it succeeded.
+/// Runs a test and prints its line. Returns true if the test succeeded.
 pub fn run(rig: &Rig, options: &Options, test: &Test) -> bool {
     let (before, began) = (rig.counts(), Instant::now());
     let outcome = (test.run)(rig, options);
@@ -31,7 +31,7 @@ pub fn run(rig: &Rig, options: &Options, test: &Test) -> bool {
     outcome.is_ok()
 }
 
-/// Prints a line, or a JSON object of the same values.
+/// Prints a line or, with `json`, a JSON object with the same values.
 pub fn print_as(json: bool, name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) {
     if json {
         println!("{}", object(name, counts, seconds, outcome));
@@ -40,7 +40,7 @@ pub fn print_as(json: bool, name: &str, counts: Counts, seconds: f64, outcome: &
     }
 }
 
-/// Returns a JSON object, in which numbers remain numbers and other values are strings.
+/// Returns a JSON object. Numbers remain numbers, and other values are strings.
 fn object(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) -> Value {
     let Counts { bytes, copies, channels } = counts;
     let mut object = json!({
@@ -55,7 +55,7 @@ fn object(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) -> 
     object
 }
 
-/// Number of end times in a line.
+/// Number of end times per line.
 const ENDS: usize = 200;
 
 /// Prints the end times of kernels, given in nanoseconds.

@@ -1,7 +1,7 @@
-//! The common part of the tests: the device, counters, filling and checking buffers in any memory.
+//! Common code of the tests: the device, counters, and filling and checking buffers in any memory.
 //!
-//! The CPU fills and checks guest RAM. VRAM of more than a few KiB goes through a bounce buffer with a GPU copy, on a
-//! different engine than the one under test if possible, because each CPU access to BAR1 may be a trap; a few words are
+//! The CPU fills and checks guest RAM. More than a few KiB of VRAM go through a bounce buffer and a GPU copy, if
+//! possible on another engine than the one under test, because each CPU access to BAR1 may be trapped. A few words are
 //! still read through BAR1.
 
 use std::cell::Cell;
@@ -16,18 +16,18 @@ use gdev::nouveau::device::{Buffer, Channel, Device, Domain, Use};
 use gdev::nouveau::push::{Engine, Push, Rect, linear, lines};
 use gdev::nouveau::uapi::param;
 
-/// Maximum size in bytes up to which VRAM is filled and checked only through BAR1.
+/// Maximum number of bytes of VRAM that are filled and checked only through BAR1.
 const DIRECT: u64 = 2048;
-/// Maximum size in bytes of buffers that are mapped through BAR1.
+/// Maximum size in bytes of a buffer that is mapped through BAR1.
 pub const MOST_MAPPED: u64 = 16 << 20;
-/// Number of words of a large buffer that are read through BAR1.
+/// Number of words of a large buffer to read through BAR1.
 const SAMPLED_WORDS: u64 = 24;
 /// Size of the bounce buffer in bytes.
 const BOUNCE: u64 = 2 << 20;
-/// Number of bytes that the CPU generates or compares at once.
+/// Number of bytes that the CPU generates or compares at a time.
 const CHUNK: u64 = 64 << 10;
 
-/// The device, and counters of its use.
+/// The device, and counters of how it was used.
 pub struct Rig {
     device: Arc<Device>,
     random: Cell<u64>,
@@ -41,16 +41,16 @@ pub struct Rig {
 /// Counters of a [`Rig`] at a point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Number of bytes that were compared with the expected bytes.
+    /// Number of bytes that were compared with expected bytes.
     pub bytes: u64,
-    /// Copies launched on the GPU.
+    /// Number of copies launched on the GPU.
     pub copies: u64,
-    /// Number of created channels.
+    /// Number of channels created.
     pub channels: u64,
 }
 
 impl Rig {
-    /// Opens the device; `seed` determines all test data and choices.
+    /// Opens the device. `seed` determines all test data and choices.
     pub fn open(node: &Path, seed: u64) -> Result<Self> {
         Ok(Self {
             device: Device::open(node)?,
@@ -78,7 +78,7 @@ impl Rig {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Returns the next independent source of choices.
+    /// Returns a new source of choices, which is independent of earlier ones.
     pub fn random(&self) -> Random {
         let mut random = Random(self.random.get());
         let next = random.next();
@@ -91,14 +91,14 @@ impl Rig {
         Counts { bytes: self.verified.get(), copies: self.copies.get(), channels: self.channels.get() }
     }
 
-    /// Adds the counts of other processes for this test.
+    /// Adds the counts of other processes that worked for this test.
     pub fn add(&self, counts: Counts) {
         self.verified.set(self.verified.get() + counts.bytes);
         self.copies.set(self.copies.get() + counts.copies);
         self.channels.set(self.channels.get() + counts.channels);
     }
 
-    /// Returns the size of the VRAM that the kernel has for buffers, in bytes.
+    /// Returns the amount of VRAM in bytes that the kernel has for buffers.
     pub fn vram(&self) -> Result<u64> {
         Ok(self.device.parameter(param::FB_SIZE)?)
     }
@@ -108,7 +108,7 @@ impl Rig {
         Ok(Buffer::new(&self.device, domain, size)?)
     }
 
-    /// Creates a channel with the objects of `engines`.
+    /// Creates a channel with the objects of all `engines`.
     pub fn channel(&self, engines: &[Engine]) -> Result<Channel> {
         let channel = Channel::new(&self.device)?;
         self.add(Counts { channels: 1, ..Counts::default() });
@@ -118,7 +118,7 @@ impl Rig {
         Ok(channel)
     }
 
-    /// Creates a channel with every copy engine of the card; M2MF is required.
+    /// Creates a channel with M2MF and every copy engine of the card. M2MF is required.
     pub fn full_channel(&self) -> Result<(Channel, Vec<Engine>)> {
         let channel = self.channel(&[Engine::M2mf])?;
         let mut engines = vec![Engine::M2mf];
@@ -131,7 +131,7 @@ impl Rig {
         Ok((channel, engines))
     }
 
-    /// Submits the rects, in as many submissions as needed; returns before the copies are done.
+    /// Submits the copies in as many submissions as necessary, without waiting for their completion.
     pub fn launch(&self, channel: &Channel, engine: Engine, rects: &[Rect], uses: &[Use<'_>]) -> Result<()> {
         let mut push = Push::default();
         for rect in rects {
@@ -145,12 +145,12 @@ impl Rig {
         Ok(())
     }
 
-    /// Counts bytes that a test itself has compared.
+    /// Counts bytes that a test has compared itself.
     pub fn verified(&self, bytes: u64) {
         self.add(Counts { bytes, ..Counts::default() });
     }
 
-    /// Prints a line that shows the progress of a long test.
+    /// Prints a line about the progress of a long test.
     pub fn progress(&self, name: &str) {
         let Counts { bytes, copies, channels } = self.counts();
         let seconds = self.seconds();
@@ -158,7 +158,7 @@ impl Rig {
     }
 }
 
-/// Fills and checks buffers for a test, with its own channel.
+/// Fills and checks buffers for a test, on its own channel.
 pub struct Helper<'a> {
     rig: &'a Rig,
     channel: Channel,
@@ -173,7 +173,7 @@ impl<'a> Helper<'a> {
         Ok(Self { rig, channel, engine, bounce })
     }
 
-    /// Fills the whole buffer with its expected contents.
+    /// Fills the whole buffer with the expected contents.
     pub fn fill(&self, buffer: &Buffer, expected: &Expected) -> Result<()> {
         if buffer.size() <= DIRECT || buffer.place()? == Domain::Gart {
             buffer.wait(true)?;
@@ -215,7 +215,7 @@ impl<'a> Helper<'a> {
         Ok(())
     }
 
-    /// Reads some words through BAR1.
+    /// Checks some words through BAR1.
     fn sample(&self, what: &str, buffer: &Buffer, expected: &Expected) -> Result<()> {
         let mut random = self.rig.random();
         let last = buffer.size() - 8;
@@ -239,7 +239,7 @@ fn stay(buffer: &Buffer, writes: bool) -> Result<Use<'_>> {
     Ok(used.at(buffer.place()?))
 }
 
-/// Writes the expected bytes, starting at `from`, to byte `at` of the buffer, with the CPU.
+/// Writes the expected bytes from `from` on to byte `at` of the buffer, with the CPU.
 fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &Expected) -> Result<()> {
     let mut chunk = vec![0; CHUNK.min(length) as usize];
     let mut done = 0;
@@ -252,7 +252,7 @@ fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &E
     Ok(())
 }
 
-/// Compares the first `length` bytes of the buffer with the expected bytes, starting at `from`, with the CPU.
+/// Compares the first `length` bytes of the buffer with the expected bytes from `from` on, with the CPU.
 fn check_expected(what: &str, buffer: &Buffer, length: u64, from: u64, expected: &Expected) -> Result<()> {
     let mut chunk = vec![0; CHUNK.min(length) as usize];
     let mut done = 0;
@@ -265,7 +265,7 @@ fn check_expected(what: &str, buffer: &Buffer, length: u64, from: u64, expected:
     Ok(())
 }
 
-/// Adds to `target` the contents that the rects copy into it from a source buffer that holds `stream`.
+/// Adds to `target` the contents that the copies move there from a source buffer that contains `stream`.
 pub fn expect_copy(target: &mut Expected, rects: &[Rect], source: &Buffer, stream: Stream, at: &Buffer) {
     for rect in rects {
         if rect.source_pitch == rect.line_bytes && rect.target_pitch == rect.line_bytes {
@@ -288,7 +288,7 @@ pub fn expect_copy(target: &mut Expected, rects: &[Rect], source: &Buffer, strea
     }
 }
 
-/// Refuses a copy beyond its buffers, which would be a bug of this program.
+/// Refuses a copy beyond the ends of its buffers, which would be a bug in this program.
 pub fn ensure_inside(rects: &[Rect], source: &Buffer, target: &Buffer) -> Result<()> {
     for rect in rects {
         if rect.lines == 0 || rect.line_bytes == 0 {

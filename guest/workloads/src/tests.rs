@@ -1,5 +1,4 @@
-//! The tests, one file each. Each test takes the rig and the options of its command, and returns facts for the result
-//! line.
+//! The tests, one per file. A test takes the rig and the options of its command, and returns facts for the result line.
 
 pub mod all;
 pub mod channels;
@@ -23,5 +22,5 @@ pub mod sweep;
 pub mod timed;
 pub mod workload;
 
-/// Additional facts for the result line.
+/// Additional facts for the result line, as pairs of a name and a value.
 pub type Facts = Vec<(&'static str, String)>;

@@ -1,14 +1,13 @@
-//! The service manager's store of descriptors. It keeps descriptors of VMMs, so that killing the daemon does not end
+//! The service manager's file descriptor store. It keeps descriptors of VMMs, so that killing the daemon does not end
 //! their devices.
 //!
-//! For each VMM the store keeps the connection. Otherwise, when the daemon is killed, the kernel would reset a
-//! connection that has unread data, which QEMU does not survive ([`vmm_glue::socket::end`]). If its capacity suffices,
-//! the store also keeps the VMM's journal and the descriptors that the journal names (`vmm_glue::journal`); with these,
-//! the next daemon resumes the connection. A connection that the next daemon cannot resume is closed, so that the VMM
-//! notices.
+//! The store keeps the connection of each VMM. If it did not, the kernel would reset a connection with unread data when
+//! the daemon is killed, which QEMU does not survive ([`vmm_glue::socket::end`]). If there is room, the store also
+//! keeps the VMM's journal and the descriptors that the journal refers to (`vmm_glue::journal`), with which the next
+//! daemon resumes the connection. A connection that the next daemon cannot resume is closed, so that the VMM notices.
 //!
-//! Parts: [`Store`] and its keepers (they add descriptors), `pace` (limits the rate of messages to the service
-//! manager), [`Left`] (descriptors of an earlier run), [`names`].
+//! Parts: [`Store`] and its keepers, which add descriptors; `pace`, which limits the rate of messages to the service
+//! manager; [`Left`], descriptors from an earlier run; [`names`].
 //!
 //! The crate does not take descriptors from the environment, and sends no other messages to the service manager; the
 //! daemon does both.
@@ -32,27 +31,28 @@ use vmm_glue::socket;
 use names::{OF_VMM, name_of};
 use pace::Pace;
 
-/// Environment variable that the service manager sets to the number of descriptors that it can keep (systemd 254 and
+/// Environment variable in which the service manager passes the number of descriptors that it can keep (systemd 254 and
 /// newer).
 const CAPACITY: &str = "FDSTORE";
-/// Number of descriptors that journals must not use: two sockets of the daemon, and the socket and the connection of
+/// Number of descriptors that journals must leave free: two sockets of the daemon, and the socket and the connection of
 /// each virtual machine.
 const RESERVED_DESCRIPTORS: usize = 2 + 2 * MAX_VMS;
-/// All descriptors of a journal that the store can contain, as bits of [`bit`].
+/// Mask of all descriptors of a journal that the store can contain; see [`bit`].
 const ALL: u32 = (1 << (SLOTS + 1)) - 1;
 
 /// The service manager's store, if it has one.
 #[derive(Debug, Default)]
 pub struct Store {
     there: bool,
-    /// Number of descriptors that journals may still add.
+    /// Number of further descriptors that journals may add.
     room: Arc<AtomicUsize>,
-    /// True if another process has stored the descriptors with which this process continues.
+    /// True if this process continues with descriptors that another process has stored.
     followed: bool,
 }
 
 impl Store {
-    /// Returns the store that the environment names. With `followed`, this process takes over from another process.
+    /// Returns the store that the environment describes. `followed` means that this process takes over from another
+    /// one.
     #[must_use]
     pub fn found(followed: bool) -> Self {
         let capacity = std::env::var(CAPACITY).ok().and_then(|count| count.parse::<usize>().ok()).unwrap_or(0);
@@ -78,15 +78,15 @@ impl Store {
         }
     }
 
-    /// Returns the keeper for a virtual machine's VMM. `before` is the set of descriptors that an earlier run stored
-    /// for it ([`Left::held`]).
+    /// Returns the keeper for the VMM of a virtual machine. `before` is the set of descriptors that an earlier run has
+    /// stored for it ([`Left::held`]).
     #[must_use]
     pub fn keeper(&self, vm: &str, before: Option<u32>) -> Option<Arc<dyn Keeper>> {
         if !self.there {
             return None;
         }
         let held = if self.followed { ALL } else { before.unwrap_or(0) };
-        // Descriptors of an earlier run count while they are known to be stored.
+        // Descriptors of an earlier run count as long as they are known to be in the store.
         let counted = if self.followed { 0 } else { held };
         let keeper = InStore {
             vm: vm.to_owned(),
@@ -106,9 +106,9 @@ impl Store {
 #[derive(Debug)]
 struct InStore {
     vm: String,
-    /// Descriptors that are stored, or may be stored, as bits.
+    /// Mask of the descriptors that are stored, or may be.
     held: AtomicU32,
-    /// Descriptors that count against the limit, as bits.
+    /// Mask of the descriptors that count towards the limit.
     counted: AtomicU32,
     room: Arc<AtomicUsize>,
     pace: Pace,
@@ -122,14 +122,14 @@ impl InStore {
 
 impl Keeper for InStore {
     fn keep(&self, connection: BorrowedFd<'_>) {
-        // This takes two messages, and a VMM may also connect repeatedly.
+        // Wait for two messages, because a VMM may connect repeatedly.
         self.pace.wait();
         self.pace.wait();
         store(&self.connection(), connection);
     }
 
     fn release(&self) {
-        // Without a journal, the next daemon cannot use the other descriptors.
+        // Without a journal, the next daemon could not use the other descriptors.
         self.give_up_more();
         self.pace.wait();
         give_up(&self.connection());
@@ -173,7 +173,7 @@ impl Keeper for InStore {
 
 impl Drop for InStore {
     fn drop(&mut self) {
-        // Another process may continue with the stored descriptors; this process only releases its share of the
+        // Another process may continue with the stored descriptors, so only release this process's share of the
         // capacity.
         let counted = usize::try_from(self.counted.load(Ordering::Relaxed).count_ones()).unwrap_or(0);
         self.room.fetch_add(counted, Ordering::Relaxed);
@@ -188,8 +188,8 @@ fn bit(what: Kept) -> u32 {
     }
 }
 
-/// Descriptors that an earlier run left for a virtual machine's VMM. The connection is closed, and the descriptors are
-/// removed from the store, unless another owner takes them.
+/// Descriptors that an earlier run has left for the VMM of a virtual machine. Unless another owner takes them, dropping
+/// this value closes the connection and removes them from the store.
 #[derive(Debug)]
 pub struct Left {
     vm: String,
@@ -198,7 +198,7 @@ pub struct Left {
 }
 
 impl Left {
-    /// Creates an empty set for this virtual machine.
+    /// Creates an empty set for a virtual machine.
     #[must_use]
     pub fn new(vm: &str) -> Self {
         Self { vm: vm.to_owned(), connection: None, kept: Vec::new() }
@@ -219,13 +219,13 @@ impl Left {
         self.kept.push((what, fd));
     }
 
-    /// Returns the set of descriptors without the connection, for [`Store::keeper`].
+    /// Returns the mask of the descriptors, without the connection, for [`Store::keeper`].
     #[must_use]
     pub fn held(&self) -> u32 {
         self.kept.iter().fold(0, |held, (what, _)| held | bit(*what))
     }
 
-    /// Duplicates all descriptors, if they include a connection and its journal.
+    /// Duplicates all descriptors, provided that there are a connection and its journal.
     ///
     /// # Errors
     /// If this process has reached its limit of descriptors.
@@ -256,13 +256,13 @@ impl Drop for Left {
     }
 }
 
-/// Stores a copy in the service manager, replacing any copy with the same name.
+/// Stores a copy in the service manager, in place of any copy with the same name.
 pub fn store(name: &str, fd: BorrowedFd<'_>) {
     give_up(name);
     push(name, fd);
 }
 
-/// Stores a copy in the service manager, under a name that is not in use.
+/// Stores a copy in the service manager under a name that is not in use.
 fn push(name: &str, fd: BorrowedFd<'_>) -> bool {
     let state = [NotifyState::FdStore, NotifyState::FdName(name)];
     let pushed = sd_notify::notify_with_fds(&state, &[fd]);
@@ -272,7 +272,7 @@ fn push(name: &str, fd: BorrowedFd<'_>) -> bool {
     pushed.is_ok()
 }
 
-/// Removes the service manager's copy.
+/// Removes a copy from the service manager.
 pub fn give_up(name: &str) {
     if let Err(error) = sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]) {
         tracing::warn!(%error, "the service manager cannot be told");

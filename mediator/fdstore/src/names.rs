@@ -1,4 +1,4 @@
-//! Names of the descriptors that the service manager keeps for the daemon. Names of units' sockets do not contain a
+//! Names of the descriptors that the service manager keeps for the daemon. Names of the units' sockets do not contain a
 //! slash.
 
 use vmm_glue::journal::Kept;
@@ -19,8 +19,8 @@ pub fn is_stored(name: &str) -> bool {
     name.contains('/')
 }
 
-/// Parses the name of a VMM's descriptor into its virtual machine and kind; the inner `None` is the connection itself.
-/// Returns `None` for other names.
+/// Parses the name of a VMM's descriptor to its virtual machine and its kind, where the inner `None` is the connection
+/// itself. Returns `None` for any other name.
 pub fn of_vmm(name: &str) -> Option<(&str, Result<Option<Kept>, ()>)> {
     let name = name.strip_prefix(OF_VMM)?;
     Some(match name.split_once('/') {

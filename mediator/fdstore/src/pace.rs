@@ -1,18 +1,18 @@
-//! A rate limit for the messages that the daemon sends to the service manager because of one VMM. Without this limit, a
-//! VMM that constantly maps and unmaps memory would occupy the whole host's service manager.
+//! Limits the rate of messages that the daemon sends to the service manager because of one VMM. Without the limit, a
+//! VMM that constantly maps and unmaps memory would keep the service manager of the whole host busy.
 //!
-//! No message is dropped, because the next daemon could then not resume the VMM. Only a VMM that exceeds the limit
-//! waits.
+//! No message is dropped, because the next daemon could then not resume the VMM. Only a VMM that exceeds the limit has
+//! to wait.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Number of messages that may be sent at once: a VMM that starts causes about thirty.
+/// Number of messages that may be sent at once. A VMM that starts causes about thirty.
 const BURST_MESSAGES: u32 = 128;
-/// Interval at which another message may be sent.
+/// Interval after which another message may be sent.
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(60);
 
-/// Rate limit of one VMM's messages.
+/// Rate limit for the messages of one VMM.
 #[derive(Debug)]
 pub(crate) struct Pace(Mutex<Bucket>);
 
@@ -28,7 +28,7 @@ impl Bucket {
         Self { left: BURST_MESSAGES, filled: now }
     }
 
-    /// Adds the messages that have become available since the last call.
+    /// Adds the messages that have become permitted since the last call.
     fn fill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.filled).as_millis() / MESSAGE_INTERVAL.as_millis();
         let new = u32::try_from(passed).unwrap_or(u32::MAX).min(BURST_MESSAGES);
@@ -37,7 +37,7 @@ impl Bucket {
         self.filled = if self.left == BURST_MESSAGES { now } else { self.filled + MESSAGE_INTERVAL * new };
     }
 
-    /// Takes one message, or returns the time until the next message is available.
+    /// Takes one message, or returns the time until the next one is permitted.
     fn take(&mut self, now: Instant) -> Result<(), Duration> {
         self.fill(now);
         match self.left.checked_sub(1) {
@@ -55,7 +55,7 @@ impl Pace {
         Self(Mutex::new(Bucket::new(Instant::now())))
     }
 
-    /// The lock is held only for a few instructions, without calls or waits.
+    /// Locks the bucket. The lock is only held for a few instructions, without calls or waits.
     fn bucket(&self) -> MutexGuard<'_, Bucket> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -66,7 +66,7 @@ impl Pace {
             let taken = self.bucket().take(Instant::now());
             match taken {
                 Ok(()) => return,
-                // TIMEOUT: at most one interval, after which a message is available.
+                // TIMEOUT: at most one interval, after which a message is permitted.
                 Err(wait) => std::thread::sleep(wait),
             }
         }
@@ -92,13 +92,13 @@ mod tests {
             assert_eq!(bucket.take(begin), Ok(()));
         }
         assert_eq!(bucket.take(begin), Err(MESSAGE_INTERVAL));
-        // The VMM causes messages constantly for ten seconds.
+        // Let the VMM cause messages constantly for ten seconds.
         let steps = 100_000;
         let sent =
             (0..steps).filter(|step| bucket.take(begin + Duration::from_secs(10) * *step / steps).is_ok()).count();
         let most = usize::try_from(Duration::from_secs(10).as_millis() / MESSAGE_INTERVAL.as_millis()).unwrap();
         assert!(sent <= most && sent + 2 >= most, "{sent} of {most}");
-        // After a quiet period, the VMM may cause the same number of messages again, but no more.
+        // After a quiet period, the VMM may cause the same burst again, but not a larger one.
         let later = begin + Duration::from_secs(3600);
         assert_eq!((0..2 * BURST_MESSAGES).filter(|_| bucket.take(later).is_ok()).count(), BURST_MESSAGES as usize);
     }

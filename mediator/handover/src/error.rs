@@ -4,28 +4,28 @@ use std::io;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Reason that a handover has failed.
+/// Reason why a handover failed.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The other process violates the protocol.
-    #[error("the other process says what it may not: {0}")]
+    /// The other process violated the protocol.
+    #[error("the other process violates the protocol: {0}")]
     Protocol(String),
-    /// The other process uses another protocol version.
-    #[error("the other process speaks version {0} of the handover, this one {1}: upgrade by a version in between")]
+    /// The other process uses a different version of the protocol.
+    #[error("the other process uses version {0} of the protocol, this one {1}: upgrade through a version in between")]
     Version(u32, u32),
-    /// The other process has refused the package.
+    /// The other process refused the package.
     #[error("the next process does not take over: {0}")]
     Refused(String),
     /// The other process has ended.
     #[error("the other process has ended, or closed the connection, {0}")]
     Ended(&'static str),
-    /// The other process does not send a message in time.
-    #[error("the other process has said nothing for {0:?}, {1}")]
+    /// The other process did not send a message in time.
+    #[error("the other process has sent nothing for {0:?}, {1}")]
     Silent(Duration, &'static str),
     /// The package exceeds a limit.
     #[error("{0} cannot be handed over: {1} are more than {2}")]
     TooMuch(&'static str, u64, u64),
-    /// The operating system has refused an operation.
+    /// The operating system refused an operation.
     #[error("{0}: {1}")]
     Io(&'static str, #[source] io::Error),
 }

@@ -1,18 +1,19 @@
-//! Hands over state from one process to the next: a file of saved state, and descriptors by name.
+//! Hands over state from one process to the next: a file of saved state, and named descriptors.
 //!
-//! The processes communicate over a separate socket, and at any time exactly one of them owns the package:
-//! 1. The receiver introduces itself, with the parts that it supports ([`Receiver::connect`], [`Sender::meet`]).
+//! The processes communicate over their own socket. At any time, exactly one of them owns the package:
+//! 1. The receiver introduces itself and announces the parts that it supports ([`Receiver::connect`],
+//!    [`Sender::meet`]).
 //! 2. The sender saves its state for this receiver and sends it ([`Sender::give`], [`Receiver::take`]). The sender
 //!    still owns the state.
 //! 3. The receiver rebuilds everything without accessing the objects that the state describes. It then reports that it
-//!    is ready, or its reason for a refusal ([`Receiver::ready`], [`Receiver::refuse`], [`Sender::await_ready`]).
+//!    is ready, or why it refuses ([`Receiver::ready`], [`Receiver::refuse`], [`Sender::await_ready`]).
 //! 4. The sender gives up ownership and notifies the receiver ([`Sender::let_go`]), which then owns everything
 //!    ([`Receiver::wait`]).
 //!
-//! Until step 4, the sender can continue as before if the receiver refuses, is silent for too long, ends, or cannot
-//! read the state. All received data is untrusted: its size is bounded, and its contents are checked.
+//! Until step 4 the sender can continue as before, if the receiver refuses, is silent for too long, ends, or cannot
+//! read the state. Neither process trusts data that it receives: sizes are bounded, and contents are checked.
 //!
-//! The crate does not interpret the package or start processes.
+//! The crate does not interpret the package, and does not start processes.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +31,7 @@ pub use sender::Sender;
 use saved_state::Known;
 use serde::{Deserialize, Serialize};
 
-/// Introduction of a receiver.
+/// Introduction of a receiver to the sender.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Introduction {
     /// Version of the receiver's program, for the log.

@@ -1,4 +1,4 @@
-//! The package that is handed over: a file, and descriptors with names.
+//! The package that is handed over: a file and named descriptors.
 
 use crate::Error;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
@@ -19,7 +19,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 pub struct Package {
     /// A file of saved state.
     pub file: Vec<u8>,
-    /// Descriptors with their names. Several descriptors may have the same name; their order is then significant.
+    /// Descriptors and their names. If several have the same name, their order is significant.
     pub descriptors: Vec<(String, OwnedFd)>,
 }
 

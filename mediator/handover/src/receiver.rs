@@ -1,4 +1,4 @@
-//! The process that takes over.
+//! The process that takes the state over.
 
 use crate::package::{DESCRIPTORS_MAX, NAME_MAX, unsealed};
 use crate::wire::{Message, Wire};
@@ -35,7 +35,7 @@ impl Receiver {
     /// Waits for the package, for at most `limit`. The sender still owns it.
     ///
     /// # Errors
-    /// If no package arrives, or its contents differ from the announcement.
+    /// If no package arrives, or its contents differ from its announcement.
     pub fn take(&self, limit: Duration) -> Result<Package, Error> {
         let awaits = "before it has given anything";
         let (message, fds) = self.0.receive(limit, awaits)?;
@@ -66,20 +66,20 @@ impl Receiver {
     /// Reports that everything has been rebuilt.
     ///
     /// # Errors
-    /// If the sender has ended, or closed the connection.
+    /// If the sender has ended or has closed the connection.
     pub fn ready(&self) -> Result<(), Error> {
         self.0.send(&Message::Ready, &[])
     }
 
-    /// Sends the reason for a refusal.
+    /// Sends the reason for refusing the package.
     ///
     /// # Errors
-    /// If the sender has ended, or closed the connection.
+    /// If the sender has ended or has closed the connection.
     pub fn refuse(self, why: &str) -> Result<(), Error> {
         self.0.send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
 
-    /// Waits until this process owns everything, for at most `limit`. After a failure, it owns no part of the state.
+    /// Waits until this process owns everything, for at most `limit`. After a failure, it owns nothing.
     ///
     /// # Errors
     /// If the sender does not give up ownership.

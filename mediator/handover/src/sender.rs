@@ -1,4 +1,4 @@
-//! The process that hands over.
+//! The process that hands the state over.
 
 use crate::package::sealed;
 use crate::wire::{MAX_DESCRIPTORS, Message, Wire};
@@ -24,7 +24,7 @@ impl Sender {
         }
     }
 
-    /// Sends the package, which still belongs to the sender.
+    /// Sends the package. The sender still owns its contents.
     ///
     /// # Errors
     /// If the package is too large, or the receiver does not accept it.
@@ -53,7 +53,7 @@ impl Sender {
         }
     }
 
-    /// Notifies the ready receiver that it now owns everything.
+    /// Notifies the receiver, which is ready, that it now owns everything.
     ///
     /// # Errors
     /// If the receiver has ended.

@@ -16,7 +16,7 @@ fn introduction() -> Introduction {
     Introduction { program: "0.2.0".into(), reads: vec![known("owner", 2), known("vgpu", 1)] }
 }
 
-/// Creates a file whose content is its number.
+/// Creates a file that contains its number.
 fn numbered(number: usize) -> OwnedFd {
     let mut file = tempfile_of(&number.to_le_bytes());
     file.rewind().unwrap();
@@ -68,7 +68,7 @@ fn take(socket: OwnedFd) -> Result<Package, Error> {
 }
 
 #[test]
-fn all_that_is_given_comes_over_in_its_order() {
+fn all_parts_arrive_in_order() {
     for count in [0, 1, 128, 129, 500] {
         let (given, taken) = both(
             |socket| {
@@ -99,7 +99,7 @@ fn giver_keeps_all_unless_the_taker_is_ready() {
         receiver.refuse("VM 3: its guest sees other registers").unwrap();
     });
     assert!(matches!(refused.0, Err(Error::Refused(why)) if why.contains("VM 3")));
-    // The receiver ends at each step.
+    // Let the receiver end at each step.
     assert!(matches!(both(give, drop).0, Err(Error::Ended(_))));
     let ended = both(give, |socket| drop(Receiver::connect(socket, &introduction()).unwrap()));
     assert!(matches!(ended.0, Err(Error::Ended(_))), "{:?}", ended.0);
@@ -108,7 +108,7 @@ fn giver_keeps_all_unless_the_taker_is_ready() {
         drop(receiver.take(LONG_TIMEOUT).unwrap());
     });
     assert!(matches!(ended.0, Err(Error::Ended(_))), "{:?}", ended.0);
-    // The receiver is silent.
+    // Let the receiver stay silent.
     let silent = both(
         |socket| {
             let (sender, _) = Sender::meet(socket, LONG_TIMEOUT)?;

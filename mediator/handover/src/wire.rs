@@ -20,30 +20,30 @@ const MAGIC: [u8; 4] = *b"GPUH";
 pub(crate) const PROTOCOL: u32 = 1;
 /// Maximum number of descriptors per message. The kernel accepts 253.
 pub(crate) const MAX_DESCRIPTORS: usize = 128;
-/// Maximum length of a message in bytes. The names of a batch of descriptors determine it.
+/// Maximum length of a message in bytes. The names of one batch of descriptors determine it.
 const MESSAGE_MAX: usize = 64 << 10;
-/// Maximum time for which the other process may leave messages unread.
-// TIMEOUT: the other process only has to receive the messages. A busy host delays it by less.
+/// Time for which the other process may leave messages unread.
+// TIMEOUT: the other process only has to receive the messages, and a busy host delays it by less.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Message {
-    /// The first message of the receiver: its introduction.
+    /// First message from the receiver: its introduction.
     Hello(Introduction),
-    /// Sent by the sender: the size of the attached file, and the number of descriptors that follow.
+    /// From the sender: the size of the attached file, and the number of descriptors that follow.
     Offer { bytes: u64, descriptors: u32 },
-    /// Sent by the sender: the names of the attached descriptors.
+    /// From the sender: the names of the attached descriptors.
     Descriptors(Vec<String>),
-    /// Sent by the receiver: all state is rebuilt.
+    /// From the receiver: all state has been rebuilt.
     Ready,
-    /// Sent by the receiver instead of any other message: the reason that it does not take over.
+    /// From the receiver, instead of any other message: the reason why it does not take over.
     Refused(String),
-    /// The last message of the sender: the receiver owns everything.
+    /// Last message from the sender: the receiver owns everything.
     Yours,
 }
 
-/// A socket for messages (`SOCK_SEQPACKET`) to another process.
+/// A socket for messages to another process (`SOCK_SEQPACKET`).
 #[derive(Debug)]
 pub(crate) struct Wire(OwnedFd);
 
@@ -52,7 +52,7 @@ impl Wire {
         Self(socket)
     }
 
-    /// Sends a message with its descriptors.
+    /// Sends a message and its descriptors.
     pub(crate) fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(PROTOCOL.to_le_bytes());
@@ -75,7 +75,7 @@ impl Wire {
         }
     }
 
-    /// Receives a message with its descriptors. `awaits` names the expected message, which must arrive within `limit`.
+    /// Receives a message and its descriptors. `awaits` names the expected message, which must arrive within `limit`.
     pub(crate) fn receive(&self, limit: Duration, awaits: &'static str) -> Result<(Message, Vec<OwnedFd>), Error> {
         let failed = || Error::io("a message cannot be received");
         let deadline = Instant::now() + limit;

@@ -1,19 +1,19 @@
-//! Records of the number of accesses to the chunks of a VM: profiles, for `victims = "profiled"`.
+//! Records of how often work accesses each chunk of a VM. They are profiles for `victims = "profiled"`.
 //!
-//! Only the software card counts accesses: it reports the bursts of its engines. With other cards, the record counts
-//! the submissions that name memory of a chunk, which misses accesses of kernels through pointers.
+//! Only the software card counts accesses: it reports the bursts of its engines. With other cards, a record counts the
+//! submissions that refer to a chunk's memory, which misses accesses by kernels through pointers.
 
 use super::Memory;
 use card::AccessCounts;
 use std::collections::BTreeMap;
 use vram::{ChunkTable, HostAddr, Lookup, Place, TenantId};
 
-/// Unit of a record.
+/// Unit of the counts in a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     /// Bursts of the card's engines.
     Bursts,
-    /// Submissions that name memory.
+    /// Submissions that refer to memory.
     Submissions,
 }
 
@@ -22,21 +22,21 @@ pub enum Counted {
 pub struct Accesses {
     /// Unit of the counts.
     pub counted: Counted,
-    /// One count for each chunk of the guest's VRAM.
+    /// One count per chunk of the guest's VRAM.
     pub counts: Vec<u64>,
 }
 
-/// Running records: at most one per VM.
+/// Records in progress, at most one per VM.
 #[derive(Debug, Default)]
 pub struct Records(BTreeMap<TenantId, Accesses>);
 
 impl Records {
-    /// Returns true if any record is running.
+    /// Returns true if any record is in progress.
     pub(crate) fn any(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// Counts a submission that names memory of a chunk.
+    /// Counts a submission that refers to a chunk's memory.
     pub(crate) fn named(&mut self, vm: TenantId, index: u64) {
         let record = self.0.get_mut(&vm).filter(|record| record.counted == Counted::Submissions);
         let count = record.and_then(|record| record.counts.get_mut(usize::try_from(index).ok()?));
@@ -45,7 +45,7 @@ impl Records {
         }
     }
 
-    /// Adds the card's counts since the last poll. `accesses` returns the count of the chunk at a place.
+    /// Adds the card's counts since the last poll. `accesses` returns the count for a place.
     pub(crate) fn counted(&mut self, chunks: &ChunkTable, accesses: impl Fn(Place) -> u64) {
         for (vm, record) in self.0.iter_mut().filter(|(_, record)| record.counted == Counted::Bursts) {
             for (index, count) in (0..).zip(&mut record.counts) {
@@ -62,12 +62,12 @@ impl Records {
 }
 
 impl Memory {
-    /// Starts a record of a VM's accesses. Returns `false` if the VM does not exist, or already has a record.
+    /// Starts to record a VM's accesses. Returns `false` if the VM does not exist or already has a record.
     pub fn start_accesses(&mut self, now: u64, vm: TenantId) -> bool {
         let Some(bytes) = self.vram.chunks.vm_bytes(vm).filter(|_| !self.vram.records.0.contains_key(&vm)) else {
             return false;
         };
-        // The counts so far belong to other records.
+        // The counts up to now belong to other records.
         self.take_accesses(now);
         let counted = match self.vram.memory.card().access_counts(true) {
             Some(_) => Counted::Bursts,
@@ -78,7 +78,7 @@ impl Memory {
         true
     }
 
-    /// Ends a VM's record and returns it; `None` if no record is running, for example after the VM's removal.
+    /// Ends a VM's record and returns it; `None` if there is none, for example because the VM was removed meanwhile.
     pub fn end_accesses(&mut self, now: u64, vm: TenantId) -> Option<Accesses> {
         self.take_accesses(now);
         self.vram.records.0.remove(&vm)
@@ -90,8 +90,8 @@ impl Memory {
     }
 }
 
-/// Returns the number of accesses to a chunk of `bytes` bytes at a place. `host` returns the I/O address of host
-/// memory.
+/// Returns the number of accesses to a chunk of `bytes` bytes at `place`. `host` converts an address in host memory to
+/// an I/O address.
 pub(crate) fn at(counts: &AccessCounts, place: Place, bytes: u64, host: impl Fn(HostAddr) -> u64) -> u64 {
     match place {
         Place::Card(at) => (at.0..at.0.saturating_add(bytes))

@@ -1,4 +1,5 @@
-//! Division of a card's memory: the inputs of its balancer and thrash detector, and the moves that they request.
+//! Division of a card's memory among VMs: the inputs of the balancer and of the thrash detector, and the moves that
+//! these request.
 
 use super::chaos::{Chaos, Dice};
 use super::moved::{Moved, Plan, Planned, Relocated};
@@ -11,16 +12,16 @@ use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
 use vram::{Done, GuestVramAddr, Lookup, Mode, Place, QuantaConfig, Step, TenantId};
 
-/// Settings of the division of a card's memory.
+/// Settings for dividing a card's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Division {
-    /// The balancer's settings.
+    /// Settings of the balancer.
     pub balance: Config,
-    /// The settings of quanta.
+    /// Settings of quanta.
     pub quanta: QuantaConfig,
-    /// Number of the card's chunks that are reserved for immediate evictions.
+    /// Number of card chunks that are reserved for immediate evictions.
     pub reserve: u32,
-    /// Random moves, for tests.
+    /// Settings of random moves, for tests.
     pub chaos: Chaos,
 }
 
@@ -29,28 +30,28 @@ pub struct Division {
 pub enum Hint {
     /// Pins the range to the card, or unpins it.
     Pinned(bool),
-    /// Eviction priority of the range: memory with the lowest priority is evicted first.
+    /// Sets the eviction priority of the range: memory with the lowest priority is evicted first.
     Priority(u8),
-    /// Number of accesses to the range, relative to the rest of the VM's memory.
+    /// Sets the number of accesses to the range, relative to the rest of the VM's memory.
     Accesses(u32),
 }
 
-/// Divides a card's memory.
+/// Divides a card's memory among VMs.
 pub struct Divider {
     /// Decides whose memory is on the card.
     pub(super) residency: Residency,
     /// The operator's settings.
     division: Division,
-    /// The card's counts, and the copies since.
+    /// Bus traffic that the card has counted, and the copies since then.
     bus: Bus,
 }
 
 /// Traffic on the bus, as counted by the card.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bus {
-    /// Time of the last poll of the counts, in ns.
+    /// Time in ns at which the counts were last polled.
     since: Option<u64>,
-    /// Number of bytes that the mediator itself has copied since then. The counts include these bytes.
+    /// Number of bytes that the mediator itself has copied since then. The counts include them.
     copied: u64,
 }
 
@@ -65,13 +66,13 @@ impl Divider {
         Self { residency, division: *division, bus: Bus::default() }
     }
 
-    /// Returns the operator's settings.
+    /// Returns the settings for dividing the memory.
     #[must_use]
     pub fn division(&self) -> Division {
         self.division
     }
 
-    /// Returns the part that decides whose memory is on the card.
+    /// Returns the component that decides whose memory is on the card.
     #[must_use]
     pub fn residency(&self) -> &Residency {
         &self.residency
@@ -79,8 +80,8 @@ impl Divider {
 }
 
 impl Memory {
-    /// Returns the moves that are due now, starting with those for the mediator itself. `done` is the work that a VM
-    /// has completed since it was added, and `weight` is the weight of its time.
+    /// Returns the moves that are due, beginning with those for the mediator itself. `done` is the work that a VM has
+    /// completed since it was added, and `weight` the weight of its time.
     pub fn plan(
         &mut self,
         now: u64,
@@ -88,7 +89,7 @@ impl Memory {
         done: impl Fn(TenantId) -> Done,
         weight: impl Fn(TenantId) -> u32,
     ) -> Planned {
-        // VMs with unfinished work, even queued work, are active; so are VMs that wait for memory.
+        // A VM is active if it has unfinished work, queued or not, or if it waits for memory.
         let working: BTreeSet<TenantId> = working.chain(self.vram.waiting()).collect();
         working.into_iter().for_each(|vm| self.divider.residency.worked(vm, now));
         let counts = self.take_counts(now);
@@ -100,7 +101,7 @@ impl Memory {
             served.extend(self.vram.wants.of_tables());
         }
         let Self { vram, divider, promising, .. } = self;
-        // A chunk without space on the card is a request: another VM may have more than its share.
+        // A chunk without space on the card counts as a request, because another VM may have more than its share.
         let mut unmet: BTreeMap<TenantId, u32> = BTreeMap::new();
         let bytes = vram.chunks.chunk_bytes();
         for (vm, index) in std::mem::take(&mut vram.unmet) {
@@ -122,14 +123,14 @@ impl Memory {
         by_vm(self.possible(steps, now))
     }
 
-    /// Removes steps of VMs that are moving to or from another card, and of VMs that are left alone because their last
-    /// move failed: each attempt keeps the memory of all other VMs from moving.
+    /// Removes the steps of VMs that are moving between cards, and of VMs whose last move failed and that are left
+    /// alone for now: each attempt delays the moves of all other VMs.
     fn possible(&self, mut steps: Vec<Step>, now: u64) -> Vec<Step> {
         steps.retain(|step| !self.travelling.contains(&step.vm) && !self.relocations.is_left_alone(step.vm, now));
         steps
     }
 
-    /// Returns moves that free chunks for the mediator, and evictions that then return the borrowed chunks to the
+    /// Returns moves that free chunks for the mediator, and evictions that return the chunks it has borrowed to the
     /// reserve.
     fn own_steps(&mut self, now: u64) -> Vec<Step> {
         let Self { vram, divider, .. } = self;
@@ -145,8 +146,8 @@ impl Memory {
         divider.residency.balancer_mut().plan(&vram.chunks, now, Some(request))
     }
 
-    /// Records a scan of the mover: `waiting` waited during the whole scan, and memory was moved for `served`. Returns
-    /// the VMs that are waiting now.
+    /// Records a scan by the mover. `waiting` are the VMs that waited during the whole scan, and `served` those for
+    /// which it moved memory. Returns the VMs that wait now.
     pub fn looked(
         &mut self,
         now: u64,
@@ -160,36 +161,36 @@ impl Memory {
         wait
     }
 
-    /// Starts the quantum for which memory was moved; no memory moves for now.
+    /// Starts the quantum for which memory has been moved. No memory moves for now.
     pub fn begin_turn(&mut self, now: u64) -> Holds {
         let Self { vram, divider, .. } = self;
         divider.residency.is_still(&vram.chunks, now, None)
     }
 
-    /// Returns the moves that allow `chunks` more chunks of the card to be guaranteed.
+    /// Returns the moves that are necessary to guarantee `chunks` more chunks of the card.
     pub fn plan_promise(&mut self, now: u64, chunks: u32) -> Plan {
         let Self { vram, divider, .. } = self;
-        // A guarantee counts chunks that the mediator claims as available; the plan does not, so that the mediator
+        // A guarantee counts the chunks that the mediator claims as available. The plan does not, so that the mediator
         // keeps them.
         let chunks = chunks.saturating_add(vram.chunks.uncommitted());
         let steps = divider.residency.plan_guarantee(&vram.chunks, now, chunks);
         by_vm(self.possible(steps, now))
     }
 
-    /// Returns the time until more moves may be due, unless an event comes first.
+    /// Returns the time until more moves may be due, unless an event occurs first.
     pub fn next_plan(&self) -> Option<Duration> {
         let summary = self.vram.chunks.summary();
         let swapped = summary.host.used != 0 || summary.vms.values().any(|vm| vm.parked != 0);
-        // In forced mode quanta start even if no memory has to move.
+        // In forced mode, quanta start even if no memory has to move.
         let forced = self.divider.division.quanta.mode == Mode::Forced && summary.vms.len() > 1;
         let often = swapped || forced || self.divider.residency.turn().is_some();
         often.then(|| Duration::from_nanos(self.divider.residency.balancer().config().return_interval_ns))
     }
 
-    /// Changes how the card's memory is divided, from now on.
+    /// Changes the settings for dividing the card's memory.
     ///
     /// # Errors
-    /// If the reserve is not available; in this case nothing changes.
+    /// If the reserve is not available. The settings have not changed.
     pub fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
         self.vram.chunks.set_reserve(division.reserve)?;
         self.vram.watches = division.balance.policy == VictimPolicy::Clock;
@@ -200,10 +201,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Changes the limits of a VM, from now on. Memory above them is evicted, not lost.
+    /// Changes the limits of a VM. Memory above the new limits is evicted, not lost.
     ///
     /// # Errors
-    /// If the limits cannot be guaranteed; in this case nothing changes.
+    /// If the limits cannot be guaranteed. The limits have not changed.
     pub fn set_limits(&mut self, vm: TenantId, limits: vram::Limits) -> Result<(), vram::Error> {
         self.vram.chunks.set_limits(vm, limits)?;
         self.vram.wakeup.ring();
@@ -226,8 +227,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the movable chunks of a VM in a range of its VRAM, in ascending order: those on the card, or those that
-    /// are not on the card.
+    /// Returns the movable chunks of a VM in a range of its VRAM, in ascending order: those on the card if `on_card` is
+    /// true, and otherwise the others.
     pub fn movable(&self, vm: TenantId, address: GuestVramAddr, len: u64, on_card: bool) -> Vec<u32> {
         let chunks = &self.vram.chunks;
         let pieces = chunks.pieces(address, len.min(chunks.vm_bytes(vm).unwrap_or(0).saturating_sub(address.0)));
@@ -242,7 +243,7 @@ impl Memory {
         pieces.filter_map(|(at, _)| here(at)).collect()
     }
 
-    /// Returns the account of moves of a VM's memory, if any.
+    /// Returns the record of moves of a VM's memory, if it has any.
     pub fn moved(&self, vm: TenantId) -> Option<&Moved> {
         self.moved.get(&vm)
     }
@@ -262,7 +263,7 @@ impl Memory {
         self.moved.entry(vm).or_default().add(done);
     }
 
-    /// Reports used chunks and the card's counts to the balancer.
+    /// Reports used chunks, and the card's counts, to the balancer.
     pub(super) fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
         let Self { vram, divider, .. } = self;
         let touched = std::mem::take(&mut vram.touched);
@@ -274,7 +275,7 @@ impl Memory {
             let _ = balancer.arrived(chunks, vm, GuestVramAddr(index * bytes));
         }
         for (vm, index) in touched {
-            // A VM that was removed in the meantime is ignored.
+            // Ignore a VM that has been removed meanwhile.
             let _ = balancer.touched(chunks, vm, GuestVramAddr(index * bytes), 1);
         }
         let Some(counts) = counts else { return };
@@ -294,8 +295,8 @@ impl Memory {
         }
     }
 
-    /// Returns the card's counts, if they are needed: counts of chunks for the balancer, and of bus traffic for the
-    /// thrash detector.
+    /// Returns the card's counts if they are needed: the balancer needs the counts per chunk, and the thrash detector
+    /// those of the bus traffic.
     pub(super) fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
         let Self { vram, divider, .. } = self;
         let profiles = divider.residency.balancer().config().policy == VictimPolicy::Profiled;
@@ -304,15 +305,15 @@ impl Memory {
         let counts = wanted.then(|| vram.memory.card().access_counts(true)).flatten();
         let Bus { since, copied } = std::mem::take(&mut divider.bus);
         let Some(counts) = counts else {
-            // The card does not count: use the memory that its work names. The work may name it long before it
-            // executes, so it is recorded as soon as any chunk is in host memory.
+            // The card does not count, so use the memory that its work refers to. Work may refer to memory long before
+            // it executes, so record this as soon as any chunk is in host memory.
             let watches = divider.residency.quanta().watches() && vram.chunks.summary().host.used != 0;
             let named = std::mem::replace(&mut vram.over_bus, watches.then_some(0));
             divider.residency.accessed(now, named.unwrap_or(0));
             return None;
         };
         divider.bus.since = Some(now);
-        // Counts from a longer period do not describe the last window.
+        // Counts over a longer time do not describe the last window.
         let window = divider.residency.quanta().config().window_ns;
         if detects && since.is_some_and(|since| now.saturating_sub(since) < window) {
             let (first, bytes) = (vram.pinned.range().0.0, vram.pinned.range().1);

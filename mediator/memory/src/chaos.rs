@@ -1,7 +1,7 @@
-//! Fault injection: moves chunks at random while VMs work. Only for tests of the mediator.
+//! Fault injection for the mediator's own tests: moves chunks at random while VMs work.
 //!
-//! For each VM in turn, a few chunks are drawn with a seed: chunks on the card move to host memory, and chunks in host
-//! memory return. Chunks whose move exceeds the limits stay in place.
+//! A seeded generator draws a few chunks of each VM in turn. Chunks on the card move to host memory, and chunks in host
+//! memory return. A chunk whose move would exceed a limit stays in place.
 
 use super::Memory;
 use super::moved::Plan;
@@ -14,9 +14,9 @@ const CHUNKS: usize = 4;
 /// Rate of random moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chaos {
-    /// Number of submissions of all VMs after which chunks move; 0 for never.
+    /// Number of submissions by all VMs together after which chunks move; 0 for never.
     pub every: u32,
-    /// Seed that determines the moves, together with the VMs' chunks.
+    /// Seed that, together with the VMs' chunks, determines the moves.
     pub seed: u64,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Dice {
 }
 
 impl Dice {
-    /// Creates dice with this rate.
+    /// Creates the generator with this rate.
     #[must_use]
     pub fn new(chaos: Chaos) -> Self {
         Self { chaos, random: Rng::with_seed(chaos.seed), submissions: 0, due: false }
@@ -50,7 +50,7 @@ impl Dice {
 }
 
 impl Memory {
-    /// Returns random moves, if they are due: evictions first, then returns.
+    /// Returns random moves if they are due: evictions first, and then returns.
     pub fn inject_random_moves(&mut self) -> Plan {
         if !std::mem::take(&mut self.dice.due) {
             return Plan::new();

@@ -1,8 +1,8 @@
-//! The mediator's own channels, one per copy engine: they move chunks between the card and host memory, and zero card
+//! The mediator's own channels, one per copy engine. They move chunks between the card and host memory, and zero card
 //! memory.
 //!
-//! These channels are on the card like a guest's, are owned by a "VM" that is the mediator itself, and share the
-//! engines with guests' channels. The scheduler ignores them, because VMs wait for their copies.
+//! These channels are on the card like those of a guest, belong to a pseudo-VM that stands for the mediator, and share
+//! the engines with guests' channels. The scheduler does not manage them, because VMs wait for their copies.
 
 use super::own_space::{OwnSpace, va};
 use super::vram::CardVram;
@@ -18,57 +18,57 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use vram::{PagePool, Place, TenantId};
 
-/// The mediator's id among the VMs of [`Channels`]. No operator's VM has this number.
+/// ID of the mediator among the VMs of [`Channels`]. No operator's VM has this ID.
 pub const COPIER: TenantId = TenantId::MEDIATOR;
 
-/// Number of bytes that an engine copies before another channel can use the engine.
+/// Number of bytes that an engine copies before another channel may use it.
 const COPY_PIECE_BYTES: u64 = 512 << 10;
-/// Size of a line of a copy part in bytes: the engine copies rectangles.
+/// Size of a line of a copy in bytes: the engine copies rectangles.
 const LINE: u64 = 16 << 10;
-/// Number of push buffer words for one part: a header and eight words, then a header and one word.
+/// Number of push buffer words per piece: a header and eight words, then a header and one word.
 const PIECE_WORDS: u64 = 11;
 /// Number of words at the start of a push buffer, which bind the object.
 const FIRST_WORDS: u64 = 2;
 /// Size of a lane's push buffer in bytes.
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
-/// Maximum number of parts per submission.
+/// Maximum number of pieces per submission.
 const MAX_PIECES_PER_SUBMISSION: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
-/// Log2 of the number of entries of a lane's ring.
+/// Log2 of the number of entries in a lane's ring.
 pub const RING_LOG2: u32 = 4;
-/// Log2 of the maximum number of copies by the CPU before failed engines are retried.
+/// Log2 of the maximum number of copies that the CPU makes before failed engines are retried.
 const RESTS_MAX_LOG2: u32 = 8;
-/// Address of the ring in its instance block. Its entries are read from the mediator's own memory.
+/// Address of the ring in its instance block. The mediator reads the entries from its own memory.
 const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
 /// The subchannel that drivers bind copy engines to.
 const SUBCHANNEL: u8 = 4;
-/// SET_OBJECT data of copy engines 0 and 1: the class, and the engine in higher bits.
+/// SET_OBJECT data of copy engines 0 and 1: the class, with the engine in the higher bits.
 const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 
-/// The number of a requested copy.
+/// Number of a copy that was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CopyId(u64);
 
 /// Source of a copy.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
-    /// Memory at this place.
+    /// Memory at a place.
     Place(Place),
     /// Zeros.
     Zeros,
 }
 
-/// A requested copy.
+/// A copy that was requested.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
     /// The source.
     pub from: Source,
     /// The destination.
     pub to: Place,
-    /// Size in bytes; a multiple of 128 KiB.
+    /// Size in bytes, a multiple of 128 KiB.
     pub bytes: u64,
 }
 
-/// A part of a copy.
+/// A piece of a copy.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     copy: CopyId,
@@ -86,27 +86,27 @@ struct Lane {
     push: VramAddr,
     ring: [u64; 1 << RING_LOG2],
     put: u32,
-    /// The current submission; there is only one at a time.
+    /// The submission in progress. There is at most one.
     busy: Option<(Submission, Vec<Piece>)>,
 }
 
-/// The channels, and their queue of copies.
+/// The channels and their queue of copies.
 pub struct Copier {
     space: OwnSpace,
     /// A line of zeros, which is never written.
     zeros: VramAddr,
     lanes: Vec<Lane>,
     waiting: VecDeque<Piece>,
-    /// Number of parts of each copy that have not ended.
+    /// Number of pieces of each copy that have not ended.
     left: BTreeMap<CopyId, usize>,
     copies: u64,
-    /// Total number of completed parts.
+    /// Total number of pieces that have completed.
     pieces: u64,
-    /// Set if one of the channels has failed: copies stop until [`Self::revive`].
+    /// Set if a channel has failed. Copies stop until [`Self::revive`].
     broken: bool,
     /// Number of failures since the last completed copy.
     breaks: u32,
-    /// Number of copies for the CPU before the next revival.
+    /// Number of copies that the CPU makes before the next revival.
     rests: u32,
     ended: Arc<Condvar>,
 }
@@ -124,7 +124,7 @@ impl GuestRing for OwnRing<'_> {
     }
 }
 
-/// The mediator's channels use only the card's instance block, and no guest memory.
+/// The mediator's channels use only the card's instance block and no guest memory.
 pub struct NoMemory;
 
 impl GuestMemory for NoMemory {
@@ -134,7 +134,7 @@ impl GuestMemory for NoMemory {
 }
 
 impl Copier {
-    /// Binds a channel on each copy engine. Page tables and push buffers are in `pool`.
+    /// Binds a channel on each copy engine. `pool` provides page tables and push buffers.
     ///
     /// # Errors
     /// If the card has too little memory or too few channels, or does not answer.
@@ -174,17 +174,17 @@ impl Copier {
         channels.submit_runlist(&mut own, COPIER, &list);
     }
 
-    /// Returns true if the failed channels must be [revived](Self::revive) first; called before each copy. Each failure
+    /// Returns true if failed channels must be [revived](Self::revive) first; call this before each copy. A failure
     /// costs its copy the time limit of a hang, so after repeated failures the engines are tried less and less often.
     pub fn is_due(&mut self) -> bool {
         self.rests = self.rests.saturating_sub(1);
         self.broken && self.rests == 0
     }
 
-    /// Binds the channels again. No channel is bound, and their queued copies are dropped.
+    /// Binds the channels again. None of them may be bound. Their queued copies are dropped.
     ///
     /// # Errors
-    /// If the card has no free channels, or does not answer; in both cases nothing changes.
+    /// If the card has no free channels or does not answer. Nothing has changed.
     pub fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), ManagerError> {
         self.rests = 1 << self.breaks.min(RESTS_MAX_LOG2);
         self.waiting.clear();
@@ -216,19 +216,19 @@ impl Copier {
         Ok(())
     }
 
-    /// Returns the number of completed parts so far: it grows while the engines make progress.
+    /// Returns the total number of pieces that have completed, which grows as long as the engines make progress.
     #[must_use]
     pub fn pieces(&self) -> u64 {
         self.pieces
     }
 
-    /// Returns the condition that is signalled when a copy has ended, or the channels have failed.
+    /// Returns the condition that is signalled when a copy has ended or the channels have failed.
     #[must_use]
     pub fn ended(&self) -> Arc<Condvar> {
         Arc::clone(&self.ended)
     }
 
-    /// Queues jobs, which are distributed to the engines. [`Self::has_ended`] returns true for each completed job.
+    /// Queues jobs and distributes them over the engines. [`Self::has_ended`] then returns true for each completed job.
     ///
     /// # Errors
     /// If the engines have failed.
@@ -262,7 +262,7 @@ impl Copier {
         Ok(copies)
     }
 
-    /// Returns true if a copy has ended; `None` if it will never end.
+    /// Returns true if a copy has ended, and `None` if it never will.
     #[must_use]
     pub fn has_ended(&self, copy: CopyId) -> Option<bool> {
         match (self.left.contains_key(&copy), self.broken) {
@@ -271,7 +271,7 @@ impl Copier {
         }
     }
 
-    /// Handles the end of a submission of the mediator's own channels.
+    /// Handles the end of a submission on one of the mediator's own channels.
     pub fn completed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64, submission: Submission) {
         let lane = self.lanes.iter_mut().find(|lane| lane.busy.as_ref().is_some_and(|(at, _)| *at == submission));
         let Some((_, pieces)) = lane.and_then(|lane| lane.busy.take()) else { return };
@@ -286,13 +286,14 @@ impl Copier {
             }
         }
         if let Err(error) = self.feed(vram, channels, now) {
-            tracing::error!(%error, "the engines that move memory stand still");
+            tracing::error!(%error, "the engines that move memory make no progress");
             self.breaks();
         }
         self.ended.notify_all();
     }
 
-    /// Handles a hung or faulted channel of the mediator: its queued copies do not complete before [`Self::revive`].
+    /// Handles a hang or fault of one of the mediator's channels. Its queued copies do not complete before
+    /// [`Self::revive`].
     pub fn breaks(&mut self) {
         if !std::mem::replace(&mut self.broken, true) {
             self.breaks = self.breaks.saturating_add(1);
@@ -308,7 +309,7 @@ impl Copier {
         self.lanes.iter().map(|lane| lane.channel).collect()
     }
 
-    /// Distributes the queued parts evenly to idle lanes.
+    /// Distributes the queued pieces evenly over idle lanes.
     fn feed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), ManagerError> {
         let Self { space, zeros, lanes, waiting, .. } = self;
         let zeros = va(Place::Card(vram::VramAddr(zeros.0)));
@@ -337,7 +338,7 @@ pub fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr
         .collect()
 }
 
-/// Binds a channel of the mediator, with a context for one engine.
+/// Binds a channel of the mediator that only has a context for one engine.
 pub fn bind(
     space: &mut OwnSpace,
     vram: &mut CardVram,
@@ -348,8 +349,7 @@ pub fn bind(
 ) -> Result<ChannelId, ManagerError> {
     // The address of a context is not used.
     let contexts = [engine::GR, engine::CE0, engine::CE1].map(|unit| (unit == engine).then_some(GpuVa(0)));
-    // These addresses are in VRAM that the mediator, as a guest, does not have: the card reads nothing at these
-    // addresses.
+    // The mediator, as a guest, has no VRAM at these addresses, so the card reads nothing there.
     let nowhere = channels::Place::Vram(GuestVramAddr(0));
     let guest = GuestInstance {
         userd: GuestVramAddr(u64::from(channel.0) * SMALL_PAGE),
@@ -404,14 +404,14 @@ impl Lane {
     }
 }
 
-/// Returns words for consecutive methods.
+/// Returns the push buffer words that write data to consecutive methods.
 fn to(method: u32, data: &[u32]) -> Vec<u32> {
     let header = MethodHeader::to(HeaderOp::Increasing, SUBCHANNEL, method, data.len() as u16);
     std::iter::once(header.into()).chain(data.iter().copied()).collect()
 }
 
-/// Returns the methods to copy a part: a rectangle of consecutive lines on both sides, or with the `zeros` line
-/// repeated as the source.
+/// Returns the methods that copy a piece: a rectangle of consecutive lines on both sides, or the line `zeros` repeated
+/// as the source.
 fn rectangle(piece: &Piece, zeros: GpuVa) -> Vec<u32> {
     let line = LINE.min(piece.bytes) as u32;
     let lines = (piece.bytes / u64::from(line)) as u32;

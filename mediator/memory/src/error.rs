@@ -11,13 +11,13 @@ use std::io;
 use vm_memory::VolatileMemoryError;
 use vram::PoolError;
 
-/// Error of the host side of the mediator.
+/// Error of the mediator's host side.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
-    /// The initialization of the card fails, or the card does not answer.
+    /// The card cannot be initialised, or does not answer.
     #[error(transparent)]
     Card(#[from] CardError),
-    /// The card currently has no memory for the mediator's own tables; guests' memory may be evicted for them.
+    /// The card has no memory for the mediator's own tables now. Evicting guests' memory may help.
     #[error("the card has no memory left for the mediator's own tables; give it a larger `reserve_mib`")]
     Lacking,
     /// A memory limit was reached.
@@ -25,11 +25,11 @@ pub enum ManagerError {
     OutOfMemory(#[from] Shortage),
     /// The host did not provide memory for chunks.
     #[error(
-        "the host does not give {bytes:#x} bytes of memory that the card may reach: {why}; lower `memory.host_mib` of the \
+        "the host cannot provide {bytes:#x} bytes of memory for the card: {why}; lower `memory.host_mib` of the \
          card, or raise the daemon's LimitMEMLOCK"
     )]
     Pinned {
-        /// Requested size in bytes.
+        /// Number of bytes requested.
         bytes: usize,
         /// Error of the host.
         why: String,
@@ -37,27 +37,27 @@ pub enum ManagerError {
     /// No I/O addresses are left.
     #[error("the card's 40-bit I/O address space has no gap of {len:#x} bytes; remove VMs or give them less RAM")]
     OutOfIova {
-        /// Requested size in bytes.
+        /// Number of bytes requested.
         len: u64,
     },
-    /// A VM lends more memory than its limit.
+    /// A VM lends more memory than its quota permits.
     #[error(
         "{len:#x} bytes more than the VM's `memory.ram.quota_mib`, {quota:#x} bytes, lets it lend of its RAM; raise it with \
          `mediatorctl memory set-ram`, give the VM less RAM, or lend only what the guest uses for the card (an IOMMU in the VM)"
     )]
     RamQuota {
-        /// Requested size in bytes.
+        /// Number of bytes that exceed the quota.
         len: u64,
-        /// Allowed size in bytes.
+        /// Quota in bytes.
         quota: u64,
     },
     /// Host memory could not be mapped for the card.
     #[error("guest memory cannot be mapped for the card: {0}")]
     Dma(#[from] DmaError),
-    /// Memory to map for the card is invalid.
+    /// The memory that should be mapped for the card is invalid.
     #[error("memory for the card: {0}")]
     Memory(#[from] VolatileMemoryError),
-    /// The host refuses a descriptor, a timer, a thread or a mapping.
+    /// The host refused a descriptor, a timer, a thread, or a mapping.
     #[error("{what}: {source}")]
     Host {
         /// The request.
@@ -66,7 +66,7 @@ pub enum ManagerError {
         #[source]
         source: io::Error,
     },
-    /// The table of the card's chunks refuses the request.
+    /// The chunk table refused the request.
     #[error(transparent)]
     Chunks(#[from] vram::Error),
     /// A pool of the card's memory may not grow further.
@@ -75,26 +75,26 @@ pub enum ManagerError {
     /// A shadow page table cannot be created.
     #[error(transparent)]
     Tables(#[from] NoMemory),
-    /// A setting of the scheduler is out of bounds.
+    /// A scheduler setting is out of bounds.
     #[error(transparent)]
     Scheduler(#[from] sched::ConfigError),
-    /// No physical channel is available.
+    /// No physical channel is free.
     #[error(transparent)]
     Bind(#[from] BindError),
     /// A channel does not leave its engines.
     #[error(transparent)]
     Stuck(#[from] Stuck),
-    /// A doorbell of the mediator's own channel is refused.
+    /// A doorbell of the mediator's own channel was refused.
     #[error("the mediator's own channel: {0}")]
     OwnDoorbell(#[from] DoorbellError),
     /// The mediator's own ring cannot be fetched.
     #[error("the mediator's own channel: {0}")]
     OwnRing(#[from] RingFault),
-    /// No entry was fetched from the mediator's own ring.
-    #[error("the mediator's own channel takes nothing from its ring")]
+    /// The card fetched no entry from the mediator's own ring.
+    #[error("the mediator's own channel fetches nothing from its ring")]
     OwnRingStill,
     /// The kernel that clears PGRAPH between VMs is invalid.
-    #[error("the mediator's own kernel does not assemble: {why}; report this fault of the program")]
+    #[error("the mediator's own kernel cannot be assembled: {why}; please report this bug")]
     OwnKernel {
         /// Error of the assembler.
         why: String,
@@ -103,7 +103,7 @@ pub enum ManagerError {
     #[error("the mediator's own channels stay on the card")]
     OwnChannelsStay,
     /// The memory is larger than the mediator can address.
-    #[error("{what} has {bytes:#x} bytes, of which the mediator can move {most:#x} at most")]
+    #[error("{what} has {bytes:#x} bytes, but the mediator can move at most {most:#x}")]
     Unmovable {
         /// Name of the memory.
         what: &'static str,
@@ -113,26 +113,28 @@ pub enum ManagerError {
         most: u64,
     },
     /// A channel of a removed VM is still on the card.
-    #[error("the card holds on to a channel of the VM; the VM's memory stays out of use until it lets go or is reset")]
+    #[error(
+        "a channel of the VM stays on the card; until it leaves, or the card is reset, the VM's memory is out of use"
+    )]
     ChannelStays,
-    /// Saved state of a card or a VM is invalid, or belongs to another card or VM.
-    #[error("what was saved is refused: {0}")]
+    /// The saved state of a card or a VM is invalid, or belongs to another card or VM.
+    #[error("the saved state is refused: {0}")]
     Saved(#[from] Invalid),
-    /// State to be saved is not quiescent yet.
-    #[error("the card is not at rest: {0}; it goes on, try again")]
+    /// State that should be saved is not quiescent yet.
+    #[error("the card is not quiescent: {0}; it continues, try again")]
     Unsettled(&'static str),
     /// The card, or a VM's state on it, cannot be handed over.
     #[error("the card cannot be handed over: {0}")]
     Stays(&'static str),
-    /// A channel does not leave its engines although these were reset.
+    /// A channel does not leave its engines although they were reset.
     #[error(
-        "a channel stays on the card's engines, which therefore does not stand still; remove its VM, or restart the daemon"
+        "a channel stays on the card's engines, so the card is not quiescent; remove its VM, or restart the daemon"
     )]
     NotStill,
     /// An address space no longer exists.
-    #[error("the channel's address space has gone")]
+    #[error("the channel's address space no longer exists")]
     SpaceGone,
-    /// A panic has left the VM partly changed.
+    /// A panic has left the VM half-changed.
     #[error("the VM is out of service")]
     OutOfService,
     /// The card has failed.
@@ -150,7 +152,7 @@ impl From<StreamError> for ManagerError {
 }
 
 impl ManagerError {
-    /// Creates the error for a refusal by the host; `what` names the request.
+    /// Creates the error for a request that the host refused. `what` names the request.
     #[must_use]
     pub fn host(what: &'static str, source: impl Into<io::Error>) -> Self {
         Self::Host { what, source: source.into() }

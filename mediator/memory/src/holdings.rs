@@ -1,4 +1,4 @@
-//! A copy of the division of a card's memory, which can be read without delaying the card.
+//! A snapshot of the division of a card's memory, which can be read without delaying the card.
 
 use super::Memory;
 use super::balance::Division;
@@ -8,26 +8,26 @@ use std::collections::BTreeMap;
 use vram::balance::Entitlement;
 use vram::{Summary, TenantId, Turn};
 
-/// State of a card's memory at one time.
+/// State of a card's memory at a point in time.
 #[derive(Clone, Debug)]
 pub struct Holdings {
-    /// Settings of the division.
+    /// Settings for dividing the memory.
     pub division: Division,
-    /// The accounts, as numbers of chunks.
+    /// The accounts, in chunks.
     pub summary: Summary,
-    /// Measured rate of copies between the card and the host, in bytes per second; 0 before the first copy.
+    /// Measured speed of copies between the card and the host, in bytes per second; 0 before the first copy.
     pub bytes_per_second: u64,
     /// The current quantum, if any.
     pub turn: Option<Turn>,
-    /// Entitlements of the VMs, in chunks.
+    /// Entitlement of each VM, in chunks.
     pub entitled: BTreeMap<TenantId, Entitlement>,
-    /// Number of each VM's chunks that are pinned to the card.
+    /// Number of chunks of each VM that are pinned to the card.
     pub pinned: BTreeMap<TenantId, u32>,
-    /// Moves of each VM's memory.
+    /// Moves of the memory of each VM.
     pub moved: BTreeMap<TenantId, Moved>,
     /// Refused requests of each VM.
     pub refusals: Refusals,
-    /// Number of quanta that have started.
+    /// Number of quanta that have started so far.
     pub turns: u64,
 }
 

@@ -1,11 +1,11 @@
-//! The card's I/O virtual addresses, shared by all VMs: allocates ranges.
+//! Allocates ranges of the card's I/O virtual addresses, which all VMs share.
 //!
-//! A Fermi page table entry holds 40 bits of bus address, so guest-physical addresses of several VMs cannot be used
-//! directly; each lent memory region gets a separate range.
+//! A Fermi page table entry holds a bus address of 40 bits, so guest-physical addresses of several VMs cannot be used
+//! directly. Each region of lent memory gets its own range.
 //!
-//! A VMM may lend any number of regions, so each VM has a separate window, as large as its guarantee, which other VMs
-//! cannot fill or fragment; further regions use addresses outside of all windows, up to a quota. The mediator uses the
-//! lowest addresses.
+//! A VMM may lend any number of regions. Each VM therefore has its own window, as large as its guarantee, which other
+//! VMs can neither fill nor fragment. Further regions use addresses outside all windows, up to a quota. The mediator
+//! uses the lowest addresses.
 
 mod saved;
 
@@ -17,27 +17,27 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use vram::TenantId;
 
-/// First address that is allocated: address 0 stays unused, so that null pointers are invalid.
+/// First address to allocate. Address 0 stays unused, so that null pointers are invalid.
 const FIRST_IOVA: u64 = 2 << 20;
-/// Alignment of regions, so that large pages stay large for any alignment of the guest.
+/// Alignment of regions. With it, large pages stay large for any alignment that the guest chooses.
 const ALIGN: u64 = 2 << 20;
-/// The part of the space that VMs share. The mediator's own ranges may also be in this part; VMs' ranges are never
-/// below it.
+/// The part of the space that VMs share. The mediator's own ranges may be in it as well; VMs' ranges are never below
+/// it.
 const SHARED: Range<u64> = 128 << 30..1 << BUS_BITS;
-/// Total size of the bus addresses for all VMs, in bytes.
+/// Number of bytes of bus addresses for all VMs together.
 pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
 
-/// Amounts of RAM that a VM may lend. Each region counts in steps of 2 MiB.
+/// Amounts of RAM that a VM may lend. Each region counts in multiples of 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RamShare {
-    /// Maximum amount in bytes.
+    /// Maximum number of bytes that the VM may lend.
     pub quota: u64,
-    /// Amount for which addresses are always available, in bytes.
+    /// Number of bytes for which addresses are always available.
     pub guarantee: u64,
 }
 
 impl Default for RamShare {
-    /// Returns a share that allows 64 VMs a window each, and a quarter of the rest as additional quota.
+    /// Returns a share that leaves room for the windows of 64 VMs, with a quarter of the rest as additional quota.
     fn default() -> Self {
         let guarantee = 4 << 30;
         Self { quota: guarantee + (SHARED_BYTES - 64 * guarantee) / 4, guarantee }
@@ -50,45 +50,45 @@ struct Part {
     share: RamShare,
     /// Addresses reserved for the VM.
     window: Option<Range<u64>>,
-    /// Number of bytes that count against the VM's quota.
+    /// Number of bytes that count towards the VM's quota.
     charged: u64,
 }
 
-/// Reason that a VM gets no range.
+/// Reason why a VM gets no range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoIova {
-    /// The VM's quota, in bytes, would be exceeded.
+    /// The request would exceed the VM's quota (in bytes).
     Quota(u64),
-    /// Neither the VM's window nor the shared part has a large enough gap.
+    /// Neither the VM's window nor the shared part has a gap that is large enough.
     Full,
 }
 
 /// First-fit allocator over the 40-bit space.
 #[derive(Debug, Default)]
 pub struct IovaSpace {
-    /// Start and length of the used ranges.
+    /// Start and length of each range in use.
     taken: BTreeMap<u64, u64>,
     vms: BTreeMap<TenantId, Part>,
 }
 
-/// Returns the number of bytes that a range of `len` bytes counts for.
+/// Returns the number of bytes for which a range of `len` bytes counts.
 fn charge(len: u64) -> Option<u64> {
     len.checked_next_multiple_of(ALIGN)
 }
 
 impl IovaSpace {
-    /// Creates a space without the ranges that the host cannot map for the card.
+    /// Creates a space that excludes the ranges that the host cannot map for the card.
     #[must_use]
     pub fn without(unmappable: &[Range<u64>]) -> Self {
         let within = unmappable.iter().map(|range| (range.start, range.end.saturating_sub(range.start)));
         Self { taken: within.filter(|(start, len)| *len != 0 && *start < 1 << BUS_BITS).collect(), ..Self::default() }
     }
 
-    /// Sets or changes a VM's share. Memory that it already lends stays lent.
+    /// Sets or changes a VM's share. Memory that is already lent stays lent.
     ///
     /// # Errors
-    /// If too few addresses are free for the guarantee: the maximum possible guarantee in bytes. In this case nothing
-    /// changes.
+    /// If too few addresses are free for the guarantee. The error is the largest possible guarantee in bytes, and
+    /// nothing has changed.
     pub fn set_share(&mut self, vm: TenantId, share: RamShare) -> Result<(), u64> {
         let before = self.vms.get_mut(&vm).and_then(|part| part.window.take());
         let kept = before.as_ref().is_some_and(|window| window.end - window.start == share.guarantee);
@@ -108,7 +108,7 @@ impl IovaSpace {
         }
     }
 
-    /// Finds addresses for a window, as high as possible, because the mediator's ranges grow from below.
+    /// Finds addresses for a window as high as possible, because the mediator's ranges grow from below.
     fn window(&self, len: u64) -> Option<Range<u64>> {
         let gap = self.gaps().into_iter().rev().find(|gap| gap.end - gap.start >= len)?;
         (len != 0).then(|| gap.end - len..gap.end)
@@ -119,7 +119,7 @@ impl IovaSpace {
         self.gaps().into_iter().map(|gap| gap.end - gap.start).max().unwrap_or(0)
     }
 
-    /// Returns the free ranges of the shared part outside of windows, in whole alignment steps.
+    /// Returns the free ranges of the shared part that are outside windows, in multiples of the alignment.
     fn gaps(&self) -> Vec<Range<u64>> {
         let mut used: Vec<Range<u64>> = self.taken.iter().map(|(&start, &len)| start..start + len).collect();
         used.extend(self.vms.values().filter_map(|part| part.window.clone()));
@@ -141,13 +141,13 @@ impl IovaSpace {
         self.vms.remove(&vm);
     }
 
-    /// Returns a VM's share, and the bytes that count against its quota.
+    /// Returns a VM's share, and the number of bytes that count towards its quota.
     #[must_use]
     pub fn share_and_charged(&self, vm: TenantId) -> (RamShare, u64) {
         self.vms.get(&vm).map_or((RamShare::default(), 0), |part| (part.share, part.charged))
     }
 
-    /// Allocates `len` bytes for a VM, like [`Self::allocate`]: in its window, or outside of all windows.
+    /// Allocates `len` bytes for a VM, in its window or outside all windows, like [`Self::allocate`].
     ///
     /// # Errors
     /// If its quota or the space is used up.
@@ -162,7 +162,7 @@ impl IovaSpace {
         Ok(iova)
     }
 
-    /// Frees the result of [`Self::allocate_for`].
+    /// Frees a range from [`Self::allocate_for`].
     pub fn free_for(&mut self, vm: TenantId, iova: Iova) {
         let bytes = self.taken.get(&iova.0).copied().and_then(charge).unwrap_or(0);
         self.free(iova);
@@ -171,13 +171,13 @@ impl IovaSpace {
         }
     }
 
-    /// Allocates `len` bytes for the mediator, at an address with the same offset within 2 MiB as `like`, so that
-    /// alignment is preserved. Returns `None` if no gap is large enough.
+    /// Allocates `len` bytes for the mediator, at the same offset within 2 MiB as `like`, so that the alignment is
+    /// preserved. Returns `None` if no gap is large enough.
     pub fn allocate(&mut self, len: u64, like: u64) -> Option<Iova> {
         self.allocate_in(FIRST_IOVA..SHARED.end, len, like, None)
     }
 
-    /// Allocates `len` bytes within `range`, outside of windows except the window of VM `of`.
+    /// Allocates `len` bytes within `range`, and outside all windows except that of VM `of`.
     fn allocate_in(&mut self, range: Range<u64>, len: u64, like: u64, of: Option<TenantId>) -> Option<Iova> {
         let skew = like % ALIGN;
         let mut candidate = range.start + skew;
@@ -197,13 +197,13 @@ impl IovaSpace {
         Some(Iova(candidate))
     }
 
-    /// Frees the result of [`Self::allocate`].
+    /// Frees a range from [`Self::allocate`].
     pub fn free(&mut self, iova: Iova) {
         let known = self.taken.remove(&iova.0);
         debug_assert!(known.is_some(), "an I/O address range was given back twice");
     }
 
-    /// Returns the number of used ranges.
+    /// Returns the number of ranges in use.
     #[must_use]
     pub fn ranges(&self) -> usize {
         self.taken.len()
@@ -237,7 +237,7 @@ mod tests {
         let mut space = IovaSpace::default();
         let vms: Vec<_> = (0..64).map(TenantId).collect();
         vms.iter().for_each(|vm| space.set_share(*vm, RamShare::default()).unwrap());
-        // Allocate regions of all sizes, until no further region fits.
+        // Allocate regions of decreasing size until none fits.
         let mut had = 0;
         for len in [1 << 39, 1 << 34, 1 << 30, ALIGN, 1] {
             while space.allocate_for(vms[0], len, 0).is_ok() {
@@ -246,7 +246,7 @@ mod tests {
         }
         assert!(had <= QUOTA, "{had:#x}");
         assert_eq!(space.allocate_for(vms[0], 1, 0), Err(NoIova::Quota(QUOTA)));
-        // The other VMs use up the rest alternately; each keeps its own window.
+        // Let the other VMs use up the rest in turns. Each must keep its own window.
         for vm in &vms[1..] {
             (0..36).take_while(|_| space.allocate_for(*vm, WINDOW_BYTES + ALIGN, 0).is_ok()).count();
         }
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn quota_comes_back_with_the_range_and_the_window_with_the_vm() {
+    fn freed_range_returns_quota_and_removed_vm_returns_window() {
         let mut space = IovaSpace::default();
         space.set_share(TenantId(1), RamShare::default()).unwrap();
         let all = space.allocate_for(TenantId(1), QUOTA - WINDOW_BYTES, 0).unwrap();
@@ -277,18 +277,18 @@ mod tests {
         let share = |quota: u64, guarantee: u64| RamShare { quota: quota << 30, guarantee: guarantee << 30 };
         space.set_share(TenantId(1), share(8, 4)).unwrap();
         let lent = space.allocate_for(TenantId(1), 3 << 30, 0).unwrap();
-        // With a quota below the lent amount, the lent memory stays lent, and no more can be lent.
+        // A quota below the lent amount does not take memory back, but no more can be lent.
         space.set_share(TenantId(1), share(2, 1)).unwrap();
         assert_eq!(space.share_and_charged(TenantId(1)), (share(2, 1), 3 << 30));
         assert_eq!(space.allocate_for(TenantId(1), ALIGN, 0), Err(NoIova::Quota(2 << 30)));
         space.free_for(TenantId(1), lent);
         space.allocate_for(TenantId(1), 2 << 30, 0).unwrap();
-        // A VM whose guarantee cannot grow keeps its window: no other VM could get these addresses.
+        // A VM whose guarantee cannot grow keeps its window, so that no other VM gets these addresses.
         space.set_share(TenantId(4), share(8, 8)).unwrap();
         let left = space.set_share(TenantId(5), share(1000, 1000));
         space.set_share(TenantId(4), share(900, 900)).unwrap_err();
         assert_eq!(space.set_share(TenantId(5), share(1000, 1000)), left);
-        // A guarantee is set, or it is refused and the previous one stays valid.
+        // Setting a guarantee either succeeds, or is refused and leaves the old one valid.
         space.set_share(TenantId(2), share(600, 600)).unwrap();
         let most = space.set_share(TenantId(1), share(512, 512)).unwrap_err();
         assert!(most < 300 << 30, "{most:#x}");
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn iova_holes_of_host_are_never_allocated() {
-        // These are the holes of an IOMMU with 39 bits, and the addresses of interrupts.
+        // These are the holes of a 39-bit IOMMU, and the addresses of interrupts.
         let holes = [0xfee0_0000..0xfef0_0000, 1 << 39..1 << BUS_BITS];
         let mut space = IovaSpace::without(&holes);
         space.set_share(TenantId(1), RamShare::default()).unwrap();

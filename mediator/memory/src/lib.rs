@@ -1,17 +1,17 @@
-//! A card's memory: its owners, its places, and its moves.
+//! A card's memory: its owners, its locations, and its moves.
 //!
 //! Parts:
-//! - [`shortage`]: limits, and their messages.
-//! - `vram`: guests' memory in all places; [`pinned`]: host memory for chunks.
-//! - `accesses`: records of accesses to guests' memory; `pages`: allocates host memory; [`iova`]: I/O addresses.
-//! - [`balance`]: division among the VMs; [`holdings`]: the operator's view of it; [`refusals`]: refused requests.
-//! - `wants`: VMs that wait, and the mediator's own needs; `moved`: planned and completed moves; `saved`: saved state.
-//! - `wakeup`: wakes the thread that moves memory.
-//! - `zeroing`: zeroes free memory for its next owner; `zeroed`: its progress.
-//! - `copier` and `own_space`: the mediator's own channels, and their address space.
-//! - [`chaos`]: random moves, for tests; [`segments`]: memory that several address spaces share.
+//! - [`shortage`]: limits and their messages
+//! - `vram`: guests' memory, on the card and in host memory; [`pinned`]: host memory for chunks
+//! - `accesses`: records of accesses to guests' memory; `pages`: allocates host memory; [`iova`]: I/O addresses
+//! - [`balance`]: division among the VMs; [`holdings`]: the operator's view of it; [`refusals`]: refused requests
+//! - `wants`: VMs that wait, and the mediator's own needs; `moved`: planned and completed moves; `saved`: saved state
+//! - `wakeup`: wakes the thread that moves memory
+//! - `zeroing`: zeroes free memory for its next owner; `zeroed`: progress of this
+//! - `copier` and `own_space`: the mediator's own channels, and their address space
+//! - [`chaos`]: random moves for tests; [`segments`]: memory that several address spaces share
 //!
-//! The crate does not depend on threads, a schedule, or the running work of a VM.
+//! The crate does not depend on threads, on a schedule, or on the work that a VM is running.
 
 mod accesses;
 pub mod balance;
@@ -58,12 +58,12 @@ use nvspec::addr::Iova;
 use segments::Segments;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Maximum card memory for page tables, code and push buffers of the mediator's own channels, in bytes: with large
-/// chunks, a separate chunk for each of these would be expensive. A card of 6 GiB with as much host memory needs less
-/// than 3 MiB.
+/// Maximum card memory in bytes for page tables, code and push buffers of the mediator's own channels. They share
+/// chunks, because with large chunks one for each would be expensive. A card of 6 GiB with as much host memory needs
+/// less than 3 MiB.
 pub(crate) const OWN_BYTES: u64 = 64 << 20;
 
-/// A card's memory, with its owners.
+/// A card's memory and its owners.
 pub struct Memory {
     vram: CardVram,
     iova: IovaSpace,
@@ -71,21 +71,21 @@ pub struct Memory {
     barrier: Iova,
     /// Card memory for the mediator's own channels.
     own: PagePool,
-    /// Channels that move memory, if moves have a target or these channels zero memory.
+    /// Channels that move memory, if it can be moved anywhere or if these channels zero memory.
     copier: Option<Copier>,
-    /// Division among the VMs.
+    /// Divides the memory among the VMs.
     divider: Divider,
-    /// Random moves.
+    /// Generator of random moves.
     dice: Dice,
-    /// Number of guarantees for which memory is being freed: evicted chunks do not return meanwhile.
+    /// Number of guarantees for which memory is being freed. Evicted chunks do not return meanwhile.
     promising: u32,
     /// Memory that several address spaces share.
     segments: Segments,
-    /// VMs that are moving to or from another card: their memory does not move for other reasons.
+    /// VMs that are moving to or from another card. Their memory does not move for any other reason.
     travelling: BTreeSet<TenantId>,
-    /// Moves of VMs' memory.
+    /// Moves of the memory of each VM.
     moved: BTreeMap<TenantId, Moved>,
-    /// Places that were vacated in the last committed relocation.
+    /// Places that the last committed relocation has vacated.
     left: Vec<Place>,
     /// Moves in progress.
     relocations: Relocations,
@@ -111,12 +111,12 @@ impl Memory {
         }
     }
 
-    /// Returns guests' memory in all places.
+    /// Returns guests' memory, on the card and in host memory.
     pub fn vram(&self) -> &CardVram {
         &self.vram
     }
 
-    /// Same as [`Self::vram`], mutable.
+    /// Like [`Self::vram`], mutable.
     pub fn vram_mut(&mut self) -> &mut CardVram {
         &mut self.vram
     }
@@ -131,7 +131,7 @@ impl Memory {
         &self.iova
     }
 
-    /// Same as [`Self::iova`], mutable.
+    /// Like [`Self::iova`], mutable.
     pub fn iova_mut(&mut self) -> &mut IovaSpace {
         &mut self.iova
     }
@@ -146,7 +146,8 @@ impl Memory {
         &self.own
     }
 
-    /// Binds the channels that move memory, if moves have a target, or if these channels zero the card's memory.
+    /// Binds the channels that move memory. They are needed if a VM's memory can move, or if they zero the card's
+    /// memory.
     ///
     /// # Errors
     /// If the card has too little memory or too few channels, or does not answer.
@@ -163,7 +164,7 @@ impl Memory {
         self.copier.as_ref()
     }
 
-    /// Same as [`Self::copier`], mutable, with the memory that it moves.
+    /// Like [`Self::copier`], mutable, together with the memory that it moves.
     pub fn vram_and_copier(&mut self) -> (&mut CardVram, Option<&mut Copier>) {
         (&mut self.vram, self.copier.as_mut())
     }
@@ -173,7 +174,7 @@ impl Memory {
         &self.divider
     }
 
-    /// Starts or stops freeing memory for a guarantee.
+    /// Starts (or, with `false`, stops) freeing memory for a guarantee.
     pub fn promise(&mut self, begins: bool) {
         self.promising = if begins { self.promising.saturating_add(1) } else { self.promising.saturating_sub(1) };
     }
@@ -184,7 +185,8 @@ impl Memory {
         self.promising != 0
     }
 
-    /// Sets whether a VM is moving to or from another card, so that its memory does not move otherwise.
+    /// Records whether a VM is moving to or from another card. While it is, its memory does not move for any other
+    /// reason.
     pub fn set_migrating(&mut self, vm: TenantId, travels: bool) {
         if travels {
             self.travelling.insert(vm);
@@ -193,12 +195,12 @@ impl Memory {
         }
     }
 
-    /// Returns true if a VM has created segments.
+    /// Returns true if a VM has created any segments.
     pub fn segments_of(&self, vm: TenantId) -> bool {
         self.segments.bytes_and_count(vm).1 != 0
     }
 
-    /// Forgets a removed VM: its moves are no longer reported, so memory that the card has not released stays in place.
+    /// Forgets a removed VM. Its moves are no longer reported, so memory that the card has not released stays in place.
     pub fn dismiss(&mut self, vm: TenantId) {
         self.iova.dismiss(vm);
         self.forget_segments(vm);
@@ -209,7 +211,7 @@ impl Memory {
         self.vram.records.forget(vm);
     }
 
-    /// Takes back a VM's memory, with the records about it.
+    /// Takes back a VM's memory and drops the records about it.
     ///
     /// # Errors
     /// If the VM does not exist.
@@ -220,7 +222,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Forgets vacated places, because a new relocation starts.
+    /// Forgets vacated places before a new relocation starts.
     pub fn forget_left(&mut self) {
         self.left.clear();
     }
@@ -230,8 +232,7 @@ impl Memory {
         self.left.push(place);
     }
 
-    /// Quarantines the old places of chunks that have just moved, because the card's TLBs may still have translations
-    /// to these places.
+    /// Quarantines the old places of chunks that have just moved, because the card's TLBs may still translate to them.
     pub fn quarantine_left(&mut self) {
         for place in std::mem::take(&mut self.left) {
             self.vram.chunks.quarantine(place);

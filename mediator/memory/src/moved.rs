@@ -1,4 +1,4 @@
-//! Moves of VMs' memory, planned and completed.
+//! Planned and completed moves of VMs' memory.
 
 use sched::Histogram;
 use std::collections::BTreeSet;
@@ -12,18 +12,18 @@ pub struct Relocated {
     pub moved: u32,
     /// Number of chunks that did not move.
     pub stayed: u32,
-    /// Number of chunks that changed their account without a move: they were put into the reserve, or taken from it.
+    /// Number of chunks that only changed accounts: they were added to the reserve, or taken from it.
     pub rebooked: u32,
-    /// Number of copied bytes.
+    /// Number of bytes copied.
     pub bytes: u64,
     /// Time for which the VM's channels were stopped, in ns.
     pub suspended_ns: u64,
-    /// Duration of the copies, in ns.
+    /// Duration of the copies in ns.
     pub copied_ns: u64,
 }
 
 impl Relocated {
-    /// Returns true if the accounts changed.
+    /// Returns true if the relocation changed any account.
     #[must_use]
     pub fn has_effect(&self) -> bool {
         self.moved != 0 || self.rebooked != 0
@@ -38,12 +38,12 @@ pub type Ranges = Vec<(GuestVramAddr, u64)>;
 pub struct Moved {
     /// Sum of all relocations.
     pub sum: Relocated,
-    /// Times for which the VM's channels were stopped.
+    /// Durations for which the VM's channels were stopped.
     pub suspensions: Histogram,
 }
 
 impl Moved {
-    /// Adds one more relocation.
+    /// Adds one relocation to the sums.
     pub fn add(&mut self, one: &Relocated) {
         self.sum.moved = self.sum.moved.saturating_add(one.moved);
         self.sum.stayed = self.sum.stayed.saturating_add(one.stayed);
@@ -56,13 +56,13 @@ impl Moved {
 
 /// A plan of the balancer.
 pub struct Planned {
-    /// Moves to make.
+    /// The moves to make.
     pub plan: Plan,
-    /// VMs that waited for memory that the plan frees.
+    /// VMs that wait for memory that the plan frees.
     pub served: BTreeSet<TenantId>,
-    /// VMs whose channels must stop, or resume.
+    /// VMs whose channels must stop or resume.
     pub holds: Holds,
 }
 
-/// Steps in order of execution, with consecutive steps of one VM grouped.
+/// Steps in order of execution; consecutive steps of one VM are grouped.
 pub type Plan = Vec<(TenantId, Vec<Step>)>;

@@ -1,7 +1,7 @@
-//! The mediator's own GPU address space: it maps all of the card's memory, and the host memory for guests' chunks.
+//! The mediator's own GPU address space. It maps all of the card's memory, and the host memory for guests' chunks.
 //!
-//! Only the mediator's own channels use the space. All memory is mapped with large pages, except the channels' work
-//! areas.
+//! Only the mediator's own channels use the space. It maps everything with large pages, except the work areas of the
+//! channels.
 
 use super::vram::CardVram;
 use crate::ManagerError;
@@ -15,13 +15,13 @@ use vram::{HostAddr, PagePool, Place};
 
 /// Start of the card's memory in the space.
 const VRAM_VA: GpuVa = GpuVa(1 << 36);
-/// Start of the host's slots.
+/// Start of the host slots in the space.
 const SLOTS_VA: GpuVa = GpuVa(1 << 38);
-/// Maximum total size of slots in bytes.
+/// Maximum total size of the slots in bytes.
 pub(crate) const SLOTS_BYTES_MAX: u64 = HOST_VA_BASE.0 - SLOTS_VA.0;
 /// Maximum size of the card's memory in bytes.
 const VRAM_BYTES_MAX: u64 = SLOTS_VA.0 - VRAM_VA.0;
-/// The size code of the work areas' table: an eighth of the full size, as in all spaces.
+/// Size code of the table for work areas: an eighth of the full size, as in all spaces.
 const WORK_SIZE_CODE: u8 = 3;
 
 /// Returns the address of a chunk in the space.
@@ -33,21 +33,21 @@ pub fn va(place: Place) -> GpuVa {
     }
 }
 
-/// The address space. Its tables are in chunks of the mediator.
+/// The address space. The mediator's chunks hold its tables.
 pub struct OwnSpace {
     directory: VramAddr,
-    /// Tables of large pages by directory entry.
+    /// Tables of large pages, by index of the directory entry.
     tables: BTreeMap<u64, VramAddr>,
     work: VramAddr,
-    /// Set if entries were written since the last flush of the card's TLBs.
+    /// Set if entries have been written since the last flush of the card's TLBs.
     stale: bool,
 }
 
 impl OwnSpace {
-    /// Creates a space that maps all of the card's memory, and the host's slots.
+    /// Creates a space that maps all of the card's memory and the host slots.
     ///
     /// # Errors
-    /// If the card has no memory for the tables, or does not answer.
+    /// If the card has no memory for the tables or does not answer.
     pub fn new(vram: &mut CardVram, pool: &mut PagePool) -> Result<Self, ManagerError> {
         let (bytes, slots) = (vram.memory.vram_bytes(), vram.pinned.range());
         for (what, bytes, most) in
@@ -67,14 +67,14 @@ impl OwnSpace {
         Ok(space)
     }
 
-    /// Returns the page directory.
+    /// Returns the address of the page directory.
     #[must_use]
     pub fn directory(&self) -> VramAddr {
         self.directory
     }
 
-    /// Maps a page of a channel's work area or images, given by its index after [`HOST_VA_BASE`], its address, and its
-    /// rights.
+    /// Maps a page of a channel's work area or images. It is described by its index after [`HOST_VA_BASE`], its
+    /// address, and its rights.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -99,7 +99,7 @@ impl OwnSpace {
         Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &[0; ENTRY_BYTES as usize])?)
     }
 
-    /// Flushes the card's TLBs, if any entry has changed.
+    /// Flushes the card's TLBs if any entry has changed.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -110,8 +110,8 @@ impl OwnSpace {
         Ok(())
     }
 
-    /// Maps whole large pages. The last page may end after `bytes`: the card has no memory there, and no copy uses this
-    /// part.
+    /// Maps whole large pages. The last one may extend beyond `bytes`: the card has no memory there, and no copy uses
+    /// it.
     fn map(
         &mut self,
         vram: &mut CardVram,
@@ -156,7 +156,7 @@ impl OwnSpace {
     }
 }
 
-/// Returns an address in the form of an entry: a 28-bit number of 4 KiB pages, enough for the card's 40 bits.
+/// Returns an address as an entry contains it: a 28-bit number of a 4 KiB page, which covers the card's 40 bits.
 fn frame(address: u64) -> u32 {
     (address / SMALL_PAGE) as u32
 }

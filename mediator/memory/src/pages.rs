@@ -1,7 +1,8 @@
-//! Host pages for a slot of the pinned pool: anonymous pages, or pages of a file that another process can take over.
+//! Allocates host pages for a slot of the pinned pool: anonymous pages, or pages of a file that another process can
+//! take over.
 #![expect(unsafe_code, reason = "asks the kernel for the pages of a mapping")]
-// UNSAFETY: `madvise` on a complete mapping that was created in this module and is not used elsewhere. Both kinds of
-// advice preserve its contents.
+// UNSAFETY: calls `madvise` on a complete mapping that this module created and that no other code uses yet. Both kinds
+// of advice preserve the contents.
 
 use crate::ManagerError;
 use card::DmaMemory;
@@ -12,23 +13,23 @@ use std::sync::Arc;
 use std::thread;
 use vm_memory::{FileOffset, MmapRegion};
 
-/// Size of a huge page of x86-64 in bytes.
+/// Size in bytes of a huge page on x86-64.
 const HUGE: usize = 2 << 20;
 
-/// Maximum number of threads that allocate pages. The host's other processors are left to VMs.
+/// Maximum number of threads that allocate pages. VMs keep the host's other processors.
 const THREADS: usize = 4;
 
 /// Memory that must be allocated.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Size of the memory in bytes.
+    /// Number of bytes.
     pub bytes: usize,
-    /// The file that provides the memory, and the offset in it; `None` for anonymous memory.
+    /// The file that provides the memory and the offset in it; `None` for anonymous memory.
     pub file: Option<(Arc<File>, u64)>,
 }
 
 impl Wanted {
-    /// Same as [`found`].
+    /// Allocates the memory; see [`found`].
     pub fn find(&self) -> Result<DmaMemory, ManagerError> {
         match &self.file {
             None => found(self.bytes),
@@ -37,7 +38,7 @@ impl Wanted {
     }
 }
 
-/// Allocates all wanted memory in parallel.
+/// Allocates all `wanted` memory in parallel.
 pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerError>> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS).min(wanted.len());
     if threads < 2 {
@@ -50,7 +51,7 @@ pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerErro
             (wanted, thread.ok())
         };
         let started: Vec<_> = wanted.chunks(wanted.len().div_ceil(threads)).map(start).collect();
-        // This thread also does the work of threads that could not be started.
+        // If a thread could not be started, this thread does its work.
         let ended = started
             .into_iter()
             .map(|(wanted, thread)| thread.and_then(|it| it.join().ok()).unwrap_or_else(|| work(wanted)));
@@ -58,8 +59,7 @@ pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerErro
     })
 }
 
-/// Returns `bytes` zeroed bytes whose pages the host has allocated. This takes time, so the caller should not hold a
-/// lock.
+/// Returns `bytes` zeroed bytes whose pages the host has allocated. This takes time, so do not hold a lock.
 ///
 /// # Errors
 /// If the host has too little memory.
@@ -71,7 +71,7 @@ pub fn found(bytes: usize) -> Result<DmaMemory, ManagerError> {
     populated(region)
 }
 
-/// Maps `bytes` bytes of `file` starting at `offset`, with their contents.
+/// Maps `bytes` bytes of `file` from `offset` on, with their contents.
 ///
 /// # Errors
 /// If the host refuses the mapping.
@@ -88,12 +88,11 @@ fn populated(region: MmapRegion) -> Result<DmaMemory, ManagerError> {
     let refused = |why: String| ManagerError::Pinned { bytes, why };
     let start = region.as_ptr().cast();
     if bytes >= HUGE {
-        // A kernel without huge pages uses small ones. SAFETY: the mapping has `bytes` bytes from `start` on, and lives
-        // at least until the end of this function.
+        // A kernel without huge pages uses small ones. SAFETY: the mapping has `bytes` bytes from `start` on and
+        // outlives this function.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
     }
-    // Before Linux 5.14, pages are allocated on first use.
-    // SAFETY: as above.
+    // Kernels before Linux 5.14 allocate pages on first use. SAFETY: as above.
     match unsafe { madvise(start, bytes, Advice::LinuxPopulateWrite) } {
         Ok(()) | Err(rustix::io::Errno::INVAL) => {}
         Err(errno) => return Err(refused(errno.to_string())),

@@ -1,9 +1,9 @@
-//! Host memory for chunks of guests' VRAM that do not fit on the card, mapped for the card while in use.
+//! Host memory for chunks of guests' VRAM that do not fit on the card. It is mapped for the card while it is in use.
 //!
-//! A slot is as large as a chunk, and is a separate mapping. Its memory is allocated when the slot gets an owner, and
-//! freed when the slot loses its owner, so that the next owner finds zeros and the host regains the memory; the I/O
-//! addresses of all slots are contiguous and fixed. Some slots are zeroed and keep their memory instead, because
-//! allocating memory takes longer than copying a chunk to it.
+//! A slot has the size of a chunk and its own mapping. Its memory is allocated when the slot gets an owner, and freed
+//! when it loses the owner: the next owner then finds zeros, and the host regains the memory. The I/O addresses of all
+//! slots are contiguous and fixed. Some slots are zeroed and keep their memory, because allocating memory takes longer
+//! than copying a chunk.
 
 mod borrowed;
 mod saved;
@@ -23,10 +23,10 @@ use std::sync::Arc;
 use vm_memory::Bytes;
 use vram::HostAddr;
 
-/// Maximum size of the memory that slots without an owner keep, in bytes: as much as moves in a few milliseconds.
+/// Maximum number of bytes that slots without an owner keep: as much as moves within a few milliseconds.
 const KEPT_BYTES: u64 = 32 << 20;
 
-/// Seals for the file's length: an access beyond its end would kill the process.
+/// Seals that fix the length of the file, because an access beyond its end would kill the process.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// A pool of slots.
@@ -37,20 +37,20 @@ pub struct PinnedPool {
     slots: Vec<Option<DmaMemory>>,
     /// Slots without an owner that have zeroed memory.
     kept: BTreeSet<usize>,
-    /// The file with the memory of all slots, each at its offset, if another process can take over the memory.
+    /// The file that contains the memory of all slots, each at its offset, if another process can take the memory over.
     file: Option<Arc<File>>,
-    /// Slots that currently use another card's memory, each with its own memory.
+    /// Slots that currently use another card's memory, and their own memory.
     borrowed: BTreeMap<usize, DmaMemory>,
-    /// Set if another process takes over the memory, and its mappings for the card.
+    /// Set once another process has taken over the memory and its mappings for the card.
     handed: bool,
 }
 
 impl PinnedPool {
-    /// Creates `slots` slots of `slot_bytes` bytes, which take no memory yet. `shared` means that their memory must be
-    /// in one file, so that another process can take it over.
+    /// Creates `slots` slots of `slot_bytes` bytes, without memory. With `shared`, their memory is in one file, so that
+    /// another process can take it over.
     ///
     /// # Errors
-    /// If the card's I/O address space has no large enough gap, or the host cannot create the file.
+    /// If the card's I/O address space has no gap that is large enough, or the host cannot create the file.
     pub fn new(
         card: Arc<dyn Card>,
         iova: &mut IovaSpace,
@@ -59,7 +59,7 @@ impl PinnedPool {
         shared: bool,
     ) -> Result<Self, ManagerError> {
         let len = u64::from(slots) * slot_bytes;
-        // With this alignment, large pages are large on both sides.
+        // This alignment keeps large pages large on both sides.
         let base = if slots == 0 { Iova(0) } else { iova.allocate(len, 0).ok_or(ManagerError::OutOfIova { len })? };
         let file = (shared && slots != 0).then(|| memory_file(len)).transpose()?.map(Arc::new);
         let slots = (0..slots).map(|_| None).collect();
@@ -67,7 +67,7 @@ impl PinnedPool {
         Ok(Self { card, base, slot_bytes, slots, kept, file, borrowed, handed: false })
     }
 
-    /// Returns the file with the memory of all slots, for another process; `None` without a file.
+    /// Returns the file that contains the memory of all slots, for another process; `None` if there is none.
     #[must_use]
     pub fn file(&self) -> Option<&Arc<File>> {
         self.file.as_ref()
@@ -79,7 +79,7 @@ impl PinnedPool {
         self.file.is_some() || self.slots.is_empty()
     }
 
-    /// Hands the slots over to another process: their memory stays, as do its mappings for the card.
+    /// Hands the slots over to another process: their memory and its mappings for the card stay.
     pub fn hand_over(&mut self) {
         self.handed = true;
     }
@@ -90,13 +90,13 @@ impl PinnedPool {
         (self.base, self.slots.len() as u64 * self.slot_bytes)
     }
 
-    /// Returns the card's address for an address in the slots.
+    /// Returns the card's address for an address in a slot.
     #[must_use]
     pub fn iova(&self, address: HostAddr) -> Iova {
         self.base.offset(address.0)
     }
 
-    /// Returns the memory that the slot at `address` lacks: all of its memory, or `None` if it has memory.
+    /// Returns the memory that the slot at `address` needs; `None` if it has memory.
     #[must_use]
     pub fn lacks(&self, address: HostAddr) -> Option<Wanted> {
         let (index, _) = self.at(address);
@@ -104,11 +104,11 @@ impl PinnedPool {
         self.slots[index].is_none().then_some(Wanted { bytes: self.slot_bytes as usize, file })
     }
 
-    /// Allocates zeroed memory, mapped for the card, for the slot at `address`, which has an owner. Does nothing if the
-    /// slot already has memory.
+    /// Allocates zeroed memory for the slot at `address`, which must have an owner, and maps it for the card. Does
+    /// nothing if the slot has memory.
     ///
     /// # Errors
-    /// If the host has too little memory, or may not pin the memory.
+    /// If the host has too little memory, or may not pin it.
     pub fn fill(&mut self, address: HostAddr) -> Result<(), ManagerError> {
         if let Some(wanted) = self.lacks(address) {
             self.give(address, wanted.find()?)?;
@@ -118,7 +118,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Assigns memory that was [allocated](Wanted::find) for the slot at `address`, which lacks memory.
+    /// Gives memory that was [allocated](Wanted::find) for the slot at `address` to that slot, which must have none.
     ///
     /// # Errors
     /// If the host may not pin the memory.
@@ -132,10 +132,11 @@ impl PinnedPool {
     }
 
     /// Releases the slot at `address` from its owner. Returns true if the slot keeps its memory, which must then be
-    /// zeroed; otherwise the slot has freed its memory, or had none. Another card's memory is released unchanged.
+    /// zeroed; otherwise it has freed the memory or had none. Memory that is borrowed from another card is released
+    /// unchanged.
     ///
     /// # Errors
-    /// If the card keeps the mapping; the slot then keeps its memory, which must not be used again.
+    /// If the card fails to remove the mapping. The slot then keeps its memory, which must not be used again.
     pub fn leave(&mut self, address: HostAddr) -> Result<bool, ManagerError> {
         let (index, _) = self.at(address);
         let own = self.slots[index].is_some() && !self.borrowed.contains_key(&index);
@@ -163,7 +164,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Reads `data` starting at `address`, within one slot. A slot without memory reads as zeros.
+    /// Reads `data` from `address` on, within one slot. A slot without memory reads as zeros.
     pub fn read(&self, address: HostAddr, data: &mut [u8]) {
         let (index, offset) = self.at(address);
         let read = self.slots[index].as_ref().map(|memory| {
@@ -177,7 +178,7 @@ impl PinnedPool {
         }
     }
 
-    /// Writes `data` starting at `address`, within one slot that has memory.
+    /// Writes `data` from `address` on, within one slot, which must have memory.
     pub fn write(&self, address: HostAddr, data: &[u8]) {
         let (index, offset) = self.at(address);
         let written = self.slots[index].as_ref().ok_or("the slot has no memory".to_owned()).and_then(|memory| {
@@ -189,8 +190,8 @@ impl PinnedPool {
         }
     }
 
-    /// Returns the memory of the slot that contains `address`, and the offset in it; `None` if the slot has no memory.
-    /// If the slot gets another owner, the returned memory belongs to that owner.
+    /// Returns the memory of the slot that contains `address`, and the offset in it; `None` if the slot has none. If
+    /// the slot changes owners, this memory belongs to the new owner.
     #[must_use]
     pub fn memory(&self, address: HostAddr) -> Option<(DmaMemory, usize)> {
         let (index, offset) = self.at(address);
@@ -202,7 +203,7 @@ impl PinnedPool {
     }
 }
 
-/// Creates an unnamed file of `bytes` bytes.
+/// Creates an unnamed file with `bytes` bytes.
 fn memory_file(bytes: u64) -> Result<File, ManagerError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let made = memfd_create("swapped-vram", flags).and_then(|file| {
@@ -220,7 +221,7 @@ impl Drop for PinnedPool {
         }
         for index in 0..self.slots.len() {
             if let Err(error) = self.release(index) {
-                tracing::error!(%error, "the card keeps host memory");
+                tracing::error!(%error, "host memory stays mapped for the card");
             }
         }
     }

@@ -1,19 +1,19 @@
-//! Refused requests of guests, counted for operators.
+//! Requests by guests that were refused, counted for operators.
 
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{Limit, TenantId};
 
-/// Numbers of chunks that got no place at their first request, by VM and limit.
+/// Number of chunks that got no place at their first request, by VM and by limit.
 #[derive(Clone, Debug, Default)]
 pub struct Refusals {
     counts: BTreeMap<TenantId, BTreeMap<&'static str, u64>>,
-    /// Chunks that still have no place. They are recorded because a waiting VM requests its chunk repeatedly. The size
-    /// is at most the number of guests' chunks.
+    /// Chunks that still have no place. They are recorded because a VM that waits requests the same chunk repeatedly.
+    /// There are at most as many as guests have chunks.
     open: BTreeSet<(TenantId, u64)>,
 }
 
 impl Refusals {
-    /// Records that a chunk, given by its VM and its index in the VM's memory, got no place.
+    /// Records that a chunk got no place. The chunk is given as its VM and its index in the VM's memory.
     pub fn refused(&mut self, chunk: (TenantId, u64), limit: Limit) {
         if self.open.insert(chunk) {
             *self.counts.entry(chunk.0).or_default().entry(limit.name()).or_default() += 1;
@@ -36,7 +36,7 @@ impl Refusals {
         self.counts.remove(&vm);
     }
 
-    /// Returns the refusals of a VM, by the limit's name.
+    /// Returns the number of refusals of a VM, by name of the limit.
     #[must_use]
     pub fn counts_for(&self, vm: TenantId) -> BTreeMap<&'static str, u64> {
         self.counts.get(&vm).cloned().unwrap_or_default()

@@ -1,25 +1,25 @@
-//! Moves of VMs' chunks in progress, in the state machine that both kinds of cards have.
+//! Relocations of chunks of VMs that are in progress. The state machine is shared with CUDA cards.
 
 use super::Memory;
 use std::time::Duration;
 use tenancy::relocation::{self, Config};
 use vram::{ChunkTable, Place, TenantId};
 
-/// Time limit for a VM's work to leave the engines.
-// TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has switched it off.
+/// Time for a VM's work to leave the engines.
+// TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has disabled it.
 pub const LEAVE_LIMIT: Duration = Duration::from_nanos(2 * channels::HANG_LIMIT_NS);
-/// Additional time limit after the VM's engines were reset.
-// TIMEOUT: an engine has no work after a reset. Only the mover waits for this limit.
+/// Additional time after the VM's engines have been reset.
+// TIMEOUT: an engine has no work after a reset, and only the mover waits.
 pub const RESET_LIMIT: Duration = Duration::from_secs(1);
-/// Size of the chunks that are remapped while later ones are copied, in bytes, unless one chunk is larger.
+/// Number of bytes of chunks that are remapped while later ones are being copied, unless a single chunk is larger.
 const BATCH_BYTES: u64 = 8 << 20;
 
-/// A chunk of a VM that moves.
+/// A chunk of a VM that is moving.
 pub type Chunk = relocation::Chunk<Place>;
-/// All relocations of a card. A VM is the user of its memory.
+/// All relocations on a card. The users of the memory are VMs.
 pub type Relocations = relocation::Relocations<TenantId, Place>;
 
-/// Creates a card on which no memory moves. A plan bounds the batches of a VM.
+/// Creates the relocations of a card on which no memory moves. A plan bounds the batches of a VM.
 pub(super) fn none(chunk_bytes: u64) -> Relocations {
     let nanoseconds = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
     Relocations::new(Config {
@@ -37,12 +37,12 @@ impl Memory {
         (&mut self.relocations, &self.vram.chunks)
     }
 
-    /// Returns true if memory of a VM moves.
+    /// Returns true if any memory of a VM is moving.
     pub fn is_moving(&self, vm: TenantId) -> bool {
         self.relocations.is_moving(vm)
     }
 
-    /// Forgets the relocations of a VM that was removed. An order in progress ends first: its executor calls this.
+    /// Forgets the relocations of a removed VM. An order in progress ends first: its executor calls this function.
     pub fn forget_user(&mut self, vm: TenantId) {
         if self.vram.chunks.vm_bytes(vm).is_none() && !self.relocations.has_order(vm) {
             self.relocations.forget(vm);

@@ -1,4 +1,4 @@
-//! Saved state of a card's memory, without the table of its chunks and the policies of its division.
+//! Saved state of a card's memory, without the chunk table and the policies of its division.
 
 use super::balance::Divider;
 use super::iova::{Claims, IovaSpace, SavedIova};
@@ -17,7 +17,7 @@ use vram::{ChunkTable, Lookup, PagePool, Place, TenantId};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedMemory {
     iova: SavedIova,
-    /// I/O address of the page that barriers write to.
+    /// I/O address of the page that barriers write.
     barrier: u64,
     slots: SavedSlots,
     /// Number of quanta that have started.
@@ -28,53 +28,53 @@ pub struct SavedMemory {
 pub struct Restored {
     /// I/O addresses.
     pub iova: IovaSpace,
-    /// The ranges that are not claimed yet.
+    /// Ranges that have not been claimed yet.
     pub claims: Claims,
-    /// Address of the page that barriers write to.
+    /// I/O address of the page that barriers write.
     pub barrier: Iova,
     /// Host memory.
     pub pinned: PinnedPool,
-    /// Number of quanta that had started.
+    /// Number of quanta that have started.
     pub turns: u64,
 }
 
 impl Memory {
-    /// Saves the memory. No memory may move meanwhile.
+    /// Saves the memory. No memory may be moving.
     pub fn save(&self) -> SavedMemory {
         let Self {
             vram,
             iova,
             barrier,
-            // Saved as a part of the card.
+            // This is saved as a part of the card.
             own: _,
             // The next process binds the channels again.
             copier: _,
-            // Most of it is saved with parts of the card, or comes from the settings.
+            // Most of this is saved with parts of the card, or comes from the settings.
             divider,
             dice: _,
             // No VM is being added.
             promising: _,
-            // The segments are saved as a separate part.
+            // Segments are a separate part of the saved state.
             segments: _,
             // No VM is moving to another card.
             travelling: _,
             // Statistics restart at 0.
             moved: _,
             left: _,
-            // Nothing moves.
+            // No memory is moving.
             relocations: _,
         } = self;
         let CardVram {
             // The next process sets it up again.
             memory: _,
             pinned,
-            // Saved as a part of the card.
+            // This is saved as a part of the card.
             chunks: _,
-            // Nothing is being copied.
+            // No chunk is being copied.
             copied: _,
-            // VMs that lack memory request it again, because the next process reads their page tables again.
+            // VMs that lack memory will request it again, because the next process reads their page tables again.
             unmet: _,
-            // The next process records the history of chunks again.
+            // The next process starts a new history of chunks.
             born: _,
             short: _,
             wants: _,
@@ -83,7 +83,7 @@ impl Memory {
             // Operators request a new record from the next process.
             records: _,
             touched: _,
-            // The next process repeats the zeroing.
+            // The next process zeroes these chunks again.
             zeroing: _,
             refusals: _,
             wakeup: _,
@@ -103,7 +103,7 @@ impl Memory {
         self.vram.pinned.is_shared()
     }
 
-    /// Frees the memory of the mediator's own channels. No such channel is bound.
+    /// Frees the memory of the mediator's own channels, which must not be bound.
     pub fn give_back_own(&mut self) {
         let Self { vram, own, .. } = self;
         own.release_all(&mut vram.chunks);
@@ -116,8 +116,8 @@ impl Memory {
 }
 
 impl SavedMemory {
-    /// Restores the parts of the memory, mapped for `card`, for which no part is mapped yet. Chunks have `chunk_bytes`
-    /// bytes.
+    /// Restores the parts of the memory, and maps them for `card`, for which none of them may be mapped yet. Chunks
+    /// have `chunk_bytes` bytes.
     ///
     /// # Errors
     /// If the saved state is invalid, or the host cannot map it.

@@ -1,10 +1,10 @@
-//! Segments of card memory that several address spaces of one or more VMs map: shared device memory as in Gdev (4.2),
-//! with the names of System V.
+//! Segments of card memory that several address spaces map, in one or in several VMs: shared device memory as in Gdev
+//! (4.2), with the names of System V.
 //!
-//! A segment's memory belongs to the mediator and comes from a pool of the VM that has created the segment, so an
-//! operator limits it per VM. The memory is zeroed before it is first mapped, stays on the card, and is freed when no
-//! address space has attached the segment and no key finds it. This module decides on access. `vgpu::pv` records the
-//! address spaces that map a segment, and the segment's addresses in them.
+//! A segment's memory belongs to the mediator. It comes from a pool of the VM that created the segment, so that an
+//! operator can limit it per VM. The memory is zeroed before it is first mapped, and stays on the card. It is freed
+//! when no address space has attached the segment and no key finds it. This module decides about access. `vgpu::pv`
+//! records which address spaces map a segment, and at which addresses.
 
 mod saved;
 
@@ -21,21 +21,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use vram::{PagePool, TenantId};
 
-/// Maximum number of existing segments that were created by one VM.
+/// Maximum number of segments that one VM has created and that still exist.
 const SEGMENTS_OF_A_VM: usize = 1024;
 
 /// A VM as a user of segments.
 #[derive(Clone, Debug)]
 pub struct Party {
-    /// The VM.
+    /// ID of the VM.
     pub vm: TenantId,
-    /// The group in which the operator lets the VM share segments.
+    /// The group within which the operator permits the VM to share segments.
     pub group: Option<Arc<str>>,
-    /// Maximum card memory for the VM's segments, in bytes.
+    /// Maximum card memory for segments that the VM creates, in bytes.
     pub limit: u64,
 }
 
-/// Scope in which a segment can be found.
+/// Scope in which a key finds a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Scope {
     Own(TenantId),
@@ -50,9 +50,9 @@ struct Segment {
     mode: u32,
     bytes: u64,
     at: VramAddr,
-    /// Number of zeroed bytes. The segment is not mapped before all bytes are zeroed.
+    /// Number of bytes that have been zeroed. The segment is not mapped before all of them are.
     zeroed: u64,
-    /// Number of address spaces that map the segment, by VM.
+    /// Number of address spaces of each VM that map the segment.
     attached: BTreeMap<TenantId, u32>,
     removed: bool,
 }
@@ -62,29 +62,29 @@ struct Segment {
 pub struct Wanted {
     /// Key of the segment; 0 for no key.
     pub key: u64,
-    /// Minimum size of the segment in bytes; the exact size if it is created.
+    /// Minimum size of the segment in bytes; its exact size if it is created.
     pub bytes: u64,
-    /// Creates the segment if it does not exist.
+    /// Create the segment if it does not exist.
     pub create: bool,
-    /// Fails if the segment exists.
+    /// Fail if the segment exists.
     pub exclusive: bool,
-    /// Searches in the group's scope.
+    /// Search in the group's scope.
     pub abroad: bool,
-    /// Rights of other VMs, if the segment is created.
+    /// Rights of other VMs if the segment is created.
     pub mode: u32,
 }
 
 /// All segments of a card.
 #[derive(Debug, Default)]
 pub struct Segments {
-    /// Segments by ID. An ID is not reused before 2^32 others were used.
+    /// Segments by ID. An ID is reused only after 2^32 others.
     segments: BTreeMap<u32, Segment>,
     last: u32,
     pools: BTreeMap<TenantId, PagePool>,
 }
 
 impl Segments {
-    /// Returns the segment, if it is visible to `party`.
+    /// Returns the segment if it is visible to `party`.
     fn visible(&self, party: &Party, id: u32) -> Result<&Segment, Status> {
         let segment = self.segments.get(&id).ok_or(Status::NoObject)?;
         let visible = segment.owner == party.vm
@@ -92,7 +92,7 @@ impl Segments {
         visible.then_some(segment).ok_or(Status::NoObject)
     }
 
-    /// Returns the segment, if `party` owns it.
+    /// Returns the segment if `party` owns it.
     fn owned(&mut self, party: &Party, id: u32) -> Result<&mut Segment, Status> {
         if self.visible(party, id)?.owner != party.vm {
             return Err(Status::Denied);
@@ -100,7 +100,7 @@ impl Segments {
         self.segments.get_mut(&id).ok_or(Status::NoObject)
     }
 
-    /// Returns the total size of a VM's segments in bytes, and their number.
+    /// Returns the total size of a VM's segments in bytes and their number.
     #[must_use]
     pub(crate) fn bytes_and_count(&self, vm: TenantId) -> (u64, usize) {
         let own = || self.segments.values().filter(|segment| segment.owner == vm);
@@ -131,7 +131,7 @@ impl Segments {
 }
 
 impl Memory {
-    /// Finds or creates a segment, and returns its ID.
+    /// Finds or creates a segment and returns its ID.
     ///
     /// # Errors
     /// See [`Status`].
@@ -165,7 +165,7 @@ impl Memory {
         let at = match vram.take(pool, bytes) {
             Ok(at) => at,
             Err(error) => {
-                tracing::debug!(vm = %party.vm, bytes, %error, "a shared segment is not made");
+                tracing::debug!(vm = %party.vm, bytes, %error, "a shared segment is not created");
                 if pool.used_bytes() == 0 {
                     segments.pools.remove(&party.vm);
                 }
@@ -188,8 +188,8 @@ impl Memory {
         Ok(id)
     }
 
-    /// Zeroes a part of a new segment. Returns true if more parts may be left: the card's lock is held for one part
-    /// only.
+    /// Zeroes one part of a new segment, so that the card's lock is held for that part only. Returns true if parts may
+    /// be left.
     ///
     /// # Errors
     /// See [`Status`].
@@ -202,8 +202,8 @@ impl Memory {
         Ok(segment.zeroed < segment.bytes)
     }
 
-    /// Counts one more address space of `party` that maps the segment, which must be zeroed. Returns the segment's
-    /// address and its size in bytes.
+    /// Counts a further address space of `party` that maps the segment, which must be zeroed. Returns the address and
+    /// the size in bytes of the segment.
     ///
     /// # Errors
     /// See [`Status`].
@@ -221,7 +221,7 @@ impl Memory {
         Ok((segment.at, segment.bytes))
     }
 
-    /// Counts one fewer address space of the VM. The card's TLBs must have no translation to the segment.
+    /// Counts one address space of the VM less. The card's TLBs must not contain translations to the segment.
     pub fn share_detach(&mut self, vm: TenantId, id: u32) {
         if let Some(segment) = self.segments.segments.get_mut(&id)
             && let Some(count) = segment.attached.get_mut(&vm)
@@ -254,8 +254,8 @@ impl Memory {
         Ok(0)
     }
 
-    /// Removes a VM's segments, because the VM was removed: no key finds them. Segments that other VMs have attached
-    /// stay until these VMs detach them.
+    /// Removes the segments of a removed VM, so that no key finds them. Segments that other VMs have attached stay
+    /// until these VMs detach them.
     pub fn forget_segments(&mut self, vm: TenantId) {
         let own: Vec<u32> = self.segments.segments.iter().filter(|(_, it)| it.owner == vm).map(|(id, _)| *id).collect();
         for id in own {

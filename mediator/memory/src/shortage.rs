@@ -1,16 +1,16 @@
-//! Messages for operators about reached memory limits.
+//! Messages for operators about memory limits that were reached.
 
 use vram::balance::PinError;
 use vram::{Error, Limit};
 
-/// A limit with its key and value, and a remedy. The context names the object of the limit: errors of the admin API
-/// begin with the virtual machine or the card, and log events of a virtual machine's thread are in its span.
+/// A limit, with its key, its value, and a remedy. The context names the object: errors of the admin API begin with the
+/// virtual machine or the card, and log events in a virtual machine's thread are in its span.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}; {what_to_do}")]
 pub struct Shortage {
-    /// The key, its value, and the allowed values.
+    /// The key, its value, and the permitted values.
     pub what: String,
-    /// Remedy for the operator.
+    /// The remedy.
     pub what_to_do: String,
 }
 
@@ -20,7 +20,7 @@ impl Shortage {
         Self { what: what.into(), what_to_do: what_to_do.into() }
     }
 
-    /// Describes an error of the chunk table, whose chunks have `chunk_bytes` bytes.
+    /// Describes an error of a chunk table with chunks of `chunk_bytes` bytes.
     #[must_use]
     pub fn from_error(error: &Error, chunk_bytes: u64) -> Self {
         let mib = |chunks: u64| size(chunks.saturating_mul(chunk_bytes));
@@ -71,7 +71,7 @@ impl Shortage {
                 format!("chunk_kib: {}, expected a power of two from 128 to 65536", bytes >> 10),
                 "correct the card's `chunk_kib`",
             ),
-            // This is not a limit: the state is temporary, or violates the mediator's assumptions.
+            // These are not limits: the state is temporary, or violates an assumption of the mediator.
             Error::NeedsScrub { .. } | Error::Moving { .. } | Error::Settled { .. } => {
                 Self::new(error.to_string(), "try it again")
             }
@@ -114,8 +114,7 @@ impl Shortage {
         }
     }
 
-    /// Describes a guarantee of bus addresses that cannot be met. `most` is the size of the largest contiguous free
-    /// range.
+    /// Describes a guarantee of bus addresses that cannot be given. `most` is the size of the largest free range.
     #[must_use]
     pub fn of_ram(guarantee: u64, most: u64) -> Self {
         let what = format!(
@@ -127,7 +126,7 @@ impl Shortage {
         Self::new(what, "ask for less, or lower another VM's with `mediatorctl memory set-ram`")
     }
 
-    /// Describes the reason that a range cannot be pinned.
+    /// Describes the reason why a range cannot be pinned.
     #[must_use]
     pub fn of_pin(error: &PinError, chunk_bytes: u64) -> Self {
         match error {
@@ -156,8 +155,7 @@ mod tests {
     const CHUNK: u64 = 2 << 20;
     const VM: TenantId = TenantId(7);
 
-    /// Returns the number of the variant. A new variant must be added to this function, and its message to the list
-    /// below.
+    /// Returns the number of the variant. Add a new variant here, and its message to the list below.
     fn variant(error: &Error) -> usize {
         match error {
             Error::ChunkSize(_) => 0,
@@ -193,7 +191,7 @@ mod tests {
         let full = |limit, host| Error::Full { vm: VM, limit, host };
         let card = Limit::Card { free: 3, to_scrub: 1, promised: 2 };
         let swapping = full(card, Some(Limit::HostBudget(16)));
-        // Each entry has the error, the keys that it must name, and the values.
+        // Each entry contains the error, and the keys and the values that its message must contain.
         let limits: [(Error, &[&str], &[&str]); 17] = [
             (Error::ChunkSize(5 << 10), &["chunk_kib"], &["5,"]),
             (Error::CardSize(1 << 20), &["vram_mib", "chunk_kib"], &["1 MiB"]),

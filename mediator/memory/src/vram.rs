@@ -1,4 +1,4 @@
-//! Guests' memory in all places: on the card, or in host memory that the card can access.
+//! Guests' memory, on the card or in host memory that the card can access.
 
 use super::accesses::Records;
 use super::pinned::PinnedPool;
@@ -15,16 +15,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::{Block, ChunkTable, Lookup, PagePool, Place, PoolError, TenantId};
 
-/// Pages of a chunk, one bit each.
+/// A set of a chunk's pages, with one bit per page.
 pub struct Dirty(Vec<u64>);
 
 impl Dirty {
-    /// Creates marks for a chunk of `bytes` bytes. No page is marked.
+    /// Creates an empty set for a chunk of `bytes` bytes.
     pub fn new(bytes: u64) -> Self {
         Self(vec![0; (bytes / SMALL_PAGE).div_ceil(64) as usize])
     }
 
-    /// Marks the pages that contain any of the `len` bytes starting at `offset`, which is relative to the chunk.
+    /// Adds the pages that contain any of the `len` bytes from `offset` in the chunk on.
     pub fn mark(&mut self, offset: u64, len: u64) {
         let last = offset + len.max(1) - 1;
         for page in offset / SMALL_PAGE..=last / SMALL_PAGE {
@@ -34,7 +34,7 @@ impl Dirty {
         }
     }
 
-    /// Clears the marks of up to `most` pages; returns their byte offsets, relative to the chunk.
+    /// Removes up to `most` pages, and returns their byte offsets in the chunk.
     pub fn take(&mut self, most: usize) -> Vec<u64> {
         let pages: Vec<u64> = self.pages().take(most).collect();
         for page in pages.iter().map(|offset| offset / SMALL_PAGE) {
@@ -45,23 +45,23 @@ impl Dirty {
         pages
     }
 
-    /// Returns the byte offsets of marked pages, relative to the chunk.
+    /// Returns the byte offsets of the pages in the chunk.
     pub fn pages(&self) -> impl Iterator<Item = u64> + '_ {
         let marked = |page: &u64| self.0[(page / 64) as usize] >> (page % 64) & 1 != 0;
         (0..self.0.len() as u64 * 64).filter(marked).map(|page| page * SMALL_PAGE)
     }
 }
 
-/// Number of words of up to 8 bytes that this processor has moved through the card's BARs.
+/// Numbers of words, of up to 8 bytes each, that this processor has transferred through the card's BARs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Words {
-    /// Reads and writes that the processor waits for.
+    /// Number of words whose transfer the processor waits for.
     pub read: u64,
-    /// Accesses that the processor does not wait for.
+    /// Number of words whose transfer the processor does not wait for.
     pub written: u64,
 }
 
-/// The card's VRAM: access to it, host memory for chunks that do not fit, and the owners of chunks.
+/// The card's VRAM: access to it, host memory for chunks that do not fit, and the owners of the chunks.
 pub struct CardVram {
     /// Access to VRAM.
     pub memory: CardMemory,
@@ -69,37 +69,38 @@ pub struct CardVram {
     pub pinned: PinnedPool,
     /// Owners of chunks.
     pub chunks: ChunkTable,
-    /// Chunks that are being copied, with the pages that were written since.
+    /// Chunks that are being copied, with the pages that have been written meanwhile.
     pub copied: BTreeMap<(TenantId, u64), Dirty>,
-    /// New chunks that got no place on the card since the balancer was last notified: they were allocated in host
-    /// memory, or wait for a place.
+    /// New chunks that got no place on the card since the balancer was last notified: they are in host memory or wait
+    /// for a place.
     pub(crate) unmet: BTreeSet<(TenantId, u64)>,
-    /// Chunks whose first place was on the card and was assigned since then, with their number in order of arrival.
+    /// Chunks that got their first place, which was on the card, since then. The value is their number in order of
+    /// arrival.
     pub(crate) born: BTreeMap<(TenantId, u64), u64>,
-    /// Set if the victim policy needs to know the used memory.
+    /// Set if the victim policy needs to know which memory is used.
     pub watches: bool,
-    /// Number of bytes in host memory that work has named since the last query; `None` if the number is not queried.
+    /// Number of bytes in host memory that work has referred to since the last query; `None` if nothing queries it.
     pub(crate) over_bus: Option<u64>,
     /// Records of guests' accesses.
     pub(crate) records: Records,
-    /// Chunks used since the balancer was last notified.
+    /// Chunks that were used since the balancer was last notified.
     pub touched: BTreeSet<(TenantId, u64)>,
-    /// Words of VRAM that this processor has read and written for each VM.
+    /// Words of VRAM that this processor has transferred for each VM.
     pub(super) words: BTreeMap<TenantId, Words>,
     /// Chunks that are being zeroed.
     pub(super) zeroing: Zeroing,
-    /// Refused requests of guests.
+    /// Requests by guests that were refused.
     pub refusals: Refusals,
-    /// VMs that requested memory when no memory was available.
+    /// VMs that requested memory when none was available.
     pub short: BTreeSet<TenantId>,
-    /// Requests that are waiting for the mover.
+    /// Requests that wait for the mover.
     pub wants: Wants,
-    /// Signalled when the card has no memory for a guest, and when memory is freed.
+    /// Signalled when the card has no memory for a guest, and when memory has been freed.
     pub wakeup: Arc<Wakeup>,
 }
 
 impl CardVram {
-    /// Creates the memory without copies in progress.
+    /// Creates the memory. No copies are in progress.
     pub fn new(memory: CardMemory, pinned: PinnedPool, chunks: ChunkTable) -> Self {
         Self {
             memory,
@@ -121,8 +122,8 @@ impl CardVram {
         }
     }
 
-    /// Returns the place of `len` bytes of guest VRAM, if they belong to the VM and are contiguous. Assigns a place to
-    /// chunks without one. Also returns `None` if no memory is free.
+    /// Returns the place of `len` bytes of guest VRAM, if they belong to the VM and are contiguous. Chunks that have no
+    /// place get one. Also returns `None` if no memory is free.
     pub fn place(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
         let address = GuestVramAddr(address.0);
         match self.chunks.lookup(vm, address, len) {
@@ -136,17 +137,17 @@ impl CardVram {
         self.chunks.translate_range(vm, address, len)
     }
 
-    /// Assigns a zeroed place to the chunk that contains `address`.
+    /// Gives a zeroed place to the chunk that contains `address`.
     fn place_chunk(&mut self, vm: TenantId, address: GuestVramAddr) -> Option<Place> {
         let chunk = (vm, address.0 / self.chunks.chunk_bytes());
         loop {
             match self.chunks.place(vm, address) {
                 Ok(placed) => {
                     if placed.new {
-                        // A mapping is not a use, but new memory that is mapped is usually also used.
+                        // Mapping memory is not using it, but new memory that is mapped is usually also used.
                         self.touch(vm, address);
                         if placed.place.card().is_some() {
-                            // A chunk that was freed and placed again is the last in this order.
+                            // A chunk that was freed and placed again comes last in this order.
                             let number = self.born.len() as u64;
                             self.born.insert(chunk, number);
                         }
@@ -155,7 +156,7 @@ impl CardVram {
                         self.unmet.insert(chunk);
                         self.wakeup.ring();
                         if let Err(error) = self.pinned.fill(at) {
-                            tracing::warn!(%vm, %address, %error, "guest memory gets no place in host memory");
+                            tracing::warn!(%vm, %address, %error, "no host memory is available for guest memory");
                             self.unplace(vm, address);
                             self.short.insert(vm);
                             return None;
@@ -165,7 +166,7 @@ impl CardVram {
                     self.ring_for_zeroed();
                     return Some(placed.place);
                 }
-                // The loop ends, because each pass scrubs one of the waiting chunks.
+                // The loop ends, because each pass scrubs one of the chunks that wait for it.
                 Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
                 Err(error) => {
                     if let vram::Error::Full { limit, host, .. } = error {
@@ -174,7 +175,7 @@ impl CardVram {
                     }
                     if self.short.insert(vm) {
                         let error = Shortage::from_error(&error, self.chunks.chunk_bytes());
-                        tracing::warn!(%vm, %address, %error, "guest memory gets no place");
+                        tracing::warn!(%vm, %address, %error, "no memory is available for guest memory");
                     }
                     self.wakeup.ring();
                     return None;
@@ -191,13 +192,12 @@ impl CardVram {
         self.refusals.forget(vm);
     }
 
-    /// Returns true if the VM requested memory when no memory was available, since the last call of
-    /// [`Self::was_short`].
+    /// Returns true if the VM has requested memory when none was available, since the last call of [`Self::was_short`].
     pub fn is_short(&self, vm: TenantId) -> bool {
         self.short.contains(&vm)
     }
 
-    /// Same as [`Self::is_short`], and also resets the result.
+    /// Like [`Self::is_short`], and also clears the record.
     pub fn was_short(&mut self, vm: TenantId) -> bool {
         self.short.remove(&vm)
     }
@@ -208,7 +208,7 @@ impl CardVram {
         }
     }
 
-    /// Returns the number of words of VRAM that this processor has moved for a VM since the VM was added.
+    /// Returns the number of words of VRAM that this processor has transferred for a VM since the VM was added.
     pub fn words_of(&self, vm: TenantId) -> Words {
         self.words.get(&vm).copied().unwrap_or_default()
     }
@@ -221,7 +221,7 @@ impl CardVram {
         }
     }
 
-    /// Reads guest VRAM across chunks. Unused memory reads as zeros, and stays without a place.
+    /// Reads guest VRAM across chunks. Unused memory reads as zeros, and gets no place.
     pub fn guest_read(&mut self, vm: TenantId, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestVramAddr(address.0), rest.len() as u64) {
@@ -240,7 +240,7 @@ impl CardVram {
         rest.is_empty().then_some(())
     }
 
-    /// Writes guest VRAM across chunks. Writing zeros does not allocate a place.
+    /// Writes guest VRAM across chunks. Writing zeros to unused memory does not place it.
     pub fn guest_write(&mut self, vm: TenantId, address: GuestVramAddr, data: &[u8]) -> Option<()> {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestVramAddr(address.0), rest.len() as u64) {
@@ -262,7 +262,7 @@ impl CardVram {
         rest.is_empty().then_some(())
     }
 
-    /// Zeroes `len` bytes starting at `address`, within one chunk, in place.
+    /// Zeroes `len` bytes in place, from `address` on and within one chunk.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -278,13 +278,13 @@ impl CardVram {
         }
     }
 
-    /// Returns true if the memory that work names is recorded.
+    /// Returns true if the memory that work refers to must be recorded.
     #[must_use]
     pub fn watches(&self) -> bool {
         self.watches || self.over_bus.is_some() || self.records.any()
     }
 
-    /// Records that work names `bytes` bytes in the chunk of `address`.
+    /// Records that work refers to `bytes` bytes in the chunk that contains `address`.
     pub fn named(&mut self, vm: TenantId, address: GuestVramAddr, bytes: u64) {
         self.touch(vm, address);
         self.records.named(vm, address.0 / self.chunks.chunk_bytes());
@@ -301,7 +301,7 @@ impl CardVram {
         }
     }
 
-    /// Marks pages that change while they are being copied.
+    /// Marks pages that are written while they are being copied.
     fn written(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) {
         if self.copied.is_empty() {
             return;
@@ -340,11 +340,11 @@ impl CardVram {
         }
     }
 
-    /// Allocates card memory for a VM's page tables, like [`Self::alloc`]. If no memory is free, the VM counts as short
-    /// of memory, and the mover is notified.
+    /// Allocates card memory for a VM's page tables, like [`Self::alloc`]. If none is free, the VM counts as short of
+    /// memory, and the mover is notified.
     ///
     /// # Errors
-    /// Same as [`Self::alloc`].
+    /// As for [`Self::alloc`].
     pub fn alloc_for(&mut self, vm: TenantId, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let found = self.alloc(pool, bytes);
         match found {
@@ -353,7 +353,7 @@ impl CardVram {
                 self.pool_changed(vm, pool);
             }
             Err(ManagerError::Lacking) => {
-                // Enough chunks are free, but they are not contiguous, so more chunks must be freed.
+                // Enough chunks are free but they are not contiguous, so more must be freed.
                 let there = self.chunks.for_mediator();
                 let wanted = self.count(bytes);
                 self.wants.lack(vm, if there >= wanted { there.saturating_add(wanted) } else { wanted });
@@ -365,13 +365,13 @@ impl CardVram {
         found
     }
 
-    /// Updates the reservation of a VM whose page tables' pool has grown or shrunk.
+    /// Updates the reservation of a VM after the pool of its page tables has grown or shrunk.
     pub fn pool_changed(&mut self, vm: TenantId, pool: &PagePool) {
         let (held, first) = (self.count(pool.held_bytes()), self.count(FIRST_BYTES));
         self.wants.hold(vm, held, first);
     }
 
-    /// Returns the number of chunks for this many bytes.
+    /// Returns the number of chunks that `bytes` bytes need.
     pub fn count(&self, bytes: u64) -> u32 {
         u32::try_from(bytes.div_ceil(self.chunks.chunk_bytes())).unwrap_or(u32::MAX)
     }
@@ -379,8 +379,8 @@ impl CardVram {
     /// Allocates card memory for the mediator's own structures, zeroed and aligned to 4 KiB.
     ///
     /// # Errors
-    /// [`ManagerError::Lacking`] if the card currently has no memory; other errors if the pool may not grow further, or
-    /// the card does not answer.
+    /// [`ManagerError::Lacking`] if the card has no memory now; other errors if the pool may not grow, or the card does
+    /// not answer.
     pub fn alloc(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let Block { address: VramAddr(address), zeroed } = self.take_block(pool, bytes)?;
         if !zeroed {
@@ -389,10 +389,10 @@ impl CardVram {
         Ok(VramAddr(address))
     }
 
-    /// Same as [`Self::alloc`], with arbitrary contents.
+    /// Like [`Self::alloc`], with arbitrary contents.
     ///
     /// # Errors
-    /// Same as [`Self::alloc`].
+    /// As for [`Self::alloc`].
     pub fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         Ok(VramAddr(self.take_block(pool, bytes)?.address.0))
     }
@@ -401,7 +401,7 @@ impl CardVram {
         let block = loop {
             match pool.alloc_block(&mut self.chunks, bytes) {
                 Ok(block) => break block,
-                // The chunks that await scrubbing would suffice.
+                // The chunks that wait to be scrubbed would suffice.
                 Err(_) if self.scrub_one()? => {}
                 Err(PoolError::Chunks(vram::Error::CardFull { .. } | vram::Error::NeedsScrub { .. })) => {
                     return Err(ManagerError::Lacking);
@@ -416,23 +416,23 @@ impl CardVram {
         Ok(block)
     }
 
-    /// Returns true if host memory exists to which guests' chunks could move.
+    /// Returns true if guests' chunks could move to host memory.
     pub(crate) fn has_host_memory(&self) -> bool {
         self.pinned.range().1 != 0
     }
 
-    /// Returns true if the mediator may soon lack memory for its own structures, while guests' chunks could move.
+    /// Returns true if the mediator may soon lack memory for its own structures although guests' chunks could move.
     pub(crate) fn is_tight(&self) -> bool {
         self.has_host_memory() && self.chunks.kept_for_mediator() < self.own_chunks()
     }
 
-    /// Returns the number of chunks that the mediator must keep free for itself, plus the chunks that it has borrowed
-    /// for this purpose.
+    /// Returns the number of chunks that the mediator must keep free for itself, plus those that it has borrowed for
+    /// this purpose.
     pub(crate) fn own_chunks(&self) -> u32 {
         self.wants.chunks().saturating_add(self.chunks.borrowed())
     }
 
-    /// Records whether work of a VM is waiting for memory: if so, the mover notifies the VM of available memory.
+    /// Records whether a VM's work waits for memory. If it does, the mover notifies the VM when memory is available.
     pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         self.wants.set_waits(vm, waits);
     }
@@ -442,21 +442,21 @@ impl CardVram {
         self.short.iter().copied().chain(self.wants.vms()).collect()
     }
 
-    /// Returns the numbers of the mover's scans for a VM so far.
+    /// Returns the numbers of scans that the mover has made for a VM.
     #[must_use]
     pub fn looks(&self, vm: TenantId) -> Looks {
         self.wants.looks(vm)
     }
 
-    /// Returns true if the mover has scanned without success for a VM since `since` for as long as `limit` allows. On a
-    /// card whose memory can move, at least one scan is required.
+    /// Returns true if the mover has scanned without success for a VM, from `since` on, as often as `limit` permits. On
+    /// a card whose memory can move, it must have scanned at least once.
     #[must_use]
     pub fn is_vain(&self, vm: TenantId, since: Looks, limit: Duration) -> bool {
         self.wants.is_vain(vm, since, limit, self.has_host_memory())
     }
 }
 
-/// Logs a guest's access that failed on the card: the access is lost, and the card's state is intact.
+/// Logs an access by a guest that failed on the card. The access is lost, but the card's state is intact.
 fn failed(result: Result<(), ManagerError>) -> Option<()> {
-    result.inspect_err(|error| tracing::error!(%error, "the card failed at an access of a guest")).ok()
+    result.inspect_err(|error| tracing::error!(%error, "the card failed during an access of a guest")).ok()
 }

@@ -3,7 +3,7 @@
 use locks::{Condvar, Mutex, rank};
 use std::time::Duration;
 
-/// A signal that any thread may send when memory should move. Signalling does not block.
+/// A signal that any thread may send when memory should move. Sending it does not block.
 #[derive(Debug, Default)]
 pub struct Wakeup {
     rung: Mutex<rank::Wakeup, bool>,
@@ -17,13 +17,13 @@ impl Wakeup {
         self.wake.notify_all();
     }
 
-    /// Returns true if the signal was sent since the end of the last wait.
+    /// Returns true if the signal has been sent since the last wait ended.
     #[must_use]
     pub fn is_rung(&self) -> bool {
         *self.rung.lock()
     }
 
-    /// Waits for the signal, at most for `limit` if set.
+    /// Waits for the signal, for at most `limit` if it is set.
     pub fn wait(&self, limit: Option<Duration>) {
         let mut rung = self.rung.lock();
         if !*rung {

@@ -1,34 +1,34 @@
-//! VMs that wait for card memory, the mediator's own needs, and counts of the mover's scans.
+//! VMs that wait for card memory, the mediator's own needs, and the number of the mover's scans.
 //!
-//! A wait does not end by the clock: its limit counts the mover's scans that find no memory to move for the VM. A busy
-//! host delays these scans, and thus the end of the wait.
+//! A wait does not end at a certain time: its limit counts the mover's scans that find no memory to move for the VM. A
+//! busy host delays these scans, and with them the end of the wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::TenantId;
 
-/// Number of chunks that are kept free for the mediator's own structures in addition to the known needs of VMs: a
-/// guest's next channel or page table must not wait because other guests' memory fills the card.
+/// Number of chunks to keep free for the mediator's own structures, in addition to the known needs of VMs. A guest's
+/// next channel or page table must not wait because other guests' memory fills the card.
 pub(crate) const RESERVED_CHUNKS: u32 = 2;
-/// Interval of the mover's scans while a VM waits. An earlier scan is not counted.
+/// Interval of the mover's scans while a VM waits. A scan that comes earlier does not count.
 pub const SCAN_INTERVAL: Duration = Duration::from_millis(50);
 /// Size of a VM's first page tables in bytes: two address spaces.
 pub const FIRST_BYTES: u64 = 1 << 20;
-/// Maximum number of chunks that one VM's tables wait for: the limit of a pool.
+/// Maximum number of chunks that the tables of one VM may wait for: the limit of a pool.
 const MAX_TABLE_CHUNKS_PER_VM: u32 = 1 << 10;
 
-/// Numbers of the mover's scans for a waiting VM. Both numbers only grow.
+/// Numbers of the mover's scans for a VM that waits. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Looks {
     /// Number of scans that moved memory for the VM.
     pub useful: u64,
-    /// Number of scans without memory to move for the VM.
+    /// Number of scans that found no memory to move for the VM.
     pub vain: u64,
 }
 
 impl Looks {
-    /// Returns the number of unsuccessful scans that `limit` allows. `moves` means that memory can move on this card,
-    /// so that at least one scan is required.
+    /// Returns the number of unsuccessful scans that `limit` permits. If memory on this card can move, as `moves` says,
+    /// it is at least one.
     fn max_unsuccessful(limit: Duration, moves: bool) -> u64 {
         let looks = limit.as_nanos().div_ceil(SCAN_INTERVAL.as_nanos());
         u64::try_from(looks).unwrap_or(u64::MAX).max(u64::from(moves))
@@ -38,24 +38,24 @@ impl Looks {
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     looks: Looks,
-    /// Time at which the last unsuccessful scan was counted, in ns.
+    /// Time in ns at which an unsuccessful scan was last counted.
     vain_ns: Option<u64>,
 }
 
-/// Waits and needs; see the module's description.
+/// Waits and needs; see the description of the module.
 #[derive(Debug, Default)]
 pub struct Wants {
-    /// Number of chunks that are reserved for a VM's first page tables and not taken yet.
+    /// Number of chunks that are reserved for a VM's first page tables and have not been used.
     first: BTreeMap<TenantId, u32>,
     /// Number of chunks that a VM's page tables wait for.
     tables: BTreeMap<TenantId, u32>,
-    /// VMs whose work is waiting.
+    /// VMs whose work waits.
     waiting: BTreeSet<TenantId>,
     seen: BTreeMap<TenantId, Seen>,
 }
 
 impl Wants {
-    /// Admits a VM whose first page tables take `chunks` chunks.
+    /// Admits a VM whose first page tables need `chunks` chunks.
     pub fn admit(&mut self, vm: TenantId, chunks: u32) {
         self.first.insert(vm, chunks);
     }
@@ -77,14 +77,14 @@ impl Wants {
         self.tables.remove(&vm);
     }
 
-    /// Records that a VM's page tables hold `held` chunks; `first` is their number for the first page tables.
+    /// Records that a VM's page tables have `held` chunks, where `first` is the number for its first page tables.
     pub fn hold(&mut self, vm: TenantId, held: u32, first: u32) {
         if let Some(left) = self.first.get_mut(&vm) {
             *left = first.saturating_sub(held);
         }
     }
 
-    /// Records whether work of the VM is waiting.
+    /// Records whether the VM's work waits.
     pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         if waits {
             self.waiting.insert(vm);
@@ -94,23 +94,23 @@ impl Wants {
         }
     }
 
-    /// Returns the number of the card's chunks that the mediator must keep free.
+    /// Returns the number of card chunks that the mediator must keep free.
     pub fn chunks(&self) -> u32 {
         self.first.values().chain(self.tables.values()).fold(RESERVED_CHUNKS, |sum, chunks| sum.saturating_add(*chunks))
     }
 
-    /// Returns the VMs whose work or page tables are waiting.
+    /// Returns the VMs whose work or page tables wait.
     pub fn vms(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.waiting.iter().chain(self.tables.keys()).copied()
     }
 
-    /// Returns the VMs whose page tables are waiting.
+    /// Returns the VMs whose page tables wait.
     pub fn of_tables(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.tables.keys().copied()
     }
 
-    /// Counts a scan at `now_ns` for a VM that waited during the whole scan. `useful` means that the scan moved memory
-    /// for the VM.
+    /// Counts a scan at `now_ns` for a VM that waited during all of it. `useful` means that the scan moved memory for
+    /// the VM.
     pub fn looked(&mut self, vm: TenantId, useful: bool, now_ns: u64) {
         let seen = self.seen.entry(vm).or_default();
         let apart = u64::try_from(SCAN_INTERVAL.as_nanos()).unwrap_or(u64::MAX);
@@ -122,12 +122,12 @@ impl Wants {
         }
     }
 
-    /// Returns the numbers of the mover's scans for a VM so far.
+    /// Returns the numbers of scans that the mover has made for a VM.
     pub fn looks(&self, vm: TenantId) -> Looks {
         self.seen.get(&vm).map(|seen| seen.looks).unwrap_or_default()
     }
 
-    /// Returns true if a wait that began at `since` has had as many unsuccessful scans as `limit` allows.
+    /// Returns true if a wait that began at `since` has had as many unsuccessful scans as `limit` permits.
     pub fn is_vain(&self, vm: TenantId, since: Looks, limit: Duration, moves: bool) -> bool {
         self.looks(vm).vain.saturating_sub(since.vain) >= Looks::max_unsuccessful(limit, moves)
     }
@@ -146,7 +146,7 @@ mod tests {
         let limit = Duration::from_millis(120);
         let since = wants.looks(VM);
         assert!(!wants.is_vain(VM, since, limit, true));
-        // A late scan counts once; so do several scans in quick succession.
+        // A late scan counts once, and several scans in quick succession count once as well.
         for at in [1_000_000, 1_000_001, 1_000_049] {
             wants.looked(VM, false, at * MS);
         }
@@ -156,7 +156,7 @@ mod tests {
         assert!(!wants.is_vain(VM, since, limit, true));
         wants.looked(VM, false, 1_000_120 * MS);
         assert!(wants.is_vain(VM, since, limit, true), "{:?}", wants.looks(VM));
-        // A wait without a time limit needs one scan, if memory can move.
+        // A wait without a time limit needs one scan if memory can move.
         let now = wants.looks(VM);
         assert!(wants.is_vain(VM, now, Duration::ZERO, false) && !wants.is_vain(VM, now, Duration::ZERO, true));
     }

@@ -5,7 +5,7 @@ use vram::ScrubWork;
 /// Chunks that are being zeroed.
 #[derive(Debug, Default)]
 pub struct Zeroing {
-    /// The chunk that the CPU is zeroing, and the completed part of it.
+    /// The chunk that the CPU is zeroing, and the number of bytes done.
     pub(crate) begun: Option<(ScrubWork, u64)>,
     /// Chunks that the engines are zeroing.
     pub(crate) engines: Vec<ScrubWork>,

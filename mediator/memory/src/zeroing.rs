@@ -1,8 +1,8 @@
-//! Zeroes free chunks before they get an owner: with the CPU, or with the copy engines.
+//! Zeroes free chunks before they get an owner, with the CPU or with the copy engines.
 //!
-//! Through an aperture the CPU writes eight bytes at a time, uncached: a chunk takes milliseconds on hardware, and one
-//! message per word if the card is another process. The engines take microseconds, without the card's lock. A VM that
-//! needs a chunk immediately, while the engines zero all free chunks, waits for the mover.
+//! Through an aperture the CPU writes eight bytes at a time, uncached. This takes milliseconds per chunk on hardware,
+//! and one message per word if the card is in another process. The engines take microseconds and do not need the card's
+//! lock. A VM that needs a chunk while the engines are zeroing all free ones waits for the mover.
 
 use crate::ManagerError;
 use crate::vram::CardVram;
@@ -10,20 +10,19 @@ use crate::zeroed::Zeroing;
 use nvspec::addr::VramAddr;
 use vram::{HostAddr, Place, ScrubWork, Tier};
 
-/// Number of bytes that are zeroed per hold of the card's lock, because a chunk may be far larger. Zeroing them takes
-/// about 5 us through a window of hardware; on first use of the software card's memory, the host must allocate four
-/// pages.
+/// Number of bytes to zero per critical section of the card's lock, because a chunk may be far larger. This takes about
+/// 5 us through a window of hardware; when the software card's memory is first used, the host must allocate four pages.
 pub const SCRUB_PIECE: u64 = 16 << 10;
-/// Number of the card's chunks that are kept free and zeroed, if enough chunks are free: otherwise an urgent request
-/// would zero a whole chunk under the card's lock.
+/// Number of card chunks to keep free and zeroed, if enough chunks are free. Without them, an urgent request would zero
+/// a whole chunk under the card's lock.
 const ZEROED_AHEAD_CHUNKS: u32 = 8;
-/// The same limit in bytes, if the engines zero memory.
+/// The same limit in bytes, for engines that zero memory.
 const AHEAD_BY_ENGINES: u64 = 16 << 20;
-/// Number of bytes that the engines zero per request.
+/// Number of bytes per request that the engines zero.
 const AT_ONCE: u64 = 4 << 20;
 
 impl CardVram {
-    /// Wakes the mover when only a few of the free chunks are zeroed.
+    /// Wakes the mover when few of the free chunks are zeroed.
     pub(crate) fn ring_for_zeroed(&self) {
         let (zeroed, to_scrub) = self.chunks.zeroed();
         if to_scrub > 0 && zeroed < ZEROED_AHEAD_CHUNKS / 2 {
@@ -31,7 +30,7 @@ impl CardVram {
         }
     }
 
-    /// Same as [`Self::scrub_piece`], unless enough chunks are free and zeroed.
+    /// Like [`Self::scrub_piece`], unless enough chunks are free and zeroed.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -40,7 +39,7 @@ impl CardVram {
         if to_scrub == 0 || zeroed >= ZEROED_AHEAD_CHUNKS { Ok(false) } else { self.scrub_piece() }
     }
 
-    /// Scrubs one waiting chunk, or finishes the current one. Returns false if no chunk is waiting.
+    /// Scrubs one waiting chunk, or finishes the current one. Returns false if no chunk waits.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -55,7 +54,7 @@ impl CardVram {
         Ok(any)
     }
 
-    /// Zeroes a part of a waiting chunk. Returns false if no chunk is waiting.
+    /// Zeroes part of a chunk that waits for it. Returns false if no chunk waits.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -88,8 +87,8 @@ impl CardVram {
         Ok(true)
     }
 
-    /// Takes chunks of the card that wait to be zeroed by the engines: `all` chunks, or as many as are kept zeroed in
-    /// advance. The amount is limited to one request, and the previous request must be complete.
+    /// Takes chunks for the engines to zero: all chunks that wait for it if `all` is true, and otherwise as many as are
+    /// kept zeroed in advance. The result is at most one request, and the previous request must be complete.
     #[must_use]
     pub fn take_for_engines(&mut self, all: bool) -> Vec<ScrubWork> {
         let chunks = |bytes: u64| u32::try_from(bytes / self.chunks.chunk_bytes()).unwrap_or(u32::MAX);
@@ -109,15 +108,14 @@ impl CardVram {
         self.engines_keep();
     }
 
-    /// Ends the wait for the engines. Chunks that were taken for the engines and are quarantined, because the engines
-    /// may still write to them, stay out of use.
+    /// Ends the wait for the engines. Chunks that the engines may still write to are quarantined and stay out of use.
     pub fn engines_keep(&mut self) {
         for work in std::mem::take(&mut self.zeroing.engines) {
             self.chunks.scrubbed(work.place);
         }
     }
 
-    /// Reassigns the engines' chunks to the CPU: the engines have failed, and no longer write to these chunks.
+    /// Gives the engines' chunks to the CPU: the engines have failed and no longer write to them.
     pub fn engines_have_failed(&mut self) {
         let Zeroing { engines, left, .. } = &mut self.zeroing;
         left.append(engines);

@@ -1,12 +1,12 @@
-//! A virtual machine that is connected directly to a card, without mediation: the baseline of every overhead figure,
-//! and a way to distinguish a fault of the card from a fault of the mediator.
+//! A virtual machine that is connected directly to a card, without mediation. It is the baseline of every overhead
+//! figure, and helps to tell a fault of the card from a fault of the mediator.
 //!
-//! BAR0 accesses become 32-bit register accesses (smaller ones are merged). BAR1 and BAR3 are the card's apertures, and
-//! the expansion ROM contains the image in PROM. Guest memory is mapped at its guest physical address while the guest
-//! enables bus mastering. A thread relays the card's interrupt in the mode that the guest has selected.
+//! Accesses to BAR0 become 32-bit register accesses; smaller ones are merged. BAR1 and BAR3 are the card's apertures,
+//! and the expansion ROM contains the image in PROM. Guest memory is mapped at its guest-physical address while the
+//! guest has bus mastering enabled. A thread relays the card's interrupt in the mode that the guest has selected.
 //!
-//! The crate does not check accesses: the guest can do the same to the card as a bare-metal driver. The guest has
-//! exclusive use of the card, and the card is reset between clients.
+//! The crate does not check accesses: the guest can access the card like a driver on bare metal. The guest has
+//! exclusive use of the card, which is reset between clients.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,7 @@ use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{AccessError, Ack, Device, DmaRegion, Interrupts, Link, MapError, RegionIndex, RegionInfo};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
-/// Way in which the card's interrupt is delivered to the client.
+/// Mode in which the card's interrupt is delivered to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Line {
@@ -32,11 +32,11 @@ enum Line {
     Msi = 2,
 }
 
-/// State shared by the device's thread, the relay and the admin API.
+/// State that the device's thread, the relay and the admin API share.
 #[derive(Debug)]
 pub struct PassthroughVm {
     interrupts: Arc<Interrupts>,
-    /// A [`Line`] as a number.
+    /// The current [`Line`] as a number.
     line: AtomicU8,
     pin: Pin,
     bus_master: AtomicBool,
@@ -51,12 +51,12 @@ pub struct PassthroughVm {
     vram_mib: u64,
 }
 
-/// The card's interrupt pin, as seen by the relay.
+/// The card's interrupt pin, from the relay's point of view.
 #[derive(Debug, Default)]
 struct Pin {
-    /// The level. The client's level changes under the same lock, so that both always agree.
+    /// Level of the pin. The client's level changes under the same lock, so that the two always agree.
     level: locks::Mutex<locks::rank::Level, bool>,
-    /// A copy of `level` that lets register accesses avoid the lock. It is set before the client can notice the
+    /// A copy of `level`, with which register accesses avoid the lock. It is set before the client can notice the
     /// interrupt.
     hint: AtomicBool,
 }
@@ -123,7 +123,7 @@ impl PassthroughVm {
     }
 }
 
-/// Minimum size of an expansion ROM's BAR in bytes.
+/// Minimum size in bytes of an expansion ROM's BAR.
 const LEAST_ROM: usize = 2048;
 
 /// A card as the device of a virtual machine.
@@ -131,11 +131,11 @@ pub struct PassthroughDevice {
     card: Arc<dyn Card>,
     link: Link,
     pci: PciConfig,
-    /// The expansion ROM, padded to the size of its BAR; empty without a ROM.
+    /// The expansion ROM, padded to the size of its BAR; empty if there is none.
     rom: Vec<u8>,
     shared: Arc<PassthroughVm>,
-    /// Regions that the client lends, by guest physical address. They are mapped for the card while the guest enables
-    /// bus mastering.
+    /// Regions that the client lends, by guest-physical address. They are mapped for the card while the guest has bus
+    /// mastering enabled.
     regions: BTreeMap<u64, Lending>,
     event: EventFd,
     stop: Arc<AtomicBool>,
@@ -150,11 +150,11 @@ struct Lending {
 }
 
 impl PassthroughDevice {
-    /// Connects `card`, which has `vram_mib` MiB of VRAM, to the virtual machine `name` through `link`. The card is
-    /// reset. With `flr`, the function supports a function-level reset.
+    /// Connects `card`, which has `vram_mib` MiB of VRAM, to the virtual machine `name` through `link`. Resets the
+    /// card. With `flr`, the function supports function-level resets.
     ///
     /// # Errors
-    /// If no descriptors or threads are available, or the card's BARs are not valid for PCI.
+    /// If no descriptors or threads are available, or PCI does not permit the card's BARs.
     pub fn build(
         card: Arc<dyn Card>,
         vram_mib: u64,
@@ -247,10 +247,10 @@ impl PassthroughDevice {
         Ok(())
     }
 
-    /// Lets the card signal again if its pin is still asserted; called after accesses that may have deasserted the pin.
+    /// Lets the card signal again if its pin is still asserted. Called after accesses that may have deasserted the pin.
     ///
-    /// While the client has the pin masked, another signal costs nothing. When the client unmasks the pin, the level
-    /// decides whether it is signalled.
+    /// While the client masks the pin, another signal costs nothing. When the client unmasks the pin, the level decides
+    /// whether it is signalled.
     fn look_at_pin(&self) {
         if self.shared.pin.lower(&self.shared.interrupts) {
             self.card.unmask_intx();
@@ -342,7 +342,7 @@ impl Lending {
             }
             Err(error) => {
                 shared.out_of_reach.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(%error, "the card cannot reach a part of guest memory");
+                tracing::warn!(%error, "the card cannot access a part of guest memory");
             }
         }
     }
@@ -353,7 +353,7 @@ impl Lending {
         }
         shared.dma_regions.fetch_sub(1, Ordering::Relaxed);
         if let Err(error) = card.unmap_dma(gpa, self.size) {
-            tracing::error!(%error, "the card keeps a mapping of guest memory that was withdrawn");
+            tracing::error!(%error, "withdrawn guest memory stays mapped for the card");
         }
     }
 }
@@ -423,8 +423,8 @@ impl Device for PassthroughDevice {
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
-        // Without a file, the card cannot access the memory; an access to the memory faults like an access beyond its
-        // end.
+        // Without a file, the card cannot access the memory, so such accesses fault like those beyond the end of
+        // memory.
         let Some(mapping) = region.mapping.as_ref().filter(|_| region.readable) else { return Ok(()) };
         let memory = memory_of(mapping, region.writable).map_err(|error| MapError(error.to_string()))?;
         let mut lending = Lending { size: region.size, memory, mapped: false };
@@ -456,7 +456,7 @@ impl Drop for PassthroughDevice {
         self.clean();
         self.quiet_interrupts();
         self.stop.store(true, Ordering::Release);
-        // The write fails only if the counter is full; in this case, the relay wakes up as well.
+        // The write can only fail if the counter is full, and then the relay wakes up as well.
         let _ = self.event.write(1);
         if self.relay.lock().take().is_some_and(|relay| relay.join().is_err()) {
             tracing::error!("the thread that relays the card's interrupts had panicked");
@@ -497,7 +497,7 @@ impl Relay {
     }
 }
 
-/// Returns the index within the register at `register` of the byte at which an access at `offset` starts.
+/// Returns the position, within the register at `register`, of the byte at which an access at `offset` starts.
 fn place(offset: u32, register: u32) -> usize {
     offset.saturating_sub(register).min(3) as usize
 }

@@ -13,26 +13,29 @@ use vmm_glue::{IrqCounts, Server, ServerOptions, SocketOptions, StopHandle};
 const BAR0: u32 = 0;
 const BAR1: u32 = 1;
 const CONFIG: u32 = 7;
-/// Offset of the command register in configuration space, its bits for memory and bus master, and its bit that disables
-/// INTx.
+/// Offset of the command register in configuration space.
 const COMMAND: u64 = 4;
+/// Bits of the command register for memory and bus mastering.
 const MASTER: u8 = 6;
+/// The same bits, and the bit that disables INTx.
 const NO_INTX: u16 = 0x406;
 /// Offset of MSI's control word.
 const MSI_CONTROL: u64 = 0x6a;
-/// Offsets of power management's control word, of the expansion ROM's BAR, and of PCI Express' device control.
+/// Offset of the power management control word.
 const POWER_CONTROL: u64 = 0x64;
+/// Offset of the expansion ROM's BAR.
 const ROM_BAR: u64 = 0x30;
+/// Offset of the PCI Express device control word.
 const DEVICE_CONTROL: u64 = 0x80;
-/// Bit of device control that resets the function.
+/// Bit in device control that resets the function.
 const INITIATE_RESET: u16 = 1 << 15;
 const ROM: u32 = 6;
 /// Interrupt types of the protocol.
 const INTX: u32 = 0;
 const MSI: u32 = 1;
-/// A read of this register lowers the recording card's interrupt pin.
+/// Reading this register lowers the interrupt pin of the recording card.
 const ACKNOWLEDGE: u32 = 0x100;
-/// End of the recording card's address space.
+/// End of the address space of the recording card.
 const ADDRESS_LIMIT: u64 = 1 << 40;
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -163,7 +166,7 @@ impl Card for Recording {
     }
 }
 
-/// A recording card with a server and a client.
+/// A recording card, a server, and a client.
 struct Wired {
     card: Arc<Recording>,
     backend: Arc<PassthroughVm>,
@@ -177,7 +180,7 @@ impl Wired {
         Self::with(Vec::new(), false)
     }
 
-    /// Creates a card with an image in PROM, and optionally with a function-level reset.
+    /// Creates a card with an image in PROM and, with `flr`, support for function-level resets.
     fn with(rom: Vec<u8>, flr: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let card = Arc::new(Recording(Mutex::new(State { rom, ..State::default() })));
@@ -193,7 +196,7 @@ impl Wired {
     }
 
     fn client(&self) -> Client {
-        // The server may not have noticed the end of the last client yet.
+        // The server may not yet have noticed that the last client has left.
         let client = (0..10_000)
             .find_map(|_| {
                 let client = Client::connect(&self.folder.path().join("s")).ok();
@@ -326,12 +329,12 @@ fn pin_interrupt_repeats_after_unmask_only_while_asserted() {
     wired.card.set_pin(true);
     wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
 
-    // The handler accesses the card without lowering the pin, and ends. The interrupt is then delivered again.
+    // The handler accesses the card, does not lower the pin, and ends. The interrupt must be delivered again.
     client.read32(BAR0, 0x200).unwrap();
     client.unmask_intx().unwrap();
     wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
 
-    // This time the handler lowers the pin, so that no interrupt arrives.
+    // Now the handler lowers the pin, so that no interrupt arrives.
     client.read32(BAR0, ACKNOWLEDGE.into()).unwrap();
     client.unmask_intx().unwrap();
     client.read32(BAR0, 0x200).unwrap();
@@ -364,7 +367,7 @@ fn reset_and_disconnect_leave_a_clean_card() {
     client.reset().unwrap();
     assert_eq!(wired.card.0.lock().resets, before + 1);
     assert_eq!((wired.register(0x10), wired.card.mapped()), (0, vec![]));
-    // The VMM's memory is still lent: the guest's next driver enables bus mastering and can use it.
+    // The VMM still lends its memory, so the guest's next driver can enable bus mastering and use it.
     client.write(CONFIG, COMMAND, &[MASTER]).unwrap();
     assert_eq!(wired.card.mapped(), [(0, 0x1000)]);
     client.write32(BAR0, 0x10, 7).unwrap();
@@ -378,7 +381,7 @@ fn reset_and_disconnect_leave_a_clean_card() {
 
 #[test]
 fn expansion_rom_matches_prom_and_is_read_only() {
-    // The image has 1 KiB, but a BAR has at least two.
+    // The image has 1 KiB, but a BAR has at least 2 KiB.
     let mut image: Vec<u8> = (0..1024_u32).map(|at| (at * 7) as u8).collect();
     image[..3].copy_from_slice(&[0x55, 0xaa, 2]);
     let wired = Wired::with(image.clone(), false);

@@ -1,5 +1,5 @@
-//! Cards of the configuration: software in this process, or functions behind VFIO. No other crate of the mediator
-//! depends on the kind of card.
+//! Cards of the configuration: software cards in this process, and functions behind VFIO. No other crate of the
+//! mediator depends on the kind of card.
 //!
 //! [`Physical`] is a card. [`GoingCard`] is a card that is handed over to another daemon: it is first halted
 //! ([`HaltedCard`]) and then serialized ([`WrittenCard`]).
@@ -18,13 +18,13 @@ use vfio_card::VfioCard;
 
 use config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay};
 
-/// Number that owns a card's own part in the file for another daemon.
+/// Owner of a card's own part in the file for another daemon.
 const PART: u32 = 0;
 
-/// Retry interval for halting a card that has a busy engine.
+/// Interval between attempts to halt a card while an engine is busy.
 const HALT_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Reason that a card cannot be opened or handed over, and the remedy.
+/// Reason why a card cannot be opened or handed over, with the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unusable(String);
@@ -37,7 +37,7 @@ impl Unusable {
 
 /// A card of any kind.
 pub enum Physical {
-    /// Software in this process.
+    /// A software card in this process.
     Software(Arc<SimGpu>),
     /// A function behind VFIO.
     Vfio(Arc<dyn Card>),
@@ -47,7 +47,7 @@ impl Physical {
     /// Opens the card that a configuration describes.
     ///
     /// # Errors
-    /// If the card cannot be opened; the error contains the remedy.
+    /// If the card cannot be opened. The error contains the remedy.
     pub fn open(spec: &CardSpec) -> Result<Self, Unusable> {
         match spec.kind {
             CardKind::Simgpu => {
@@ -59,7 +59,7 @@ impl Physical {
         }
     }
 
-    /// Returns a card that arrived from another daemon.
+    /// Returns a card that has arrived from another daemon.
     #[must_use]
     pub fn come(card: &GoingCard) -> Self {
         Self::Software(Arc::clone(&card.0))
@@ -74,14 +74,14 @@ impl Physical {
         }
     }
 
-    /// Returns true if the card's memory belongs to this process: the CPU can then access it as fast as engines do, and
+    /// Returns true if the card's memory belongs to this process. The CPU can then access it as fast as engines do, and
     /// another daemon can map it.
     #[must_use]
     pub const fn is_of_this_process(&self) -> bool {
         matches!(self, Self::Software(_))
     }
 
-    /// Returns the card as a card that can be handed over to another daemon.
+    /// Returns the card in a form that can be handed over to another daemon.
     ///
     /// # Errors
     /// If the card cannot be handed over.
@@ -96,7 +96,7 @@ impl Physical {
 /// A card that another daemon can take over.
 pub struct GoingCard(Arc<SimGpu>);
 
-/// A halted card, which resumes on drop.
+/// A card that can be halted. It resumes when the value is dropped.
 pub struct HaltedCard<'a>(&'a SimGpu);
 
 /// A serialized card.
@@ -109,7 +109,7 @@ impl GoingCard {
         Known::for_part::<SavedCard>()
     }
 
-    /// Rebuilds the card that another daemon has serialized in `file`. The card is halted until [`Self::go_on`].
+    /// Rebuilds the card that another daemon has serialized to `file`. The card is halted until [`Self::go_on`].
     ///
     /// # Errors
     /// If the part does not match the configuration, or is not valid.
@@ -123,18 +123,18 @@ impl GoingCard {
         Ok(Self(Arc::new(card)))
     }
 
-    /// Ends a halt.
+    /// Ends the halt.
     pub fn go_on(&self) {
         self.0.go_on();
     }
 
-    /// Returns a guard. While the guard exists, the card can be halted.
+    /// Returns a guard, during whose lifetime the card can be halted.
     #[must_use]
     pub fn halted(&self) -> HaltedCard<'_> {
         HaltedCard(&self.0)
     }
 
-    /// Returns the file that holds the card's memory.
+    /// Returns the file of the card's memory.
     #[must_use]
     pub fn vram_file(&self) -> Option<&File> {
         self.0.vram_file()
@@ -142,8 +142,8 @@ impl GoingCard {
 }
 
 impl HaltedCard<'_> {
-    /// Makes the card switch all channels off its engines, waiting until `until` at the latest, and serializes the card
-    /// without its memory.
+    /// Takes all channels off the card's engines, waiting until `until` at the latest, and serializes the card without
+    /// its memory.
     ///
     /// # Errors
     /// If the card does not become quiescent.
@@ -157,7 +157,7 @@ impl HaltedCard<'_> {
         self.0.save().map(WrittenCard).ok_or_else(|| Unusable::new("the software card does not rest"))
     }
 
-    /// Leaves the card halted in this process: it continues in another daemon.
+    /// Leaves the card halted in this process, because it continues in another daemon.
     pub fn leave(self) {
         std::mem::forget(self);
     }
@@ -179,7 +179,7 @@ impl WrittenCard {
     }
 }
 
-/// Returns the card behind VFIO that a configuration names.
+/// Returns the card behind VFIO that a configuration describes.
 fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, Unusable> {
     let address = spec.address.ok_or_else(|| Unusable::new("the configuration names no address"))?;
     let reset = match spec.reset {
@@ -192,7 +192,8 @@ fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, Unusable> {
     Ok(Arc::new(card))
 }
 
-/// Returns the software card that a configuration describes. Its memory is a memfd, which another daemon can take over.
+/// Returns the configuration of the software card that `spec` describes. Its memory is a memfd, which another daemon
+/// can take over.
 fn software_config(spec: &CardSpec) -> Result<simgpu::Config, Unusable> {
     let timing = |bytes_per_second, launch_ns| EngineTiming { bytes_per_second, launch_ns };
     Ok(simgpu::Config {

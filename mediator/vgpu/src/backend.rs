@@ -1,9 +1,14 @@
-//! One VM's use of the card: combines its memory, its work and its waits.
+//! One VM's use of the card: combines the VM's memory, its work, and its waits.
 //!
-//! Parts: `registers` (effect of the vGPU's registers on the card), `channels` (from instance block and doorbell to the
-//! card), `aperture` (CPU accesses to guest VRAM through BAR1, BAR3 and PRAMIN), `moves` (pages that move to and from
-//! mapped apertures), `waits` (binds and work that wait for memory), `operations` (requests of a paravirtual guest),
-//! `segments` (memory that VMs share, in address spaces), `saved` (the saved state of these parts).
+//! Parts:
+//! - `registers`: effects of the vGPU's registers on the card
+//! - `channels`: from an instance block and a doorbell to work on the card
+//! - `aperture`: CPU accesses to guest VRAM through BAR1, BAR3 and PRAMIN
+//! - `moves`: pages that move to and from mapped apertures
+//! - `waits`: binds and work that wait for memory
+//! - `operations`: requests of a paravirtual guest
+//! - `segments`: memory that VMs share, in address spaces
+//! - `saved`: saved state of these parts
 
 mod aperture;
 mod channels;
@@ -42,11 +47,11 @@ use vram::TenantId;
 counts! {
     /// Events since the VM was created.
     Counts {
-        /// Doorbells of channels on the card.
+        /// Doorbells that channels on the card rang.
         doorbells: "doorbells",
         /// Doorbells whose GP_PUT exceeds the ring.
         doorbells_refused: "doorbells_refused",
-        /// TLB flushes of the guest.
+        /// TLB flushes by the guest.
         flushes: "tlb_flushes",
         /// Interrupts sent to the guest.
         interrupts: "interrupts",
@@ -54,25 +59,25 @@ counts! {
         binds: "channel_binds",
         /// Channels whose bind was refused.
         binds_refused: "channel_binds_refused",
-        /// Runlists of the guest.
+        /// Runlists that the guest submitted.
         runlists: "runlists",
-        /// Faults of the guest's work.
+        /// Faults that the guest's work caused.
         faults: "faults",
-        /// Submissions sent to the card.
+        /// Submissions to the card.
         submissions: "submissions",
         /// GPFIFO entries in these submissions.
         entries: "ring_entries",
         /// Channels killed because they made no progress.
         hangs: "hangs",
-        /// Binds and submissions that had to wait for memory.
+        /// Binds and submissions that waited for memory.
         memory_waits: "memory_waits",
-        /// Memory waits that ended without memory.
+        /// Waits for memory that ended unsuccessfully.
         memory_denied: "memory_denied",
         /// Time that work has waited for memory, excluding waits in progress, in ns.
         memory_waited_ns: "memory_waited_ns",
-        /// Writes of the guest's CPU that waited for memory.
+        /// Writes by the guest's CPU that waited for memory.
         writes_waited: "memory_writes_waited",
-        /// Lost writes that had waited.
+        /// Writes that waited for memory and were lost.
         writes_lost: "memory_writes_lost",
         /// Reads of BAR0 by the guest's CPU.
         register_reads: "register_reads",
@@ -82,7 +87,7 @@ counts! {
         aperture_reads: "aperture_reads",
         /// Writes of BAR1 and BAR3 that arrived as messages.
         aperture_writes: "aperture_writes",
-        /// Size of the VRAM accesses by the guest's CPU through messages, in bytes.
+        /// Number of bytes of VRAM that the guest's CPU accessed through messages.
         aperture_bytes: "aperture_bytes",
     }
 }
@@ -91,11 +96,11 @@ counts! {
 pub(super) struct Description {
     pub(super) vm: TenantId,
     pub(super) link: Link,
-    /// Amount of work for each TLB flush of the guest.
+    /// Mode of TLB flushes.
     pub(super) shadow: shadow_pt::Mode,
-    /// Size of the VRAM that the guest sees, in bytes.
+    /// VRAM size that the guest sees, in bytes.
     pub(super) vram_bytes: u64,
-    /// Time limit for work that waits for memory.
+    /// Maximum time that work may wait for memory.
     pub(super) queue_limit: Duration,
 }
 
@@ -106,19 +111,19 @@ pub(super) struct VmBackend {
     link: Link,
     memory: Memory,
     work: Work,
-    /// Waiting binds and work.
+    /// Binds and work that wait for memory.
     pending: Pending,
-    /// Waiting writes of the guest's CPU.
+    /// Writes by the guest's CPU that wait for memory.
     writes: WriteWait,
-    /// Work that must leave the card so that pages under apertures can move.
+    /// Work that must leave the card before pages under apertures can move.
     stop: Option<Stop>,
-    /// Budget of pages that move under apertures.
+    /// Budget for moving pages under apertures.
     pace: Pace,
-    /// Faults to report to the guest after the access that caused them.
+    /// Faults to report to the guest after the access that causes them.
     faults: Vec<MmuFault>,
-    /// The VM has no work or memory on the card, so its chunks may go to other VMs.
+    /// Set if the VM has neither work nor memory on the card, so that its chunks may go to other VMs.
     quiet: bool,
-    /// The doorbell that the current access rang.
+    /// The doorbell that the current access has rung.
     doorbell: Option<RungDoorbell>,
     counts: Counts,
     /// The paravirtual interface, if the operator offers it.
@@ -176,12 +181,12 @@ impl VmBackend {
         &self.counts
     }
 
-    /// Returns true if the VM has no work or memory on the card.
+    /// Returns true if the VM has neither work nor memory on the card.
     pub(super) fn is_quiet(&self) -> bool {
         self.quiet
     }
 
-    /// Records the guest's PRAMIN base. Moves nothing yet.
+    /// Records the guest's PRAMIN base. Moves no pages yet.
     pub(super) fn set_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
     }
@@ -191,7 +196,7 @@ impl VmBackend {
         self.memory.grants().remap()
     }
 
-    /// Same as [`Self::remap`], mutable.
+    /// Like [`Self::remap`], mutable.
     pub(super) fn remap_mut(&mut self) -> &mut Remap {
         self.memory.grants_mut().remap_mut()
     }
@@ -201,12 +206,12 @@ impl VmBackend {
         self.pv.as_deref()
     }
 
-    /// Same as [`Self::pv`], mutable.
+    /// Like [`Self::pv`], mutable.
     pub(super) fn pv_mut(&mut self) -> Option<&mut Interface> {
         self.pv.as_deref_mut()
     }
 
-    /// Returns the current guest RAM; `None` while the device may not access it.
+    /// Returns the guest's RAM; `None` while the device may not access it.
     pub(super) fn ram_now(&self) -> Option<Arc<MemoryTable>> {
         self.memory.grants().ram_now()
     }
@@ -223,7 +228,7 @@ impl VmBackend {
         self.count_message(aperture, offset, bytes);
     }
 
-    /// Counts an access to PRAMIN that arrived as a message, in addition to the count of register accesses.
+    /// Counts an access to PRAMIN that arrived as a message. Register accesses are counted separately.
     pub(super) fn count_window(&mut self, offset: u64, bytes: usize) {
         self.remap_mut().count_message(MappedWindow::Pramin, offset);
         self.count_bytes(bytes);
@@ -244,17 +249,17 @@ impl VmBackend {
         self.counts.register_writes += 1;
     }
 
-    /// Counts bytes of VRAM in accesses that arrived as messages.
+    /// Counts bytes of VRAM that messages accessed.
     fn count_bytes(&mut self, bytes: usize) {
         self.counts.aperture_bytes += bytes as u64;
     }
 
-    /// Counts a channel killed because it made no progress.
+    /// Counts a channel that was killed because it made no progress.
     pub(super) fn count_hang(&mut self) {
         self.counts.hangs += 1;
     }
 
-    /// Counts a guest fault.
+    /// Counts a fault that the guest caused.
     pub(super) fn count_fault(&mut self) {
         self.counts.faults += 1;
     }
@@ -264,27 +269,27 @@ impl VmBackend {
         std::mem::take(&mut self.faults)
     }
 
-    /// Returns true if a runlist has taken effect in state `seen`.
+    /// Records that a runlist has taken effect. Returns true if the vGPU has not been notified in state `seen`.
     pub(super) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         self.work.runlist_ends(seen)
     }
 
-    /// Returns true if the guest has a channel on the card, or the channel's bind is waiting for memory.
+    /// Returns true if the guest has a channel on the card, or if the channel's bind waits for memory.
     pub(super) fn is_bound(&self, channel: VirtualChannelId) -> bool {
         self.work.bound(channel).is_some() || self.pending.is_bind(channel)
     }
 
-    /// Returns true if a channel's bind is waiting for memory.
+    /// Returns true if a channel's bind waits for memory.
     pub(super) fn awaits_bind(&self, channel: VirtualChannelId) -> bool {
         self.pending.is_bind(channel)
     }
 
-    /// Calls `each` with the card's channels and with the VM's view of the card.
+    /// Calls `each` with the card's channels and the VM's view of the card.
     fn with_channels<T>(&self, each: impl FnOnce(&mut Channels, &mut View<'_>, TenantId) -> T) -> T {
         self.with_state(&mut self.host.lock(), each)
     }
 
-    /// Same as [`Self::with_channels`], and also passes the card's state.
+    /// Like [`Self::with_channels`], and also passes the card's state.
     fn with_state<T>(
         &self,
         state: &mut CardState,
@@ -306,7 +311,7 @@ impl VmBackend {
         state.feeder().look_at_waits(Some(self.vm));
     }
 
-    /// Removes all state of the guest's driver from the card: channels, address spaces, apertures. VM memory stays.
+    /// Removes all state of the guest's driver from the card: channels, address spaces, apertures. Keeps VM memory.
     pub(super) fn quiesce(&mut self) {
         devmodel::backend::Backend::reset_fifo(self);
         self.faults.clear();
@@ -324,7 +329,7 @@ impl VmBackend {
         self.quiet = self.memory.clear();
     }
 
-    /// Maps exactly the client's memory for the card.
+    /// Maps exactly the memory that the client lends for the card.
     pub(super) fn lend_all(&mut self) -> Result<(), ManagerError> {
         let lent = self.link.memory().snapshot();
         self.memory.lend_all(&lent)
@@ -335,7 +340,7 @@ impl VmBackend {
         self.memory.lend(region)
     }
 
-    /// Handles guest memory that the VMM takes back. When this function returns, the card cannot access the memory.
+    /// Handles guest memory that the VMM takes back. The card cannot access the memory after this call.
     pub(super) fn withdraw(&mut self, gpa: u64, size: u64) {
         self.memory.withdraw(gpa, size);
     }
@@ -350,7 +355,7 @@ impl VmBackend {
         self.memory.forget_ram();
     }
 
-    /// Applies the moves of `commit` to the VM's memory under one hold of the card's lock.
+    /// Applies the moves of `commit` to the VM's memory, in one critical section of the card's lock.
     pub(super) fn relocate(&mut self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError> {
         let host = Arc::clone(&self.host);
         let state = &mut *host.lock();
@@ -359,15 +364,14 @@ impl VmBackend {
             .map(|(at, bytes)| shadow_pt::GuestRange::Vram(nvspec::addr::GuestVramAddr(at.0), bytes));
         let relocated = self.memory.relocated(state, &ranges.collect::<Vec<_>>());
         if relocated.is_err() {
-            // The vacated chunks must be quarantined before another thread takes the card's lock: it could allocate
-            // them.
+            // Quarantine the vacated chunks before another thread can lock the card and allocate them.
             state.quarantine_left();
         }
         relocated
     }
 
-    /// Updates the shadows of a directory (of all address spaces, for `None`) and the apertures from the guest's
-    /// tables. When this function returns, revoked permissions are removed from the card and its TLBs.
+    /// Updates the shadows of a directory (with `None`, of all address spaces) and the apertures from the guest's
+    /// tables. After this call, neither the card nor its TLBs contain permissions that the guest has revoked.
     pub(super) fn flush_spaces(&mut self, directory: Option<Place>) -> Result<(), ManagerError> {
         self.counts.flushes += 1;
         self.memory.flush_apertures();
@@ -375,8 +379,8 @@ impl VmBackend {
         self.memory.flush(directory)
     }
 
-    /// Lets only these channels run, if they are enabled. Returns true if the change has taken effect; otherwise,
-    /// [`GuestEvent::Runlist`](card_manager::GuestEvent::Runlist) reports when it has.
+    /// Lets only these channels run, provided that they are enabled. Returns true if the change has taken effect;
+    /// otherwise [`GuestEvent::Runlist`](card_manager::GuestEvent::Runlist) reports it later.
     pub(super) fn set_runlist(&mut self, channels: &[VirtualChannelId]) -> bool {
         self.counts.runlists += 1;
         self.pending.list(channels);
@@ -393,8 +397,8 @@ impl VmBackend {
         }
     }
 
-    /// Undoes the arrival of a VM that could not resume: removes channels that its guest does not know, and restores
-    /// the setting for page tables kept by the mediator.
+    /// Undoes the arrival of a VM that could not resume: removes channels that the guest does not know, and restores
+    /// the setting for page tables that the mediator keeps.
     pub(super) fn forget_arrival(&mut self, pv: Option<&PvSettings>) {
         let strays: Vec<VirtualChannelId> = {
             let state = self.host.lock();
@@ -407,13 +411,13 @@ impl VmBackend {
         }
     }
 
-    /// Starts, restarts or ends the log of guest RAM that the card's work may write.
+    /// Starts, restarts or stops the log of guest RAM that the card's work may write.
     pub(super) fn log_ram(&mut self, on: bool) {
         self.memory.log_ram(on);
     }
 
-    /// Returns ranges of guest RAM that the card's work may have written since the last call and that touch `range`;
-    /// `goes_on` means that work continues.
+    /// Returns the ranges of guest RAM that overlap `range` and that the card's work may have written since the last
+    /// call. `goes_on` means that the work continues.
     pub(super) fn take_written(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.memory.take_written(range, goes_on)
     }

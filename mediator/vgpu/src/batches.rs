@@ -1,7 +1,7 @@
-//! Batches of a paravirtual guest: their effects on the vGPU.
+//! Batches of a paravirtual guest, and their effects on the vGPU.
 //!
-//! Batches have no separate access to the card: a channel's operations perform the equivalent register accesses, and
-//! `shadow-pt` reads and checks the page tables in the same way as tables in guest memory ([decision
+//! Batches cannot access the card in any other way than registers can: an operation on a channel does the equivalent
+//! register accesses, and `shadow-pt` reads and checks kept page tables as it does tables in guest memory ([decision
 //! 108](../../../../docs/decisions/108-paravirtual-tables.md)).
 
 mod execute;
@@ -19,8 +19,8 @@ impl Core {
         self.with_pv(|pv| pv.start(memory.as_deref()));
     }
 
-    /// Executes the current batch, or the next available batch if none is current, as far as one hold of the VM's lock
-    /// allows. The caller releases the lock to other threads before it calls again.
+    /// Executes the current batch, or the next available one if there is none, for at most one critical section of the
+    /// VM's lock. The caller must release the lock to other threads before it calls again.
     pub(crate) fn serve_pv(&mut self) -> Progress {
         if self.backend.look_at_moves() {
             return Progress::Waits;
@@ -28,7 +28,7 @@ impl Core {
         let Some(mut queue) = self.backend.pv_mut().and_then(Interface::take_queue) else { return Progress::Idle };
         let served = self.serve_queue(&mut queue);
         match &served {
-            // An operation of a batch cannot reset the interface, so the queue is still the same.
+            // No operation in a batch can reset the interface, so the queue is still the same.
             Ok(_) => self.with_pv(|pv| pv.put_queue(queue)),
             Err(why) => self.with_pv(|pv| pv.fail(why)),
         }
@@ -68,8 +68,7 @@ impl Core {
         }
     }
 
-    /// Resets the interface to its state at the VM's creation, except the counters. The channels that it created are
-    /// unbound.
+    /// Resets the interface to its initial state, except the counters. Unbinds the channels that it created.
     pub(crate) fn reset_pv(&mut self) {
         let Self { gpu, backend, .. } = self;
         let Some(pv) = backend.pv() else { return };
@@ -77,14 +76,14 @@ impl Core {
             gpu.bar0_write32(CHANNEL::at(channel.into()), 0, backend);
         }
         backend.reset_pv();
-        // Other channels may have address spaces that used the old tables.
+        // Other channels may have address spaces that use the old tables.
         if let Err(error) = backend.flush_spaces(None) {
-            tracing::error!(vm = %backend.vm(), %error, "the card may keep translations of tables that are gone");
+            tracing::error!(vm = %backend.vm(), %error, "the card may keep translations of removed tables");
         }
         self.signal_pv();
     }
 
-    /// Sets the function's interrupt according to the interface's current state.
+    /// Sets the function's interrupt level from the interface's current state.
     pub(crate) fn signal_pv(&mut self) {
         let asserted = self.backend.pv().is_some_and(Interface::interrupts);
         self.gpu.set_beside(asserted, &mut self.backend);

@@ -1,4 +1,4 @@
-//! A mediated VM, with its interface for the vfio-user server, the card's interrupt thread and the daemon.
+//! A mediated VM, with its interfaces for the vfio-user server, the card's interrupt thread, and the daemon.
 
 use super::Apertures;
 use super::backend::{self, Description, RungDoorbell, VmBackend as Backend, WaitingDoorbells};
@@ -24,19 +24,20 @@ use vmm_glue::{
 };
 use vram::TenantId;
 
-/// The vGPU and its side of the card, under one lock, so that a register access and an interrupt do not interleave.
+/// The vGPU and its side of the card, under a single lock, so that a register access and an interrupt cannot
+/// interleave.
 pub(super) struct Core {
     pub(super) gpu: VGpu,
     pub(super) backend: Backend,
     /// Set if a thread polls for doorbells under mapped apertures.
     pub(super) polls: bool,
-    /// Time for which the guest's alarm is armed, in ns of the card's clock.
+    /// Card time in ns for which the guest's alarm is armed.
     pub(super) alarm: Option<u64>,
-    /// The doorbell of an answered write that is not submitted yet.
+    /// The doorbell of an answered write that has not been submitted yet.
     pub(super) deferred: Option<RungDoorbell>,
-    /// Channels whose doorbells will be submitted once the card resumes.
+    /// Channels whose doorbells are submitted when the card resumes.
     pub(super) rung: WaitingDoorbells,
-    /// The VM has moved to another card. Ignore events.
+    /// Set if the VM has moved to another card. Events are then ignored.
     pub(super) gone: bool,
     pub(super) client: Client,
     pub(super) board: Arc<StatusCell>,
@@ -47,11 +48,11 @@ pub(super) struct Core {
 pub(super) struct Client {
     /// The client has stopped the VM.
     pub(super) stopped: bool,
-    /// The client logs the guest RAM that the VM's work writes.
+    /// Set if the client logs the guest RAM that the VM's work writes.
     pub(super) logs: bool,
 }
 
-/// The VM's status for the operator, readable without the VM's lock: on request, the lock's holder publishes a new
+/// The VM's status for the operator, readable without the VM's lock. On request, the holder of the lock publishes a new
 /// status when it releases the lock.
 #[derive(Debug, Default)]
 pub(super) struct StatusCell {
@@ -69,15 +70,15 @@ impl StatusCell {
 /// Settings of a mediated VM.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Share of the card.
+    /// Share of the card for the VM.
     pub share: Share,
-    /// Amount of work for each TLB flush of the guest.
+    /// Mode of TLB flushes.
     pub shadow: shadow_pt::Mode,
-    /// The way in which BAR1 and BAR3 are served.
+    /// Mode of serving BAR1 and BAR3.
     pub apertures: Apertures,
-    /// Time limit for work that waits for memory.
+    /// Maximum time that work may wait for memory.
     pub queue_limit: Duration,
-    /// Settings of the paravirtual interface, if it is offered.
+    /// Settings of the paravirtual interface; `None` if it is not offered.
     pub paravirtual: Option<PvSettings>,
 }
 
@@ -90,7 +91,7 @@ pub struct MediatedVm {
     pub(super) link: Link,
 }
 
-/// A mediated VM, as the vfio-user server uses it.
+/// The device of a mediated VM, which the vfio-user server calls.
 pub struct MediatedDevice {
     pub(super) vm: Arc<MediatedVm>,
     pci: devmodel::pci::PciIdentity,
@@ -101,7 +102,7 @@ pub struct MediatedDevice {
 }
 
 impl MediatedVm {
-    /// Builds the VM numbered `vm` on `host`.
+    /// Builds VM number `vm` on `host`.
     ///
     /// # Errors
     /// If the card has too little memory left, or the description is out of range.
@@ -153,20 +154,20 @@ impl MediatedVm {
         Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() }
     }
 
-    /// Takes the VM's lock, and does no other work: a thread whose work must not overtake a deferred doorbell calls
+    /// Locks the VM and does nothing else. A thread whose work must not overtake a deferred doorbell calls
     /// [`Core::complete_deferred`].
     #[track_caller]
     pub(super) fn core(&self) -> MailboxGuard<'_, Core> {
         self.core.lock()
     }
 
-    /// Runs `act` while the VM's lock is held.
+    /// Runs `act` while the VM is locked.
     #[cfg(feature = "test-rig")]
     pub fn while_locked(&self, act: impl FnOnce()) {
         let (held, is_held) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
-            // `act` runs in another thread, because this one may take other VMs' locks.
+            // Run `act` in another thread, because this one may lock other VMs.
             scope.spawn(move || {
                 let _core = self.core();
                 if held.send(()).is_ok() {
@@ -183,7 +184,7 @@ impl MediatedVm {
     /// Writes guest VRAM as the guest's CPU does.
     ///
     /// # Errors
-    /// If the memory does not belong to the VM or the range is too long.
+    /// If part of the range is not the VM's memory, or the range is too long.
     #[cfg(feature = "test-rig")]
     pub fn cpu_write(
         &self,
@@ -221,13 +222,13 @@ impl Core {
         }
     }
 
-    /// Installs apertures for a client to map. They contain no pages.
+    /// Installs apertures that a client will map. They contain no pages.
     fn map(&mut self, remap: Remap) {
         *self.backend.remap_mut() = remap;
         self.backend.show_window(self.gpu.window_base());
     }
 
-    /// Changes memory under a window of a BAR. Unmaps the PRAMIN window during the change and maps it again afterwards.
+    /// Changes memory in a window of a BAR. Unmaps the PRAMIN window during the change and maps it again afterwards.
     fn change<T>(&mut self, showing: MappedWindow, change: impl FnOnce(&mut Remap) -> T) -> T {
         if showing != MappedWindow::Pramin {
             return change(self.backend.remap_mut());
@@ -238,7 +239,7 @@ impl Core {
         done
     }
 
-    /// Removes all state of the guest's driver from the card. Pages under mapped apertures are lost.
+    /// Removes all state of the guest's driver from the card. The contents of pages under mapped apertures are lost.
     pub(super) fn clean(&mut self) {
         let Self { gpu, backend, .. } = self;
         backend.remap_mut().closing = true;
@@ -246,11 +247,11 @@ impl Core {
         backend.reset_pv();
         backend.quiesce();
         backend.remap_mut().closing = false;
-        // The doorbell's channel no longer exists.
+        // The channel of the doorbell no longer exists.
         self.deferred = None;
     }
 
-    /// Completes the effects of an access outside the registers.
+    /// Does everything that an access causes outside the registers.
     pub(super) fn finish_access(&mut self) {
         self.backend.submit_doorbell();
         for fault in self.backend.take_faults() {
@@ -262,7 +263,7 @@ impl Core {
         self.arm();
     }
 
-    /// Arms the card's interrupt thread for the guest's alarm, if the alarm's time has changed.
+    /// Arms the card's interrupt thread for the guest's alarm, if its time has changed.
     pub(super) fn arm(&mut self) {
         let at = self.gpu.alarm_at();
         if at != self.alarm {
@@ -272,7 +273,7 @@ impl Core {
         }
     }
 
-    /// Reads BAR0: the chip's registers, or the paravirtual interface.
+    /// Reads BAR0: the chip's registers or the paravirtual interface.
     fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
         match self.backend.pv() {
             Some(pv) if Interface::covers(offset) => pv.read(offset, data),
@@ -313,17 +314,17 @@ impl Core {
     }
 }
 
-/// Outcome of a write of the guest.
+/// Outcome of a guest's write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteOutcome {
     Done,
     /// The guest has submitted batches.
     Batches,
-    /// Too little memory is free; retry the write.
+    /// Too little memory is free. Retry the write.
     Retry,
     /// Pages under mapped apertures must move first.
     AwaitMoves,
-    /// A doorbell was rung, and is deferred until the write is answered.
+    /// The write rang a doorbell, which is deferred until the write is answered.
     DoorbellDeferred,
 }
 
@@ -334,7 +335,7 @@ impl MediatedDevice {
         Self { vm: Arc::clone(vm), pci, config_bytes, settings: settings.clone(), migration_state: Box::new(()) }
     }
 
-    /// Serves a write once. The VM's lock is free when this function returns, because memory may have to move.
+    /// Serves a write once. Returns with the VM unlocked, because memory may have to move before the next attempt.
     fn write_once(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<WriteOutcome, AccessError> {
         let core = &mut *self.enter();
         let Core { gpu, backend, .. } = core;
@@ -373,7 +374,7 @@ impl MediatedDevice {
         })
     }
 
-    /// Polls the pages that must move. Returns true if some pages are still waiting.
+    /// Handles pages that must move. Returns true if some still wait.
     fn look_at_moves(&self) -> bool {
         let core = &mut *self.vm.core();
         let waits = core.backend.look_at_moves();
@@ -382,8 +383,8 @@ impl MediatedDevice {
         waits
     }
 
-    /// Executes the batches that were queued when the doorbell rang. Releases the VM's lock between batches, because
-    /// the threads that wait for it also serve other VMs.
+    /// Executes the batches that were queued when the doorbell rang. Unlocks the VM between batches, because threads
+    /// that wait for the lock also serve other VMs.
     fn serve_batches(&self) {
         let mut batches = 0;
         while batches < pv::abi::MAX_QUEUE {
@@ -452,7 +453,7 @@ impl Device for MediatedDevice {
         Ok(())
     }
 
-    /// Serves a write until it is complete, except for a doorbell that may be deferred.
+    /// Serves a write until it is complete, except a doorbell that may be deferred.
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         loop {
             match self.write_once(region, offset, data)? {
@@ -475,7 +476,7 @@ impl Device for MediatedDevice {
     }
 
     fn complete(&mut self, _: Deferred) {
-        // Another thread may already have submitted the doorbell.
+        // Another thread may have submitted the doorbell already.
         self.vm.complete_deferred();
     }
 
@@ -498,7 +499,7 @@ impl Device for MediatedDevice {
             core.backend.is_quiet()
         };
         if half && let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
-            tracing::error!(%error, "memory of a state that did not come could not be wiped");
+            tracing::error!(%error, "memory for a state that did not arrive could not be wiped");
         }
     }
 
@@ -521,9 +522,9 @@ impl Device for MediatedDevice {
             core.change(MappedWindow::Pramin, |remap| remap.renew(&self.vm.host, bars));
             core.backend.is_quiet()
         };
-        // The next client may belong to another tenant.
+        // The next client may belong to a different tenant.
         if let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
-            tracing::error!(%error, "the memory of a VM that has gone could not be wiped");
+            tracing::error!(%error, "the memory of a removed VM could not be wiped");
         }
     }
 
@@ -557,7 +558,7 @@ impl Device for MediatedDevice {
 }
 
 impl MediatedVm {
-    /// Returns the origin of the VM's vGPU, which is needed to restore a saved one.
+    /// Returns the description of the VM's vGPU, which is needed to restore a saved one.
     #[must_use]
     pub fn origin(&self) -> VGpuConfig {
         self.core().gpu.config().clone()
@@ -569,10 +570,10 @@ impl MediatedVm {
         self.vm
     }
 
-    /// Releases all resources of the VM on the card. Called once, after its device has been dropped.
+    /// Releases everything that the VM uses on the card. Call it once, after the device has been dropped.
     ///
     /// # Errors
-    /// If the card still holds some of the resources.
+    /// If the card still uses some of it.
     pub fn release(&self) -> Result<(), ManagerError> {
         if let Some(why) = self.host.failure() {
             return Err(ManagerError::Failed { why: why.to_owned() });

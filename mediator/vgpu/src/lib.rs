@@ -1,15 +1,22 @@
-//! One VM on a card: its vGPU, wired to the card.
+//! One VM on a card: connects its vGPU to the card.
 //!
-//! Parts, each of which uses only the previous ones: `memory` (the VM's memory and address spaces), `work` (the
-//! mediator's record of its channels), `pv` (the paravirtual interface), `pending` and `write_wait` (waits for memory),
-//! `backend` (combines these for the card: effects of registers), `device` (called by the vfio-user server), `batches`
-//! (effects of a paravirtual guest's batches), `saved` (a VM that continues in another process), `moving` (a VM that
-//! moves to another card), `saving` (a VM as a stream of bytes), `events` (events of the card), `counters` (the
-//! operator's view), `status` (the operator's view without waiting).
+//! Parts, each of which uses only earlier ones:
+//! - `memory`: the VM's memory and address spaces
+//! - `work`: the mediator's record of the VM's channels
+//! - `pv`: the paravirtual interface
+//! - `pending` and `write_wait`: waits for memory
+//! - `backend`: combines these for the card, and implements the effects of registers
+//! - `device`: called by the vfio-user server
+//! - `batches`: effects of a paravirtual guest's batches
+//! - `saved`: a VM that continues in another process
+//! - `moving`: a VM that moves to another card
+//! - `saving`: a VM as a stream of bytes
+//! - `events`: events of the card
+//! - `counters` and `status`: the operator's view, which never waits for the VM
 //!
 //! Lock order: `locks::rank`.
 //!
-//! The crate does not depend on the configuration file or the admin API; the daemon converts.
+//! The crate does not depend on the configuration file or on the admin API; the daemon converts their types.
 
 mod backend;
 mod batches;
@@ -36,11 +43,11 @@ pub use moving::{Left, Parts};
 pub use saved::SavedSide;
 pub use saving::{Coming, Saving};
 
-/// Method of serving the apertures BAR1 and BAR3, and PRAMIN, to the VMM.
+/// Mode of serving the apertures BAR1 and BAR3, and PRAMIN, to the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Apertures {
     /// Each access is a message.
     Trapped,
-    /// The VMM maps most of each aperture; accesses to the mapped part are not messages.
+    /// The VMM maps most of each aperture. Accesses to the mapped part cause no messages.
     Remapped,
 }

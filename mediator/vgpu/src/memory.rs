@@ -1,8 +1,13 @@
-//! The memory of one VM, as seen by its guest, the card and the page tables.
+//! The memory of one VM, as its guest, the card and the page tables see it.
 //!
-//! Parts: `grants` (memory that page tables may name), `view` (one VM's read access to the card), `spaces` (shadow page
-//! tables), `ram` (guest RAM at card addresses), `remap` (apertures that the VMM maps), `operands` (memory that work
-//! names), `saved` (saved state).
+//! Parts:
+//! - `grants`: memory that page tables may map
+//! - `view`: one VM's read access to the card
+//! - `spaces`: shadow page tables
+//! - `ram`: guest RAM at card addresses
+//! - `remap`: apertures that the VMM maps
+//! - `operands`: memory that work refers to
+//! - `saved`: saved state
 
 mod grants;
 mod operands;
@@ -28,8 +33,8 @@ use std::sync::Arc;
 use vmm_glue::Link;
 use vram::{PagePool, TenantId};
 
-/// Maximum card memory for the shadow tables of one VM, in bytes. A directory takes 64 KiB, and each used 128 MiB of
-/// address space takes 264 KiB.
+/// Maximum card memory for the shadow tables of one VM, in bytes. A directory needs 64 KiB, and each used 128 MiB of
+/// address space needs 264 KiB.
 pub(crate) const POOL_BYTES: u64 = 128 << 20;
 
 /// The memory of a VM, and its address spaces.
@@ -41,11 +46,11 @@ pub(crate) struct Memory {
     pool: PagePool,
     bar1: ApertureTlb,
     bar3: ApertureTlb,
-    /// Base address of PRAMIN in the guest's VRAM.
+    /// Address of PRAMIN in the guest's VRAM.
     pramin: Option<GuestVramAddr>,
-    /// Sums of all synchronisations since the VM was created.
+    /// Sum of the reports of all synchronisations since the VM was created.
     report: SyncReport,
-    /// Number of synchronisations that read tables, since the VM was created.
+    /// Number of synchronisations that have read tables since the VM was created.
     syncs: u64,
 }
 
@@ -71,23 +76,22 @@ impl Memory {
         SavedVm { vm: self.vm, gpu, spaces: self.shadows.save(), tables, pool: self.pool.save() }
     }
 
-    /// Returns the address space whose shadow directory is at this address on the card.
+    /// Returns the address space whose shadow directory is at a card address.
     pub(crate) fn space_of(&self, directory: VramAddr) -> Option<SpaceId> {
         self.shadows.ids().find(|space| self.shadows.directory(*space) == Some(directory))
     }
 
-    /// Returns a description of the memory that the VM's page tables may name.
+    /// Returns the memory that the VM's page tables may map.
     pub(crate) fn grants(&self) -> &Grants {
         &self.grants
     }
 
-    /// Same as [`Self::grants`], mutable. The caller removes revoked memory from the address spaces.
+    /// Like [`Self::grants`], mutable. The caller must remove revoked memory from the address spaces.
     pub(crate) fn grants_mut(&mut self) -> &mut Grants {
         &mut self.grants
     }
 
-    /// Returns the sums of all synchronisations since the VM was created, and the number of synchronisations that read
-    /// tables.
+    /// Returns the sum of all synchronisations since the VM was created, and the number of those that have read tables.
     pub(crate) fn report(&self) -> (&SyncReport, u64) {
         (&self.report, self.syncs)
     }
@@ -100,7 +104,7 @@ impl Memory {
         }
     }
 
-    /// Binds an aperture to an instance block; `directory` is the block's directory, if known.
+    /// Binds an instance block to an aperture. `directory` is the block's directory, if known.
     pub(crate) fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>, directory: Option<Place>) {
         match aperture {
             Aperture::Bar1 => self.bar1.bind(instance, directory),
@@ -126,7 +130,7 @@ impl Memory {
             Aperture::Bar1 => &mut self.bar1,
             Aperture::Bar3 => &mut self.bar3,
         };
-        // The card's lock is needed only to read the guest's tables on a TLB miss.
+        // Reading the guest's tables needs the card's lock, so take it only on a TLB miss.
         let mapping: Mapping = match tlb.cached(offset) {
             Some(mapping) => mapping,
             None => self.with_aperture(aperture, |tlb, view| tlb.translate(offset, view).ok())?,
@@ -139,7 +143,7 @@ impl Memory {
         self.with_aperture(aperture, |tlb, view| tlb.directory(view))
     }
 
-    /// Returns the pages of a window whose content has changed in the guest's tables.
+    /// Returns the pages of a window whose targets have changed in the guest's tables.
     pub(crate) fn changes(&mut self, showing: MappedWindow) -> Vec<(u32, PageTarget)> {
         let Some((start, pages)) = self.grants.remap().extent(showing) else { return Vec::new() };
         let vram_bytes = self.grants.vram_bytes();

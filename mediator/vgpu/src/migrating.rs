@@ -1,8 +1,8 @@
-//! A VM whose client saves or loads its state through vfio-user messages.
+//! A VM whose client saves or loads its state with vfio-user messages.
 //!
-//! The saved state is the stream of a saved VM (`saving`). The protocol requires loading in place: the VM's previous
-//! state is dropped when a load begins, and after an invalid state the client's device fails until it is reset. So the
-//! card does not need memory for two copies.
+//! The saved state is the stream of a saved VM (`saving`). The protocol requires loading in place: the start of a load
+//! drops the VM's previous state, and after an invalid state the client's device fails until it is reset. The card
+//! therefore never needs memory for two copies.
 
 use super::device::{Core, MediatedDevice, MediatedVm, Settings};
 use super::saving::{Coming, Phase, Reading, Saving};
@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::time::Duration;
 use vmm_glue::{Migration, MigrationError};
 
-/// Time limit for the VM's work to leave the engines, and for operations in flight to end.
-// TIMEOUT: same limit as for a VM that moves. Only the VM's client waits, and QEMU gives up on a request after 5 s.
+/// Time limit for the VM's work to leave the engines, and for operations in progress to end.
+// TIMEOUT: the same limit as for a VM that moves. Only the VM's client waits, and QEMU gives up on a request after 5 s.
 const STILL_LIMIT: Duration = Duration::from_secs(2);
 
 fn refused(error: ManagerError) -> MigrationError {
@@ -22,14 +22,13 @@ fn refused(error: ManagerError) -> MigrationError {
     }
 }
 
-/// Returns the error for a request that the device does not handle in its state; the server does not send such
-/// requests.
+/// Returns the error for a request that the device does not handle in its current state. The server sends none.
 fn misplaced() -> MigrationError {
     MigrationError::failed("the device is in another state")
 }
 
 impl Core {
-    /// Starts or ends the log of guest RAM that the card's work may write.
+    /// Starts or stops the log of guest RAM that the card's work may write.
     pub(super) fn log_writes(&mut self, on: bool) {
         self.client.logs = on;
         self.backend.log_ram(on);
@@ -37,8 +36,7 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Resets the VM, whose work is stopped, to its state at creation, except that its client stays connected and the
-    /// VM stays stopped.
+    /// Resets the VM, whose work is stopped, to its initial state. Its client stays connected; the VM stays stopped.
     fn forget_all(&self, settings: &Settings) -> Result<(), ManagerError> {
         {
             let core = &mut *self.core();
@@ -72,8 +70,8 @@ impl MediatedDevice {
         self.migration_state = Box::new(phase);
     }
 
-    /// Ends the migration after the client has reset the device, or has disconnected. The VM was cleaned. Returns true
-    /// if the VM still has memory of an incomplete or invalid state.
+    /// Ends the migration after the client has reset the device or has disconnected, and the VM was cleaned. Returns
+    /// true if the VM still has memory from an incomplete or invalid state.
     #[must_use]
     pub(super) fn end_migration(&mut self) -> bool {
         let phase = self.take_phase();
@@ -108,7 +106,7 @@ impl Migration for MediatedDevice {
             let core = &mut *self.enter();
             core.client.stopped = false;
             if core.client.logs {
-                // From now on, pages that were already reported are logged again.
+                // From now on, log pages again that have already been reported.
                 core.backend.log_ram(true);
             }
         }
@@ -174,7 +172,7 @@ impl Migration for MediatedDevice {
         let Phase::Loading(halted, coming) = self.take_phase() else { return Err(misplaced()) };
         let become_one = || {
             let come = coming.finish(halted.strikes())?;
-            // The client may have lent different memory since.
+            // The client may lend different memory by now.
             self.vm.await_arrival()?;
             self.vm.become_one(come, &self.settings)
         };

@@ -1,9 +1,9 @@
 //! A VM that moves to another card of the host.
 //!
-//! The VM on the other card is built as any other ([`MediatedVm::build`]), and maps the client's memory while the first
-//! VM still serves its guest ([`MediatedVm::await_arrival`]). Then it replaces the first VM ([`MediatedVm::move_to`]),
-//! or the first VM continues unchanged. [`Migrating`] and the memory are transferred; as a stream of bytes they are a
-//! saved VM (`saving`).
+//! The VM on the other card is built like any other ([`MediatedVm::build`]), and maps the client's memory while the
+//! first VM still serves its guest ([`MediatedVm::await_arrival`]). Then either it replaces the first VM
+//! ([`MediatedVm::move_to`]), or the first VM continues unchanged. The move transfers [`Migrating`] and the memory; as
+//! a stream of bytes, the same state is a saved VM (`saving`).
 
 use super::backend::SavedBackend;
 use super::device::{Core, MediatedVm, Settings};
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// Poll interval for a VM that is not quiescent yet.
+/// Interval between checks whether a VM is quiescent.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// State of a VM on the card that it leaves, without its memory.
@@ -32,38 +32,38 @@ pub(super) struct Migrating {
     pub(super) tables: Option<SavedTables>,
     pub(super) side: SavedBackend,
     pub(super) departing: Departing,
-    /// The card's time at this point, if the VM will continue with another client, or later.
+    /// Card time at this point; set if the VM will continue with another client, or later.
     pub(super) since_ns: Option<u64>,
 }
 
-/// A VM that has moved to another card and already runs there. When this value is dropped, the other card copies the
-/// memory that it has borrowed, and the old card releases the rest. This takes long, because memory is scrubbed.
+/// A VM that has moved to another card and already runs there. Dropping this value copies the memory that the other
+/// card has borrowed, and releases the rest on the old card. This takes long, because memory is scrubbed.
 #[must_use = "the card that was left scrubs the VM's memory when this is dropped"]
 pub struct Left<'a> {
     vm: &'a MediatedVm,
-    /// The new card, and the VM's number on it, if that card has borrowed memory.
+    /// The new card and the VM's number on it, if that card has borrowed memory.
     there: Option<(Arc<ManagedCard>, TenantId)>,
     /// Keeps the VM's work on the old card stopped.
     halted: Option<Halted>,
-    /// Size of the copied memory in bytes.
+    /// Number of bytes of memory that were copied.
     pub bytes: u64,
-    /// Parts of the VM's downtime.
+    /// Breakdown of the VM's downtime.
     pub parts: Parts,
 }
 
-/// Parts of the downtime of a VM that moved.
+/// Breakdown of the downtime of a VM that moved.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parts {
-    /// Time in which its work left the engines and its state was saved.
+    /// Time until its work left the engines and its state was saved.
     pub still: Duration,
-    /// Time in which the memory that the other card has not borrowed was compared and copied.
+    /// Time for comparing and copying the memory that the other card has not borrowed.
     pub memory: Duration,
-    /// Time in which the VM was built on the other card, with its page tables.
+    /// Time for building the VM, with its page tables, on the other card.
     pub anew: Duration,
 }
 
 impl<'a> Left<'a> {
-    /// Creates the value for a replaced VM whose work is stopped.
+    /// Creates the value for a VM that was replaced and whose work is stopped.
     pub(super) fn for_vm(vm: &'a MediatedVm, halted: Halted, bytes: u64) -> Self {
         vm.core().gone = true;
         Self { vm, there: None, halted: Some(halted), bytes, parts: Parts::default() }
@@ -88,7 +88,7 @@ impl MediatedVm {
     /// does not leave its engines within `limit` is killed as hung. `there` may be served before the result is dropped.
     ///
     /// # Errors
-    /// If the VM cannot move: in this case it continues on this card, and `there` must be released.
+    /// If the VM cannot move. It then continues on this card, and `there` must be released.
     pub fn move_to(&self, there: &Arc<Self>, settings: &Settings, limit: Duration) -> Result<Left<'_>, ManagerError> {
         self.check_movable()?;
         let mut last = Instant::now();
@@ -97,7 +97,7 @@ impl MediatedVm {
             last.duration_since(before)
         };
         let suspended = self.host().suspend(self.vm, limit)?;
-        // The client may have lent different memory since.
+        // The client may lend different memory by now.
         there.await_arrival()?;
         let travelling = self.migrate_out(&suspended, limit)?;
         there.take_windows(self, true)?;
@@ -114,14 +114,14 @@ impl MediatedVm {
     /// Releases the resources of a VM that has left its card.
     fn give_back(&self) {
         if let Err(error) = self.release() {
-            tracing::error!(vm = %self.vm, %error, "the card keeps something of a VM that has left it");
+            tracing::error!(vm = %self.vm, %error, "the card keeps resources of a VM that has left it");
         }
     }
 
-    /// Saves the VM, which is halted and not served. Operations in flight may end within `limit`.
+    /// Saves the VM, which must be halted and not served. Waits up to `limit` for operations in progress to end.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if operations remain in flight; see also [`Self::check_movable`].
+    /// [`ManagerError::Unsettled`] if operations remain in progress; see also [`Self::check_movable`].
     pub(super) fn migrate_out(&self, halted: &Halted, limit: Duration) -> Result<Migrating, ManagerError> {
         let began = Instant::now();
         loop {
@@ -135,7 +135,7 @@ impl MediatedVm {
     fn try_travel(&self, halted: &Halted) -> Result<Migrating, ManagerError> {
         halted.notify_ended_work();
         self.complete_deferred();
-        // One lock covers both parts: otherwise work that arrives in between would be in neither part.
+        // Save both parts under a single lock: work that arrives in between would be in neither.
         let core = self.core();
         if core.backend.has_segments() {
             return Err(ManagerError::Stays("it has mapped a segment that VMs share"));
@@ -145,8 +145,8 @@ impl MediatedVm {
         Ok(Migrating { gpu, spaces, tables, side, departing, since_ns: None })
     }
 
-    /// Prepares a newly built VM to receive a VM from another card: holds it, and maps the client's memory. May be
-    /// called again when that memory may have changed.
+    /// Prepares a newly built VM for the arrival of a VM from another card: holds it, and maps the client's memory.
+    /// Call it again when that memory may have changed.
     ///
     /// # Errors
     /// If the client's memory cannot be mapped for this card.
@@ -159,8 +159,8 @@ impl MediatedVm {
         self.core().backend.lend_all()
     }
 
-    /// Takes over the apertures' memory that the client of `old` has mapped, either with all its pages or empty. The
-    /// bytes stay unchanged, because `old` may have to resume with them.
+    /// Takes over the memory of the apertures that the client of `old` has mapped: with all its pages if `inhabited` is
+    /// true, and otherwise empty. The bytes stay unchanged, because `old` may have to resume with them.
     ///
     /// # Errors
     /// If the card rejects the memory.
@@ -174,10 +174,10 @@ impl MediatedVm {
         Ok(())
     }
 
-    /// Becomes the arrived VM, whose memory is already on this card, and resumes.
+    /// Becomes the VM that arrives, whose memory is already on this card, and resumes.
     ///
     /// # Errors
-    /// Same as [`Self::become_one`]. After an error, this VM must be [released](Self::release).
+    /// As for [`Self::become_one`]. After an error, this VM must be [released](Self::release).
     pub(super) fn arrive(self: &Arc<Self>, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
         self.become_one(travelling, settings)?;
         self.host().lock().hold_still(self.vm, false);
@@ -186,10 +186,10 @@ impl MediatedVm {
         Ok(())
     }
 
-    /// Becomes the arrived VM, whose memory is already on this card. This VM stays held.
+    /// Becomes the VM that arrives, whose memory is already on this card. This VM stays held.
     ///
     /// # Errors
-    /// If the state is invalid on this card, or the card lacks resources for the VM.
+    /// If the state is invalid on this card, or the card has too few resources for the VM.
     pub(super) fn become_one(&self, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
         let Migrating { gpu: registers, spaces, tables, side, departing, since_ns } = travelling;
         {
@@ -205,7 +205,7 @@ impl MediatedVm {
             check_channels(&made, self.host().lock().channels(), self.vm)?;
             *gpu = made;
             backend.prepare_all()?;
-            // Moves the pages named by the VM's tables into mapped apertures.
+            // Move the pages that the VM's tables map into the mapped apertures.
             backend.set_window(gpu.window_base());
             backend.show_apertures();
             if let Some(then) = since_ns {
@@ -218,7 +218,7 @@ impl MediatedVm {
     }
 }
 
-/// Checks that the guest's bound channels are on the card or were refused.
+/// Checks that each channel that the guest has bound is on the card or was refused.
 fn check_channels(gpu: &VGpu, channels: &Channels, vm: TenantId) -> Result<(), Invalid> {
     let seen: BTreeSet<VirtualChannelId> = gpu.bound_channels().collect();
     let known =

@@ -1,7 +1,7 @@
-//! Work of a VM that is waiting for memory, with its time limit.
+//! Work of a VM that waits for memory, with a time limit.
 //!
-//! No thread waits for memory with a lock held: blocked work is recorded, the mover gets a request for memory, and all
-//! work is retried when the mover notifies the VM of available memory.
+//! No thread waits for memory while it holds a lock. Blocked work is recorded, and the mover is asked for memory. When
+//! the mover notifies the VM that memory is available, all work is retried.
 
 mod saved;
 
@@ -15,10 +15,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// A wait for memory. It ends after a number of the mover's scans, not by the clock.
+/// A wait for memory. It ends after a number of scans by the mover, and not after a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
-    /// Start of the wait, used for the accounts.
+    /// Start of the wait, for accounting.
     since: Instant,
     looks: Looks,
 }
@@ -28,37 +28,37 @@ impl Wait {
         Self { since: Instant::now(), looks: state.vram().looks(vm) }
     }
 
-    /// Returns true if the mover has scanned without success for all of `limit`.
+    /// Returns true if the mover has scanned without success for as long as `limit`.
     pub(crate) fn is_over(&self, state: &CardState, vm: TenantId, limit: Duration) -> bool {
         state.vram().is_vain(vm, self.looks, limit)
     }
 
-    /// Returns the duration of the wait so far, in ns.
+    /// Returns the length of the wait so far, in ns.
     fn ns(&self) -> u64 {
         u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
-/// A bound channel for which the card has no memory yet.
+/// A channel that the guest has bound, and that waits until the card has memory for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PendingBind {
     pub(crate) instance: Place,
     pub(crate) enabled: bool,
-    /// GP_PUT of the last doorbell.
+    /// GP_PUT of the last doorbell, if any.
     pub(crate) gp_put: Option<u32>,
     pub(crate) wait: Wait,
 }
 
-/// Waiting binds and work of one VM.
+/// Binds and work of one VM that wait for memory.
 #[derive(Debug)]
 pub(crate) struct Pending {
     vm: TenantId,
-    /// Time limit for entries to wait if no memory becomes available.
+    /// Time for which entries may wait while no memory becomes available.
     limit: Duration,
     binds: BTreeMap<VirtualChannelId, PendingBind>,
     /// Waiting doorbells of bound channels.
     work: BTreeMap<VirtualChannelId, (Doorbell, Wait)>,
-    /// The last submitted runlist of the guest, if a channel has been pending since.
+    /// The runlist that the guest submitted last, if a bind has been waiting since.
     listed: Vec<VirtualChannelId>,
 }
 
@@ -68,36 +68,35 @@ impl Pending {
         Self { vm, limit, binds: BTreeMap::new(), work: BTreeMap::new(), listed: Vec::new() }
     }
 
-    /// Returns the time limit of a wait without available memory.
+    /// Returns the time for which an entry may wait while no memory becomes available.
     pub(crate) fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// Returns true if a channel's bind is waiting.
+    /// Returns true if the bind of a channel is waiting.
     pub(crate) fn is_bind(&self, channel: VirtualChannelId) -> bool {
         self.binds.contains_key(&channel)
     }
 
-    /// Records the doorbell of a channel whose bind is waiting. Returns `false` for other channels.
+    /// Records the doorbell of a channel whose bind is waiting. Returns `false` if its bind is not waiting.
     pub(crate) fn ring(&mut self, channel: VirtualChannelId, gp_put: u32) -> bool {
         let bind = self.binds.get_mut(&channel);
         bind.map(|bind| bind.gp_put = Some(gp_put)).is_some()
     }
 
-    /// Records the enabled state that the guest has set for a channel whose bind is waiting.
+    /// Records whether the guest has enabled a channel whose bind is waiting.
     pub(crate) fn enable(&mut self, channel: VirtualChannelId, enabled: bool) {
         if let Some(bind) = self.binds.get_mut(&channel) {
             bind.enabled = enabled;
         }
     }
 
-    /// Returns the enabled state of a channel whose bind is waiting, and true as the second value if its doorbell was
-    /// rung.
+    /// Returns whether the guest has enabled a channel whose bind is waiting, and whether its doorbell has rung.
     pub(crate) fn state(&self, channel: VirtualChannelId) -> Option<(bool, bool)> {
         self.binds.get(&channel).map(|bind| (bind.enabled, bind.gp_put.is_some()))
     }
 
-    /// Returns the guest-written GP_PUT of a channel whose bind is waiting.
+    /// Returns the GP_PUT that the guest wrote for a channel whose bind is waiting.
     pub(crate) fn gp_put(&self, channel: VirtualChannelId) -> Option<u32> {
         self.binds.get(&channel)?.gp_put
     }
@@ -123,8 +122,8 @@ impl Pending {
         true
     }
 
-    /// Queues work, or keeps it queued. Returns `Some(true)` for newly queued work, and `None` if the time limit of the
-    /// work has expired.
+    /// Queues work, or keeps it queued. Returns `Some(true)` if the work was not queued before, and `None` if its time
+    /// limit has expired.
     pub(crate) fn add_work(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);
@@ -136,7 +135,7 @@ impl Pending {
         Some(first)
     }
 
-    /// Ends the wait of a channel's bind or work. Returns the wait's duration in ns.
+    /// Ends the wait of a channel's bind or work. Returns the length of the wait in ns.
     pub(crate) fn end(&mut self, state: &mut CardState, channel: VirtualChannelId) -> u64 {
         let bind = self.binds.remove(&channel).map(|bind| bind.wait);
         let work = self.work.remove(&channel).map(|(_, wait)| wait);
@@ -148,7 +147,7 @@ impl Pending {
         waited.unwrap_or(0)
     }
 
-    /// Makes the mover notify the VM of available memory while any of its work is waiting.
+    /// Asks the mover to notify the VM when memory becomes available, if any of the VM's work waits for memory.
     pub(crate) fn tell(&self, state: &mut CardState) {
         state.vram_mut().set_waits(self.vm, !self.is_empty());
     }

@@ -1,25 +1,25 @@
-//! Polls doorbells under a client-mapped aperture, which cause no messages.
+//! Polls doorbells under apertures that the client maps, because they cause no messages.
 
 use super::device::{Core, MediatedVm};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Poll interval for doorbells without messages, as long as polls find any.
+/// Poll interval while polls find doorbells.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
-/// Poll interval after a long time without such doorbells. nouveau places the page of a channel's doorbell in the
-/// mapped part of an aperture, but rings the doorbell elsewhere.
+/// Poll interval after a long time without such doorbells. nouveau maps the page of a channel's doorbell in the mapped
+/// part of an aperture, but rings the doorbell elsewhere.
 const POLL_SELDOM: Duration = Duration::from_millis(20);
 
 impl MediatedVm {
-    /// Polls doorbells under mapped apertures. Returns true if a doorbell was found; `None` if no channel has its
-    /// doorbell under a mapped aperture.
+    /// Polls doorbells under mapped apertures. Returns true if any doorbell had rung, and `None` if no channel has its
+    /// doorbell there.
     fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();
-        // The guest rang the deferred doorbell before any doorbell that is found now.
+        // The guest rang the deferred doorbell before any doorbell that this poll finds.
         core.complete_deferred();
-        // After a hand-over of the card, its new owner polls.
+        // After the card has been handed over, its new owner polls.
         core.polls = self.host().failure().is_none() && core.backend.work().polled().next().is_some();
-        // The saved state might lack a doorbell that is rung now.
+        // A doorbell that is taken now might be missing in the saved state.
         if core.polls && self.host().lock().stands_still() {
             return Some(false);
         }
@@ -30,8 +30,7 @@ impl MediatedVm {
         })
     }
 
-    /// Starts the thread that polls doorbells under mapped apertures, if such doorbells exist and the thread is not
-    /// running.
+    /// Starts the thread that polls doorbells under mapped apertures, if there are any and the thread is not running.
     pub(super) fn start_polling(this: &Arc<Self>, core: &mut Core) {
         if core.polls || core.backend.work().polled().next().is_none() {
             return;
@@ -46,7 +45,7 @@ impl MediatedVm {
         };
         match std::thread::Builder::new().name(format!("doorbells-{}", this.vm)).spawn(body) {
             Ok(_) => core.polls = true,
-            Err(error) => tracing::error!(%error, "doorbells under a mapped aperture are not seen: no thread"),
+            Err(error) => tracing::error!(%error, "doorbells under a mapped aperture are not polled: no thread"),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The paravirtual interface of one VM: the part of its PCI function that the chip does not have.
+//! The paravirtual interface of one VM: a part of its PCI function that the chip does not have.
 //!
-//! Parts: `registers` (set-up, doorbell, interrupt), `queue` (batches from the guest's memory and answers to this
-//! memory), `attachments` (segments in address spaces), `saved` (the saved state). The binary form, and the page tables
-//! that the mediator keeps for the guest, are in the crate [`pv`]. The effects of batches are in `batches`.
+//! Parts: `registers` (setup, doorbell, interrupt), `queue` (reads batches from the guest's memory and writes answers),
+//! `attachments` (segments in address spaces), `saved` (saved state). The crate [`pv`] contains the binary format, and
+//! the page tables that the mediator keeps for the guest. `batches` implements the effects of batches.
 
 mod attachments;
 mod queue;
@@ -24,24 +24,24 @@ use std::sync::Arc;
 use virtio_queue::Queue;
 use zerocopy::IntoBytes;
 
-/// Index of the BAR with the registers.
+/// Index of the BAR that contains the registers.
 const BAR: u8 = 0;
-/// Offset of the registers in the BAR: the last page, which a GF100 does not use.
+/// Offset of the registers in the BAR: its last page, which a GF100 does not use.
 pub const OFFSET: u32 = 0xff_f000;
 
-/// The operator's settings of the interface.
+/// The operator's settings for the interface.
 #[derive(Clone, Debug)]
 pub struct PvSettings {
-    /// Maximum host memory for page tables, in bytes.
+    /// Maximum host memory for the guest's page tables, in bytes.
     pub table_bytes: u64,
     /// Maximum card memory for segments, in bytes.
     pub segment_bytes: u64,
-    /// The group whose segments are visible to the guest.
+    /// The group whose segments the guest can see.
     pub group: Option<Arc<str>>,
 }
 
 impl PvSettings {
-    /// Returns the features that the vGPU offers.
+    /// Returns the features that the interface offers.
     fn features(&self) -> u32 {
         let share = if self.segment_bytes != 0 || self.group.is_some() { feature::SHARE } else { 0 };
         let abroad = if self.group.is_some() { feature::SHARE_ABROAD } else { 0 };
@@ -71,11 +71,11 @@ impl PvSettings {
 counts! {
     /// Events since the VM was created.
     Counts {
-        /// Number of times that the doorbell was rung.
+        /// Doorbell rings.
         doorbells: "pv_doorbells",
         /// Completed batches.
         batches: "pv_batches",
-        /// Number of times that the VM's lock was taken for a batch or a part of one.
+        /// Times that the VM was locked to execute a batch or part of one.
         holds: "pv_holds",
         /// Completed operations.
         operations: "pv_operations",
@@ -90,7 +90,7 @@ counts! {
 #[derive(Debug)]
 pub(super) struct Interface {
     party: Party,
-    /// Maximum host memory for page tables, in bytes.
+    /// Maximum host memory for the guest's page tables, in bytes.
     table_bytes: u64,
     offered: u32,
     accepted: u32,
@@ -99,23 +99,23 @@ pub(super) struct Interface {
     queue: Option<Queue>,
     /// The batch in progress.
     ongoing: Option<Box<queue::Ongoing>>,
-    /// Number of batches since the queue was set up.
+    /// Number of batches completed since the queue was set up.
     ended: u32,
     /// Set while the interface asserts its interrupt.
     interrupt: bool,
     interrupt_enabled: bool,
     /// Channels that the guest has created.
     channels: BTreeSet<u8>,
-    /// Maximum number of such channels.
+    /// Maximum number of channels that the guest may create.
     channel_cap: u32,
     attachments: Attachments,
     counts: Counts,
-    /// Number of the guest's errors with its queue, since the VM was created.
+    /// Number of errors that the guest has made with its queue since the VM was created.
     complaints: u64,
 }
 
 impl Interface {
-    /// Creates the interface in the state before any set-up.
+    /// Creates the interface before any setup.
     pub(super) fn new(settings: &PvSettings, vm: vram::TenantId, channel_cap: u32) -> Self {
         let party = Party { vm, group: settings.group.clone(), limit: settings.segment_bytes };
         Self {
@@ -143,7 +143,7 @@ impl Interface {
         self.table_bytes
     }
 
-    /// Returns the party whose segments are visible to the guest.
+    /// Returns the party whose segments the guest can see.
     pub(super) fn party(&self) -> &Party {
         &self.party
     }
@@ -181,7 +181,7 @@ impl Interface {
         self.channels.contains(&channel.0)
     }
 
-    /// Creates a channel. `known` lists the channels that the guest has bound, by any method.
+    /// Creates a channel. `known` lists the channels that the guest has bound in any way.
     pub(super) fn create_channel(
         &mut self,
         channel: VirtualChannelId,
@@ -198,12 +198,12 @@ impl Interface {
         Ok(())
     }
 
-    /// Forgets a created channel.
+    /// Forgets a channel that was created.
     pub(super) fn forget_channel(&mut self, channel: VirtualChannelId) {
         self.channels.remove(&channel.0);
     }
 
-    /// Resets the interface to its state at the VM's creation, except the counters.
+    /// Resets the interface to its initial state, except the counters.
     pub(super) fn reset(&mut self) {
         (self.accepted, self.status, self.setup) = (0, status::RESET, queue::Setup::default());
         (self.queue, self.ongoing) = (None, None);

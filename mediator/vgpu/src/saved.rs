@@ -1,6 +1,6 @@
 //! Saved state of a VM's use of the card, without its registers and address spaces.
 //!
-//! The connection of its VMM is saved separately: the restoring process provides a link to the same client.
+//! The connection of the VM's VMM is saved separately: the restoring process provides a link to the same client.
 
 use super::backend::{Description, SavedBackend, VmBackend};
 use super::device::{Client, Core, MediatedDevice, MediatedVm, Settings, StatusCell};
@@ -39,28 +39,27 @@ impl SavedOwn {
 #[derive(Debug)]
 pub struct SavedSide {
     own: SavedOwn,
-    /// Segments that the VM has mapped, if any: a program without support for segments can take over a VM without
-    /// segments.
+    /// Segments that the VM maps, if any. A program without support for segments can take over a VM without them.
     segments: Option<SavedAttachments>,
     /// Apertures that the VMM maps, if any.
     apertures: Option<SavedRemap>,
-    /// Memory files under these apertures.
+    /// Files that contain the memory under these apertures.
     files: Vec<OwnedFd>,
 }
 
 impl SavedSide {
-    /// Returns the parts, in the versions that this code can read.
+    /// Returns the parts, with the versions that this code can read.
     #[must_use]
     pub fn known() -> [Known; 3] {
         [Known::for_part::<SavedOwn>(), Known::for_part::<SavedAttachments>(), Known::for_part::<SavedRemap>()]
     }
 
-    /// Takes the memory files under the apertures, for [`Self::read`].
+    /// Takes the files of the memory under the apertures, for [`Self::read`].
     pub fn take_files(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.files)
     }
 
-    /// Appends the parts to a file, with `vm` as their owner.
+    /// Appends the parts to a file. Their owner is `vm`.
     ///
     /// # Errors
     /// See [`WriteError`].
@@ -71,7 +70,7 @@ impl SavedSide {
         apertures.as_ref().map_or(Ok(()), |apertures| file.put(vm.0, apertures))
     }
 
-    /// Reads the parts of VM `vm` from a file; `files` are the memory files under its apertures.
+    /// Reads the parts of VM `vm` from a file. `files` contain the memory under its apertures.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -86,7 +85,7 @@ impl SavedSide {
 }
 
 impl Settings {
-    /// Returns the surroundings for restoring a VM with these settings on such a card.
+    /// Returns the surroundings in which a VM with these settings is restored on such a card.
     #[must_use]
     pub fn surroundings(&self, info: &CardInfo, card: Identity) -> VmSurroundings {
         let limits = Limits { table_bytes: POOL_BYTES };
@@ -94,10 +93,10 @@ impl Settings {
         VmSurroundings { config: self.origin(info, card), mode: self.shadow, limits, table_bytes }
     }
 
-    /// Returns the origin of a vGPU with these settings.
+    /// Returns the description of a vGPU with these settings.
     pub(super) fn origin(&self, info: &CardInfo, card: Identity) -> VGpuConfig {
         let mut config = VGpuConfig::of_chip(info.chip, self.share.vram_bytes, Arc::clone(&info.vbios));
-        // The guest may use all channel numbers; the number of channels in use is checked when they are bound.
+        // The guest may use any channel number. The number of bound channels is checked when channels are bound.
         config.channels = nvspec::fifo::CHANNELS;
         config.pci.bar1_bytes = card.bar1_size;
         config.pci.bar3_bytes = card.bar3_size;
@@ -107,10 +106,10 @@ impl Settings {
 }
 
 impl MediatedVm {
-    /// Checks that the VM can be handed over, moved or saved; called before anything is quiesced.
+    /// Checks that the VM can be handed over, moved or saved. Call this before anything is quiesced.
     ///
     /// # Errors
-    /// The reason, for the first part that cannot be handed over.
+    /// If a part cannot be handed over; the error describes the first such part.
     pub fn check_movable(&self) -> Result<(), ManagerError> {
         match self.core().client {
             Client { stopped: true, .. } => Err(ManagerError::Stays("its VMM has stopped it to take it elsewhere")),
@@ -119,11 +118,11 @@ impl MediatedVm {
         }
     }
 
-    /// Saves the mediator's records of the VM, and its own state. The card is
-    /// [quiescent](card_manager::ManagedCard::stand_still), and the VM is not served.
+    /// Saves the mediator's records of the VM, and the VM's own state. The card must be
+    /// [quiescent](card_manager::ManagedCard::stand_still), and the VM must not be served.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if any of its work is in flight; see also [`Self::check_movable`].
+    /// [`ManagerError::Unsettled`] if any of its work is in progress; see also [`Self::check_movable`].
     pub fn save(&self) -> Result<(SavedVm, SavedSide), ManagerError> {
         self.check_movable()?;
         self.complete_deferred();
@@ -139,19 +138,19 @@ impl Core {
     /// Saves the VM, except the apertures that its VMM maps.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if any of its work is in flight.
+    /// [`ManagerError::Unsettled`] if any of its work is in progress.
     pub(super) fn write_down(&self) -> Result<(SavedVm, SavedBackend), ManagerError> {
         let Self {
             gpu,
             backend,
-            // The next process starts polling again.
+            // The next process starts polling itself.
             polls: _,
-            // The next process arms the alarm again.
+            // The next process arms the alarm itself.
             alarm: _,
             deferred,
             rung,
             gone: _,
-            // The client neither stops nor logs the VM; otherwise the client saves it.
+            // The client neither stops the VM nor logs its writes: otherwise the client itself would save the VM.
             client: _,
             board: _,
         } = self;
@@ -167,8 +166,8 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Creates a VM from its saved state, on a card that is not taken over yet, with a `link` to its client. The client
-    /// has lent the same memory.
+    /// Creates a VM from its saved state, on a card that has not been taken over yet, with a `link` to its client. The
+    /// client must lend the same memory.
     ///
     /// # Errors
     /// If the state is invalid or does not match the settings, or if the host does not map the client's memory.
@@ -179,7 +178,7 @@ impl MediatedVm {
         settings: &Settings,
         link: &Link,
     ) -> Result<(MediatedDevice, Arc<Self>), DeviceError> {
-        // The client keeps its existing mappings; the next client's apertures follow the settings.
+        // The client keeps its existing mappings; the settings apply to the apertures of the next client.
         let Settings { share, shadow, apertures: _, queue_limit, paravirtual } = settings;
         let host = Arc::clone(card.host());
         let RestoredVm { gpu, spaces, tables, pool } = card.take_vm(vm)?;
@@ -215,15 +214,15 @@ impl MediatedVm {
         Ok((MediatedDevice::for_vm(&this, pci, settings), this))
     }
 
-    /// Resumes after the card was taken over: requests memory for waiting work again, and polls doorbells under mapped
-    /// apertures.
+    /// Resumes after the card has been taken over: requests memory again for waiting work, and polls doorbells under
+    /// mapped apertures.
     pub fn go_on(self: &Arc<Self>) {
         self.core().backend.poll_again();
         self.ring_again();
         Self::start_polling(self, &mut self.core());
     }
 
-    /// Requests memory for waiting work again.
+    /// Requests memory again for waiting work.
     pub(super) fn ring_again(&self) {
         let core = &mut *self.core();
         for (channel, gp_put) in std::mem::take(&mut core.rung) {

@@ -1,8 +1,8 @@
-//! Saves a VM with its memory as a stream of bytes, and restores it.
+//! Saves a VM and its memory as a stream of bytes, and restores it.
 //!
-//! The stream contains the state that a VM takes to another card ([`moving`](super::moving)), as bytes. Guest RAM
-//! belongs to the client and is not included. The bytes are trusted no more than a guest: each part is checked, and a
-//! card's state of a channel is rebuilt, except for values that the channel's own work has written.
+//! The stream contains the state that a VM takes to another card ([`moving`](super::moving)). Guest RAM belongs to the
+//! client and is not included. The bytes are trusted no more than a guest: each part is checked, and the card's state
+//! of a channel is rebuilt, except values that the channel's own work has written.
 
 use super::device::{MediatedVm, Settings};
 use super::memory::Overlay;
@@ -20,12 +20,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::GuestVramAddr;
 
-/// Identity of the stream's head. The stream's checksums identify the VM.
+/// Identity of the head of a stream. Checksums identify the VM.
 const IDENTITY: [u8; 16] = *b"VM of a mediator";
-/// Owner of all parts, because a stream contains one VM.
+/// Owner of all parts. A stream contains a single VM.
 const OWNER: u32 = 0;
 
-/// Origin of a saved VM: requirements on the card and the settings, and values of the VM outside its parts.
+/// Origin of a saved VM: its requirements on the card and the settings, and values that are not in its parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Origin {
     /// Value of PMC_BOOT_0.
@@ -33,10 +33,10 @@ pub(super) struct Origin {
     vram_bytes: u64,
     /// Sizes of BAR1 and BAR3 in bytes.
     apertures: [u64; 2],
-    /// The capability of the paravirtual interface; empty without an interface.
+    /// The capability of the paravirtual interface; empty if there is none.
     paravirtual: Vec<u8>,
     strikes: u32,
-    /// Current time of the card's clock, in ns.
+    /// Card time in ns.
     now_ns: u64,
 }
 
@@ -55,7 +55,7 @@ impl Origin {
         }
     }
 
-    /// Checks that a VM of this origin can be restored here.
+    /// Checks that this card can restore a VM with this origin.
     fn check(&self, here: &Self) -> Result<(), Invalid> {
         let Self { chip, vram_bytes, apertures, paravirtual, strikes: _, now_ns: _ } = self;
         let mib = |bytes: u64| bytes >> 20;
@@ -85,7 +85,7 @@ pub struct Saving {
     first: Option<Vec<u8>>,
     writer: Option<StreamWriter>,
     chunks: std::vec::IntoIter<GuestVramAddr>,
-    /// The part of a chunk that is not written yet, as a range of addresses.
+    /// Addresses of the current chunk that have not been written yet.
     left: std::ops::Range<u64>,
     chunk_bytes: u64,
     data: Vec<u8>,
@@ -97,7 +97,7 @@ impl MediatedVm {
     /// `limit` is killed as hung.
     ///
     /// # Errors
-    /// See [`Self::check_movable`]; also if the VM does not quiesce.
+    /// As for [`Self::check_movable`]; also if the VM does not quiesce.
     pub fn save_all(&self, limit: Duration) -> Result<Saving, ManagerError> {
         self.check_movable()?;
         let halted = self.host().halt(self.id(), limit)?;
@@ -106,10 +106,10 @@ impl MediatedVm {
         Ok(Saving::for_halted(halted, &head, overlay))
     }
 
-    /// Writes the head of the stream, before the memory of the VM, which is halted and not served.
+    /// Returns the head of the stream, which precedes the memory. The VM must be halted and not served.
     ///
     /// # Errors
-    /// If part of the VM does not quiesce within `limit` or cannot be saved.
+    /// If part of the VM does not quiesce within `limit`, or cannot be saved.
     pub(super) fn head(&self, halted: &Halted, limit: Duration) -> Result<Vec<u8>, ManagerError> {
         let Migrating { gpu, spaces, tables, side, departing, since_ns: _ } = self.migrate_out(halted, limit)?;
         let (channels, strikes) = departing.save()?;
@@ -171,7 +171,7 @@ impl Saving {
                 self.data.fill(0);
             }
             let over = self.overlay.lay_over(at, &mut self.data);
-            // Unplaced chunks, and pages that are missing in the stream, are zero.
+            // Unplaced chunks are zero, and so are pages that the stream omits.
             if !(there || over) || self.data.iter().all(|byte| *byte == 0) {
                 continue;
             }
@@ -198,7 +198,7 @@ impl Saving {
     }
 }
 
-/// State of the client's migration of the VM.
+/// State of a migration by the client.
 #[derive(Default)]
 pub(super) enum Phase {
     #[default]
@@ -206,14 +206,14 @@ pub(super) enum Phase {
     Stopped(Halted),
     Saving(Box<Reading>),
     Loading(Halted, Box<Coming>),
-    /// The received state was invalid; the incomplete VM is unusable.
+    /// The received state was invalid, and the incomplete VM is unusable.
     Failed(#[expect(dead_code, reason = "keeps the VM halted")] Option<Halted>),
 }
 
-/// A VM's state that the client is reading.
+/// The state of a VM while the client reads it.
 pub(super) struct Reading {
     saving: Saving,
-    /// Bytes that were produced and not read yet, and the offset of the first one.
+    /// Bytes that have been produced but not read, and the offset of the first one.
     left: (Vec<u8>, usize),
 }
 
@@ -227,7 +227,7 @@ impl Reading {
         self.saving.into_halted()
     }
 
-    /// Copies the next bytes into `data`. At the end of the stream, fewer bytes than the length of `data` are copied.
+    /// Copies the next bytes into `data`. Fewer bytes than `data` has are copied only at the end of the stream.
     pub(super) fn read(&mut self, data: &mut [u8]) -> Result<usize, ManagerError> {
         let mut done = 0;
         while done < data.len() {
@@ -250,7 +250,7 @@ impl Reading {
 }
 
 /// A saved VM that is being loaded. Its memory is written directly to the waiting VM; all other state is checked and
-/// stored for later.
+/// kept until the end.
 #[must_use]
 pub struct Coming {
     there: Arc<MediatedVm>,
@@ -261,7 +261,7 @@ pub struct Coming {
 }
 
 impl Coming {
-    /// Creates the value for a newly built VM, and [prepares this VM](MediatedVm::await_arrival).
+    /// Creates the value for a newly built VM, and [prepares that VM](MediatedVm::await_arrival).
     ///
     /// # Errors
     /// If the VM's card does not accept state from a stream.
@@ -304,13 +304,13 @@ impl Coming {
         })
     }
 
-    /// Returns the number of bytes of memory that have arrived.
+    /// Returns the number of bytes of memory that have arrived so far.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
     }
 
-    /// Returns the loaded state once the last bytes have been handled. The VM already has `strikes` strikes.
+    /// Returns the loaded state, once all bytes have been handled. The VM already has `strikes` strikes.
     ///
     /// # Errors
     /// If bytes are missing.
@@ -321,12 +321,12 @@ impl Coming {
         Ok(Migrating { departing: come.departing.beyond(strikes), ..come })
     }
 
-    /// Replaces `old` with the VM that has received the bytes, after the last bytes. `old` is not served, and its work
-    /// ends. If one of its channels does not leave its engines within `limit`, it is killed as hung. The new VM may be
-    /// served before the result is dropped.
+    /// Replaces `old` with the VM that has received all bytes. `old` must not be served, and its work ends: a channel
+    /// that does not leave its engines within `limit` is killed as hung. The new VM may be served before the result is
+    /// dropped.
     ///
     /// # Errors
-    /// If the bytes are not a valid VM for this card. In this case `old` continues unchanged, and the other VM must be
+    /// If the bytes are not a valid VM for this card. `old` then continues unchanged, and the other VM must be
     /// [released](MediatedVm::release).
     pub fn take_place(self, old: &MediatedVm, limit: Duration) -> Result<Left<'_>, ManagerError> {
         let Self { there, settings, reader, come, memory_bytes } = self;
@@ -336,14 +336,14 @@ impl Coming {
         let halted = old.host().halt(old.id(), limit)?;
         there.await_arrival()?;
         there.take_windows(old, false)?;
-        // A VM keeps its strikes, regardless of those in the loaded state.
+        // A VM keeps its strikes, whatever the loaded state says.
         let departing = come.departing.struck(halted.strikes());
         there.arrive(Migrating { departing, ..come }, &settings)?;
         Ok(Left::for_vm(old, halted, memory_bytes))
     }
 }
 
-/// Reads the part of the stream before the memory.
+/// Reads the part of the stream that precedes the memory.
 fn read_head(head: &[u8], there: &MediatedVm) -> Result<Migrating, ManagerError> {
     let known = [
         Known::for_part::<Origin>(),

@@ -13,43 +13,43 @@ use nvspec::instance::userd;
 use shadow_pt::SpaceId;
 use std::collections::{BTreeMap, HashMap};
 
-/// A channel of the guest on the card.
+/// A guest's channel that is on the card.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound {
     /// Address space of the channel.
     pub(crate) space: SpaceId,
     /// Channel number on the card.
     pub(crate) physical: ChannelId,
-    /// Addresses of the mediator's pages in the address space.
+    /// Addresses in the address space at which the mediator's pages are mapped.
     pub(crate) span: Span,
 }
 
-/// A channel that the guest has bound, whether or not it is on the card.
+/// A channel that the guest has bound. It may or may not be on the card.
 #[derive(Debug)]
 struct Channel {
     instance: Place,
     bound: Option<Bound>,
-    /// Bytes of GP_PUT that were received so far.
+    /// Bytes of GP_PUT that have arrived so far.
     gp_put: [u8; 4],
-    /// The slot of the channel's USERD, if it is under a mapped aperture.
+    /// Slot of the channel's USERD, if it is under a mapped aperture.
     polled: Option<Slot>,
-    /// GP_PUT in this USERD at the last poll.
+    /// GP_PUT in that USERD at the last poll.
     seen: Option<u32>,
-    /// Known classes of the channel's subchannels.
+    /// Known classes of the objects on the channel's subchannels.
     objects: Objects,
-    /// Known engines of the channel's subchannels.
+    /// Known engines of the objects on the channel's subchannels.
     bindings: Bindings,
 }
 
 /// State of the guest's runlist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Runlist {
-    /// The runlist is in effect, and the vGPU was notified.
+    /// The runlist is in effect, and the vGPU has been notified.
     #[default]
     InForce,
-    /// The runlist is in effect; the vGPU is notified after the access that submitted it.
+    /// The runlist is in effect. The vGPU is notified after the access that submitted it.
     Taken,
-    /// The runlist is not in effect yet, because a channel is still on the card.
+    /// The runlist is not yet in effect, because a channel is still on the card.
     Awaited,
 }
 
@@ -59,9 +59,9 @@ pub(crate) struct Work {
     channels: BTreeMap<VirtualChannelId, Channel>,
     /// Guest VRAM pages that hold a channel's USERD.
     userd: HashMap<u64, VirtualChannelId>,
-    /// Channels that the guest has unbound but that are still on the card, by physical channel number.
+    /// Channels that the guest has unbound and that are still on the card, by physical channel number.
     departing: BTreeMap<ChannelId, Bound>,
-    /// Engines that the guest blocks, one bit each.
+    /// Mask of the engines that the guest blocks.
     blocked: u32,
     runlist: Runlist,
 }
@@ -79,7 +79,7 @@ impl Work {
         }
     }
 
-    /// Removes a channel that the guest has unbound. Returns the instance block of a bound channel.
+    /// Removes a channel that the guest has unbound. Returns its instance block, if it was bound.
     pub(crate) fn delist(&mut self, channel: VirtualChannelId) -> Option<Place> {
         self.userd.retain(|_, owner| *owner != channel);
         self.channels.remove(&channel).map(|channel| channel.instance)
@@ -94,12 +94,12 @@ impl Work {
         self.channels.get(&channel).map(|channel| channel.instance)
     }
 
-    /// Returns the channel whose USERD is in a page of guest VRAM.
+    /// Returns the channel whose USERD is in this page of guest VRAM, if any.
     pub(crate) fn userd_of(&self, page: u64) -> Option<VirtualChannelId> {
         self.userd.get(&page).copied()
     }
 
-    /// Returns the channel's state on the card, if it is on the card.
+    /// Returns the channel's state on the card, if it is there.
     pub(crate) fn bound(&self, channel: VirtualChannelId) -> Option<Bound> {
         self.channels.get(&channel)?.bound
     }
@@ -121,12 +121,12 @@ impl Work {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.bound?)))
     }
 
-    /// Records a channel that must still leave the card, with its address space.
+    /// Records a channel, and its address space, that must still leave the card.
     pub(crate) fn depart(&mut self, bound: Bound) {
         self.departing.insert(bound.physical, bound);
     }
 
-    /// Records that a channel has left the card. Returns its state before.
+    /// Records that a channel has left the card. Returns its last state.
     pub(crate) fn departed(&mut self, physical: ChannelId) -> Option<Bound> {
         self.departing.remove(&physical)
     }
@@ -136,8 +136,8 @@ impl Work {
         self.channels.get_mut(&channel).map(|channel| (&mut channel.objects, &mut channel.bindings))
     }
 
-    /// Stores a write of the guest's CPU to a USERD page, starting at byte `offset`. Returns GP_PUT, the doorbell, when
-    /// its last byte is written, so several narrow stores form one doorbell.
+    /// Stores a write by the guest's CPU to a USERD page at byte `offset`. Returns GP_PUT, which is the doorbell, when
+    /// its last byte is written, so that several narrow stores ring the doorbell once.
     pub(crate) fn store(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) -> Option<u32> {
         let word = &mut self.channels.get_mut(&channel)?.gp_put;
         let mut rung = false;
@@ -150,8 +150,8 @@ impl Work {
         rung.then_some(u32::from_le_bytes(*word))
     }
 
-    /// Finds the channels whose USERD is under a mapped aperture, where `home` returns the slot of a page: their
-    /// doorbells arrive without messages. Returns the channels whose doorbells have moved under a mapped aperture.
+    /// Finds the channels whose USERD is under a mapped aperture (`home` returns the slot of a page), because their
+    /// doorbells cause no messages. Returns the channels whose doorbells have moved there.
     pub(crate) fn choose_polled(&mut self, home: impl Fn(u64) -> Option<Slot>) -> Vec<(VirtualChannelId, Slot)> {
         let slots: BTreeMap<VirtualChannelId, Slot> =
             self.userd.iter().filter_map(|(page, channel)| Some((*channel, home(*page)?))).collect();
@@ -164,23 +164,23 @@ impl Work {
         moved
     }
 
-    /// Returns the channels whose doorbells arrive without messages.
+    /// Returns the channels whose doorbells cause no messages.
     pub(crate) fn polled(&self) -> impl Iterator<Item = (VirtualChannelId, Slot)> {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.polled?)))
     }
 
-    /// Returns the slot of a channel's USERD if it is under a mapped aperture, so that doorbells arrive without
-    /// messages.
+    /// Returns the slot of a channel's USERD if it is under a mapped aperture, where doorbells cause no messages.
     pub(crate) fn polled_at(&self, channel: VirtualChannelId) -> Option<Slot> {
         self.channels.get(&channel)?.polled
     }
 
-    /// Records the polled GP_PUT. Returns true if the value is new.
+    /// Records a GP_PUT that a poll has read. Returns true if the value is new.
     pub(crate) fn see_put(&mut self, channel: VirtualChannelId, put: u32) -> bool {
         self.channels.get_mut(&channel).is_some_and(|channel| channel.seen.replace(put) != Some(put))
     }
 
-    /// Records that the guest blocks or unblocks engines. Returns true if it blocks any engine now.
+    /// Records that the guest blocks engines, or unblocks them if `blocked` is false. Returns true if any is blocked
+    /// now.
     pub(crate) fn block(&mut self, engines: u32, blocked: bool) -> bool {
         if blocked {
             self.blocked |= engines;
@@ -190,7 +190,7 @@ impl Work {
         self.blocks()
     }
 
-    /// Returns true if the guest blocks an engine.
+    /// Returns true if the guest blocks any engine.
     pub(crate) fn blocks(&self) -> bool {
         self.blocked != 0
     }
@@ -200,7 +200,7 @@ impl Work {
         self.runlist = runlist;
     }
 
-    /// Records that the runlist is in effect, in state `seen`. Returns true if this was awaited.
+    /// Records that the runlist is in effect, in state `seen`. Returns true if it was awaited.
     pub(crate) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         let awaited = self.runlist == seen;
         if awaited {

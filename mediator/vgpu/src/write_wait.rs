@@ -1,18 +1,18 @@
-//! Guest CPU writes to VRAM that wait for memory, like work: the VM's CPUs stop until the mover has found memory or
-//! enough of its scans have failed.
+//! Writes of the guest's CPU to VRAM that wait for memory. The VM's CPUs stop until the mover has found memory, or
+//! until enough of its scans have failed.
 //!
-//! VMMs give up on a device that does not answer for too long (QEMU after 5 s). This limit does not lose a write while
-//! memory is being freed: the mover needs only a small part of this time, unless the host does not schedule the mover.
+//! VMMs give up on a device that does not answer for too long (QEMU after 5 s). Within this limit no write is lost
+//! while memory is being freed: the mover needs only a small part of this time, unless the host does not schedule it.
 
 use super::pending::Wait;
 use card_manager::{CardState, Looks};
 use std::time::Duration;
 use vram::TenantId;
 
-/// Time limit for one write to wait while the mover scans without success.
+/// Time for which a write may wait while the mover scans without success.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// After an unsuccessful wait, further writes do not wait for the limit times this factor, or until memory was found: a
-/// guest that fills memory writes eight bytes at a time.
+/// After a wait that failed, further writes do not wait until this many limits have passed or memory was found, because
+/// a guest that fills memory writes eight bytes at a time.
 const BACKOFF_FACTOR: u32 = 10;
 /// Interval between two attempts.
 pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);
@@ -20,9 +20,9 @@ pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// State of a VM's blocked writes.
 #[derive(Debug, Default)]
 pub(crate) struct WriteWait {
-    /// Time limit that the operator sets for waiting work.
+    /// Time for which the operator permits work to wait.
     limit: Duration,
-    /// The wait of the current write.
+    /// The current write's wait, if it waits.
     wait: Option<Wait>,
     /// State of the mover's scans when the last write gave up.
     gave_up: Option<Looks>,
@@ -34,7 +34,7 @@ impl WriteWait {
     }
 
     /// Handles a write for which no memory is free. Returns true if the write must be retried after [`RETRY_INTERVAL`];
-    /// otherwise the write is lost.
+    /// otherwise it is lost.
     pub(crate) fn waits(&mut self, state: &CardState, vm: TenantId) -> bool {
         let looks = state.vram().looks(vm);
         let rests =

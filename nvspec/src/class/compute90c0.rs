@@ -48,7 +48,7 @@ pub const BLOCK_THREADS: u32 = 0x250;
 /// Number of barriers of a block.
 #[doc(alias = "BARRIER_ALLOC")]
 pub const BLOCK_BARRIERS: u32 = 0x254;
-/// Fails if the object is not compute, which is impossible here.
+/// Fails if the object is not of the compute class, which cannot happen here.
 pub const TEST_FOR_COMPUTE: u32 = 0x28c;
 /// Begins a grid.
 pub const BEGIN_GRID: u32 = 0x29c;
@@ -155,9 +155,9 @@ pub mod global_map {
     pub const VIRTUAL_UPPER: Field = Field::new(7, 0);
     /// Bits 39:32 of the global address: the index of the entry.
     pub const GLOBAL_UPPER: Field = Field::new(23, 16);
-    /// Loads are allowed.
+    /// Loads are permitted.
     pub const READ: Field = Field::new(30, 30);
-    /// Stores are allowed.
+    /// Stores are permitted.
     pub const WRITE: Field = Field::new(31, 31);
 }
 
@@ -214,7 +214,7 @@ pub const WINDOW_BYTES: u64 = 1 << 24;
 /// Number of bits of an address in local memory.
 pub const LOCAL_ADDRESS_BITS: u32 = 24;
 
-/// Values of a multiprocessor's warp error register. Source: nouveau's table.
+/// Values of a multiprocessor's warp error register. Source: nouveau's table of warp errors.
 pub mod warp_error {
     /// The call and divergence stack overflowed.
     pub const STACK: u32 = 0x01;

@@ -1,6 +1,6 @@
-//! PGRAPH's named registers, its two context-switching falcons, and the copy engines' falcons. PGRAPH's thousands of
-//! state registers are in [`super::windows::STATE_RANGES`]. Sources: rnndb `graph/gf100_pgraph/`, `falcon.xml`;
-//! nouveau's `gr`, `ce` units.
+//! Registers of PGRAPH, its two context-switching falcons and the copy engines' falcons. PGRAPH's thousands of state
+//! registers have no names and are in [`super::windows::STATE_RANGES`]. Sources: rnndb `graph/gf100_pgraph/`,
+//! `falcon.xml`; nouveau's `gr`, `ce` units.
 
 regs! {
     /// Copy engine 0's falcon.
@@ -129,7 +129,7 @@ regs! {
         TRAP @ 0x400108 W1c { 25:25 ROP; 24:24 GPC; 7:7 MACRO; 4:4 SHADER; 3:3 CCACHE; 1:1 M2MF; 0:0 DISPATCH; }
         /// Reason for a data error.
         DATA_ERROR @ 0x400110 Rw {}
-        /// Clusters that trapped, one bit each.
+        /// Mask of the clusters that trapped.
         TRAP_GPCS @ 0x400118 W1c {}
         /// Interrupt enables of the front end's units.
         TRAP_EN[7; 4] @ 0x400120 Rw {}

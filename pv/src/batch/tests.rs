@@ -88,7 +88,8 @@ fn fields_are_where_the_interface_has_them() {
     }
 }
 
-/// Checks a batch after each possible change of one of its bytes, and after each truncation.
+/// Changes each byte of a batch to each value, and truncates the batch at each length: the result must match the
+/// specification.
 #[test]
 fn each_change_of_a_byte_is_seen_as_the_specification_sees_it() {
     let whole = wire::batch(&each());
@@ -125,11 +126,11 @@ fn malformed_batch_error_names_operation_and_problem() {
     let flush = || Raw::new(op::FLUSH, 0, &[]);
     let cases = [
         (vec![0; 7], "the batch: has no header"),
-        (vec![0; 8], "the batch: says 0 operations; 1 to 1024 can be"),
-        (wire::batch(&vec![flush(); 1025]), "the batch: says 1025 operations; 1 to 1024 can be"),
+        (vec![0; 8], "the batch: declares 0 operations; must be from 1 to 1024"),
+        (wire::batch(&vec![flush(); 1025]), "the batch: declares 1025 operations; must be from 1 to 1024"),
         (
             wire::batch(&[flush()])[..15].to_vec(),
-            "the batch: says 8 bytes of operations, more than were given or can be",
+            "the batch: declares 8 bytes of operations, more than it contains or than the maximum",
         ),
         (
             wire::batch(&[flush(), Raw::new(0x99, 0, &[])]),
@@ -137,7 +138,7 @@ fn malformed_batch_error_names_operation_and_problem() {
         ),
         (
             wire::batch(&[flush(), flush(), Raw::new(op::FLUSH, 0, &[0, 0])]),
-            "operation 2: has 8 bytes behind its header, which is not what the code 0x8, or its count, asks for",
+            "operation 2: has 8 bytes after its header, which do not match the code 0x8 or its count",
         ),
     ];
     for (bytes, expected) in cases {
@@ -199,7 +200,7 @@ fn operations_after_failed_one_are_not_started() {
     let mut work = Begun::new(bytes).unwrap();
     while let Some(op) = work.current(ALL) {
         begun.push(wire::encode(&op.unwrap()).handle);
-        // The batch is suspended and resumed.
+        // Suspend and resume the batch.
         work = work.clone();
         work.answer(if begun.len() < 3 { Ok(begun.len() as u64 * 10) } else { Err(Status::NoObject) });
     }

@@ -10,8 +10,8 @@ type Step = [u8; STEP_BYTES];
 
 const SEND: Step = [STEP_KINDS - 1; STEP_BYTES];
 
-/// Generates mostly steps of a typical driver: tables 0 and 5 are directories, 1 and 2 are small, 3 and 4 are large,
-/// and entries fit their tables.
+/// Generates mostly the steps of a typical driver: tables 0 and 5 are directories, 1 and 2 are small, 3 and 4 are
+/// large, and entries fit into their tables.
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let any_table = || 0u8..6;
     let directory = || prop_oneof![9 => prop_oneof![3 => Just(0u8), 1 => Just(5)], 1 => any_table()];
@@ -61,7 +61,7 @@ fn run(shape: u8, steps: &[Step]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Tables that are saved and restored between steps equal tables that are not.
+    /// Compares tables that are saved and restored between steps with tables that are not.
     #[test]
     fn restored_tables_equal_unsaved_tables(shape: u8, steps in steps(), every in 1usize..20) {
         Machine::new(shape).run_restored(steps.as_flattened(), every);
@@ -87,8 +87,8 @@ proptest! {
     }
 }
 
-/// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed before. [`seeds::seeds`]
-/// generates the other files, and `UPDATE_SEEDS=1 cargo test -p pv seeds` rewrites them.
+/// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed in the past.
+/// [`seeds::seeds`] generates the other files, and `UPDATE_SEEDS=1 cargo test -p pv seeds` rewrites them.
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
         let entry = entry.unwrap();

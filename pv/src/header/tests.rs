@@ -1,4 +1,4 @@
-//! Tests of the header in the repository, and of the conversion of names to C.
+//! Tests of the header in the repository, and of the conversion of names.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn the_header_in_the_repository_is_that_of_the_interface() {
 }
 
 #[test]
-fn links_become_names_of_c() {
+fn links_become_c_names() {
     let cases = [
         ("One of [`Status`].", "", "One of GMPV_RESULT_*."),
         ("[`Status::NotBegun`] or [`share::mode`].", "", "GMPV_RESULT_NOT_BEGUN or GMPV_SHARE_MODE_*."),

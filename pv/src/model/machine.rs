@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 
 /// Size of a step in bytes.
 pub(crate) const STEP_BYTES: usize = 8;
-/// Maximum number of steps that are executed.
+/// Maximum number of steps to execute.
 pub(crate) const MAX_STEPS: usize = 256;
-/// Kinds of steps, chosen by the first byte of a step.
+/// Number of kinds of steps. The first byte of a step selects the kind.
 pub(crate) const STEP_KINDS: u8 = 24;
 
-/// End of guest VRAM, at an address where table space cannot begin.
+/// End of guest VRAM, at an address that is not a valid start of table space.
 const VRAM: u64 = (64 << 20) - 0x1000;
 /// Start of table space.
 const BASE: u64 = 64 << 20;
@@ -45,22 +45,22 @@ fn value(shape: u8, more: u8) -> u64 {
     }
 }
 
-/// The code under test, the model, and a reader of table space that follows the reported writes.
+/// The code under test, the model, and a reader of table space that only reads pages that were reported as written.
 pub(crate) struct Machine {
     tables: Tables,
     model: Model,
     features: u32,
     /// Operations of the next batch.
     pending: Vec<Raw>,
-    /// Changes of the batch's bytes: index and mask.
+    /// Changes to the batch's bytes: the index of each, and the bits to flip.
     pokes: Vec<(usize, u8)>,
-    /// Part of the batch's length that remains after a truncation, in 256ths.
+    /// Length of the truncated batch, in 256ths of its original length.
     cut: Option<u8>,
-    /// Known places of tables.
+    /// Addresses of tables that are known.
     places: BTreeMap<Nth, u64>,
-    /// Peak number of tables so far.
+    /// Highest number of tables so far.
     most: usize,
-    /// Pages of table space at the time of their last reported write.
+    /// Contents of pages of table space when they were last reported as written.
     seen: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -81,7 +81,7 @@ impl Machine {
         }
     }
 
-    /// Executes `bytes`, sends the pending operations, and finally removes everything.
+    /// Executes `bytes`, sends the remaining operations, and finally removes everything.
     pub(crate) fn run(mut self, bytes: &[u8]) {
         for step in bytes.chunks(STEP_BYTES).take(MAX_STEPS) {
             let mut whole = [0; STEP_BYTES];
@@ -93,7 +93,7 @@ impl Machine {
         assert_eq!(self.seen, BTreeMap::new());
     }
 
-    /// Like [`Self::run`], but saves and restores the tables after each `every`-th step.
+    /// Like [`Self::run`], but saves and restores the tables after every `every`-th step.
     #[cfg(test)]
     pub(crate) fn run_restored(mut self, bytes: &[u8], every: usize) {
         for (nth, step) in (1..).zip(bytes.chunks_exact(STEP_BYTES).take(MAX_STEPS)) {
@@ -132,7 +132,7 @@ impl Machine {
             9 | 10 => {
                 let length = pick(&LIST_LENGTHS, c);
                 let entries = (0..length).flat_map(|nth| low_high(value(d, e.wrapping_add(nth as u8))));
-                // Occasionally the count does not match the list.
+                // Occasionally use a count that does not match the list.
                 let said = if f == 0xff { length.wrapping_add(WORDS[usize::from(g) % 12]) } else { length };
                 Raw::new(0x05, table, &[pick(&FIRSTS, b), said].into_iter().chain(entries).collect::<Vec<_>>())
             }
@@ -174,7 +174,7 @@ impl Machine {
         self.check();
     }
 
-    /// Reads at any address, and compares the result with the model.
+    /// Reads at an arbitrary address and compares the result with the model.
     fn read(&mut self, slot: u8, offset: u16, bytes: u16) {
         self.look();
         let address = BASE + u64::from(slot % 8) * SLOT_BYTES + u64::from(offset) * 5 - 16;
@@ -182,7 +182,7 @@ impl Machine {
         let expected: Option<Vec<u8>> = (address..address + data.len() as u64)
             .map(|at| Some(self.seen.get(&(at & !0xfff))?[at as usize % PAGE]))
             .collect();
-        // A read stays within one table, even if another table follows.
+        // A read must stay within one table, even if another table follows.
         let one = address / SLOT_BYTES == (address + data.len() as u64 - 1) / SLOT_BYTES;
         let read = self.tables.read(GuestVramAddr(address), &mut data);
         let unchanged = vec![0xaa; data.len()];
@@ -203,7 +203,7 @@ impl Machine {
         self.submit(&bytes);
     }
 
-    /// Makes code and model execute the batch, and compares the results.
+    /// Executes the batch in the code and in the model, and compares the results.
     fn submit(&mut self, bytes: &[u8]) {
         let raws = wire::parse(bytes);
         let batch = Batch::parse(bytes);
@@ -220,7 +220,7 @@ impl Machine {
         let mut work = Begun::new(bytes.to_vec()).unwrap();
         while let Some(op) = work.current(self.features) {
             let done = op.and_then(|op| {
-                // The batch was decoded as written, and no operation starts after a refused one.
+                // The batch must have been decoded as it was written, and no operation may start after a refused one.
                 assert_eq!(&wire::encode(&op), begun.next().unwrap());
                 nth += 1;
                 execute(tables, op).map(|()| nth)
@@ -305,7 +305,7 @@ impl Machine {
                 None => unknown.push(contents(table)),
             }
         }
-        // Removes the directories, so that only tables that no directory names remain.
+        // Remove the directories, so that only tables that no directory refers to remain.
         for (nth, _) in model.live.iter().filter(|(_, table)| table.kind == 1) {
             rest.remove(&self.places[nth]);
         }
@@ -335,7 +335,7 @@ impl Machine {
         all
     }
 
-    /// Walks from handles and bindings through all directories, and finds the places of tables.
+    /// Walks from handles and bindings through all directories, and finds the addresses of tables.
     fn find_places(&mut self, actual: &BTreeMap<u64, Vec<u8>>) {
         let Self { tables, model, places, .. } = self;
         places.retain(|nth, _| model.live.contains_key(nth));
@@ -386,7 +386,7 @@ fn contents(table: &Table) -> Vec<u8> {
     table.entries.iter().flat_map(|entry| entry.to_le_bytes()).collect()
 }
 
-/// Executes an operation on tables; other operations are handled elsewhere.
+/// Executes an operation on tables. Other operations are handled elsewhere.
 fn execute(tables: &mut Tables, op: Op<'_>) -> Result<(), Status> {
     match op {
         Op::TableCreate { table, kind } => tables.create(table, kind),

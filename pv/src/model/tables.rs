@@ -1,13 +1,13 @@
-//! Tables as lists of entries that name each other; unreachable tables are removed.
+//! Tables as lists of entries that refer to each other. Unreachable tables are removed.
 
 use super::wire::Raw;
 use crate::abi::Status;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of a table in the order of creation.
+/// Number of a table, in order of creation.
 pub(crate) type Nth = u64;
 
-/// An entry of a directory: a small and a large table, if any.
+/// An entry of a directory: a small and a large table, each of which may be missing.
 pub(crate) type Names = (Option<Nth>, Option<Nth>);
 
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ impl Model {
         self.handles.get(&handle).map(|nth| self.live[nth].kind)
     }
 
-    /// Returns the reason that `handle` does not name a table of these kinds.
+    /// Returns the reason why `handle` does not refer to a table of one of these kinds.
     fn against(&self, handle: u32, kinds: &[u32]) -> Option<Status> {
         match self.kind(handle) {
             None => Some(Status::NoObject),
@@ -103,7 +103,7 @@ impl Model {
         all
     }
 
-    /// Applies an operation that no reason forbids.
+    /// Applies an operation that has no reason to be refused.
     pub(crate) fn apply(&mut self, raw: &Raw) {
         let table = self.handles.get(&raw.handle).copied();
         match raw.code {

@@ -1,4 +1,5 @@
-//! The binary form, byte by byte. It does not use the types under test, and takes its numbers from the documentation.
+//! The binary format, byte by byte. This file does not use the types under test; its numbers are those of the
+//! documentation.
 
 use crate::abi::Status;
 use crate::operation::{Control, Kind, Op};
@@ -94,7 +95,7 @@ pub(crate) fn features(raw: &Raw) -> u32 {
     }
 }
 
-/// Returns each reason to refuse an operation that depends only on the operation.
+/// Returns each reason to refuse an operation that follows from the operation alone.
 pub(crate) fn refusals(raw: &Raw) -> Vec<Status> {
     let mut all = Vec::new();
     let mut refuse = |wrong: bool, status| {

@@ -18,7 +18,7 @@ type Page = [U64; PAGE_ENTRIES as usize];
 /// Size of a page in bytes.
 const PAGE_BYTES: usize = size_of::<Page>();
 
-/// The entries of a table. Empty 4 KiB pages take no memory.
+/// The entries of a table. Empty 4 KiB pages use no memory.
 #[derive(Debug)]
 pub(super) struct Contents {
     pages: Box<[Option<Box<Page>>]>,
@@ -30,7 +30,7 @@ impl Contents {
         Self { pages: (0..kind.entries() / PAGE_ENTRIES).map(|_| None).collect() }
     }
 
-    /// Returns an entry; `None` after the end.
+    /// Returns an entry; `None` beyond the end.
     pub(super) fn entry(&self, index: u32) -> Option<u64> {
         let page = self.pages.get((index / PAGE_ENTRIES) as usize)?.as_ref();
         Some(page.and_then(|page| page.get((index % PAGE_ENTRIES) as usize)).map_or(0, |entry| entry.get()))
@@ -41,8 +41,8 @@ impl Contents {
         self.pages.iter().flatten().flat_map(|page| page.iter()).map(|entry| entry.get()).filter(|entry| *entry != 0)
     }
 
-    /// Writes `count` entries starting at `first`: `value(0)`, `value(1)` and so on; ignores entries after the end.
-    /// Returns a bit for each page that changed.
+    /// Writes `count` entries from `first` on: `value(0)`, `value(1)` and so on. Ignores entries beyond the end.
+    /// Returns a mask of the pages that changed.
     pub(super) fn write(&mut self, first: u32, count: u32, value: impl Fn(u32) -> u64) -> u64 {
         let mut changed = 0;
         let mut nth = 0;
@@ -82,13 +82,13 @@ impl Contents {
         true
     }
 
-    /// Returns a mask with a bit for each page.
+    /// Returns the mask of all pages.
     pub(super) fn all_pages(&self) -> u64 {
         1u64.checked_shl(u32::try_from(self.pages.len()).unwrap_or(u32::MAX))
             .map_or(u64::MAX, |bit| bit.wrapping_sub(1))
     }
 
-    /// Returns a mask with a bit for each allocated page.
+    /// Returns the mask of the allocated pages.
     pub(super) fn resident_pages(&self) -> u64 {
         self.pages.iter().rev().fold(0, |bits, page| bits << 1 | u64::from(page.is_some()))
     }
@@ -99,7 +99,7 @@ impl Contents {
     }
 }
 
-/// Writes entries of a page from `at` on. Returns true if the page changed.
+/// Writes entries of a page from index `at` on. Returns true if the page changed.
 fn write_page(slot: &mut Option<Box<Page>>, at: u32, values: impl Iterator<Item = u64> + Clone) -> bool {
     let empty = values.clone().all(|value| value == 0);
     if empty && slot.is_none() {

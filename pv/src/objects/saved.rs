@@ -1,4 +1,4 @@
-//! The saved form of the page tables that are kept for a guest. A table's reference count is derived from the objects
+//! Saved state of the page tables that are kept for a guest. The reference count of a table follows from the objects
 //! that refer to it.
 
 use super::contents::{Contents, SavedPage};
@@ -18,11 +18,11 @@ pub struct SavedTables {
     /// Beginning of table space.
     pub(crate) base: u64,
     pub(crate) slots: Vec<SavedSlot>,
-    /// Slots without a table; the slot that is used next is last.
+    /// Slots without a table. The last one is used next.
     pub(crate) free: Vec<u32>,
     /// Slots, sorted by handle.
     pub(crate) handles: Vec<(u32, u32)>,
-    /// Instance blocks with their directories' slots, sorted by address.
+    /// Instance blocks and the slots of their directories, sorted by address.
     pub(crate) bindings: Vec<(u64, u32)>,
 }
 
@@ -56,8 +56,8 @@ impl Tables {
         SavedTables { limit: *limit, base: base.0, slots, free, handles, bindings }
     }
 
-    /// Restores the tables of a guest whose VRAM ends at `base` and whose tables may have `limit` bytes in total. The
-    /// tables may exceed this if the limit was lowered.
+    /// Restores the tables of a guest whose VRAM ends at `base`. `limit` is the maximum total size of the tables in
+    /// bytes; they may exceed it if the limit was lowered.
     ///
     /// # Errors
     /// If the tables are invalid.
@@ -104,7 +104,7 @@ impl Names {
         Self(BTreeMap::new())
     }
 
-    /// Adds a reference to the table in a slot, whose kind `wanted` must accept.
+    /// Adds a reference to the table in a slot. `wanted` must return true for its kind.
     fn name(&mut self, slot: u32, slots: &Slots, wanted: impl FnOnce(Kind) -> bool) -> Result<SlotId, Invalid> {
         let id = SlotId::numbered(slot);
         let object = slots.get(id).filter(|object| wanted(object.kind));
@@ -114,7 +114,7 @@ impl Names {
         Ok(id)
     }
 
-    /// Counts the tables that an entry of a directory names. [`Tables::set`] must have been able to write the entry.
+    /// Counts the tables that a directory entry refers to. The entry must be one that [`Tables::set`] can write.
     fn of_entry(&mut self, pde: Pde, slots: &Slots) -> Result<(), Invalid> {
         let mut again = Pde::new();
         if pde.small_target() == TableTarget::Vram {

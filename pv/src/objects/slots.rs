@@ -1,4 +1,4 @@
-//! Table space: the slots of tables, and the written pages.
+//! Table space: the slots that hold tables, and the pages that were written.
 
 mod saved;
 
@@ -9,7 +9,7 @@ use super::{NoTable, SLOT_BYTES};
 use crate::operation::Kind;
 use nvspec::addr::{BUS_BITS, GuestVramAddr, SMALL_PAGE};
 
-/// A slot for a table.
+/// A slot that can hold a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SlotId(u32);
 
@@ -25,13 +25,13 @@ pub(super) struct Object {
 #[derive(Debug, Default)]
 struct Slot {
     object: Option<Object>,
-    /// One bit per page that may have changed since the last report, even if the slot has no table now.
+    /// Mask of the pages that may have changed since the last report, even if the slot holds no table now.
     written: u64,
 }
 
 const _: () = assert!(SLOT_BYTES / SMALL_PAGE <= u64::BITS as u64);
 
-/// All slots. Their number is the peak number of tables, and is therefore bounded by the limit on tables.
+/// All slots. Their number is the highest number of tables so far, which the limit on tables bounds.
 #[derive(Debug)]
 pub(super) struct Slots {
     base: GuestVramAddr,
@@ -70,8 +70,8 @@ impl Slots {
         self.slots.iter().filter_map(|slot| slot.object.as_ref())
     }
 
-    /// Puts an empty table into a free slot, with one reference. Returns `None` if the slot's address does not fit an
-    /// entry of a directory.
+    /// Puts an empty table into a free slot, with one reference. Returns `None` if the address of the slot does not fit
+    /// into a directory entry.
     pub(super) fn insert(&mut self, kind: Kind) -> Option<SlotId> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -86,7 +86,7 @@ impl Slots {
             }
         };
         let contents = Contents::new(kind);
-        // The slot could not be read before; it now contains zeros.
+        // The slot could not be read before. It contains zeros now.
         self.mark(slot, contents.all_pages());
         self.slots.get_mut(slot.0 as usize)?.object = Some(Object { kind, names: 1, contents });
         Some(slot)
@@ -99,7 +99,7 @@ impl Slots {
         }
     }
 
-    /// Removes a reference. Returns the table if this was the last reference; the table then no longer has a slot.
+    /// Removes a reference. If it was the last one, removes the table from its slot and returns it.
     pub(super) fn release(&mut self, slot: SlotId) -> Option<Object> {
         let object = self.get_mut(slot)?;
         object.names = object.names.saturating_sub(1);
@@ -112,7 +112,7 @@ impl Slots {
         Some(object)
     }
 
-    /// Writes entries of a table; ignores entries after its end.
+    /// Writes entries of a table. Ignores entries beyond its end.
     pub(super) fn write(&mut self, slot: SlotId, first: u32, count: u32, value: impl Fn(u32) -> u64) {
         let Some(object) = self.get_mut(slot) else { return };
         let pages = object.contents.write(first, count, value);
@@ -128,7 +128,7 @@ impl Slots {
     /// Removes all tables.
     pub(super) fn clear(&mut self) {
         self.free.clear();
-        // The first slots are used first again.
+        // Use the first slots first again.
         for index in (0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX)).rev() {
             let slot = SlotId(index);
             let object = self.slots.get_mut(index as usize).and_then(|slot| slot.object.take());
@@ -141,7 +141,7 @@ impl Slots {
 
     pub(super) fn take_written(&mut self, mut each: impl FnMut(GuestVramAddr, u64)) {
         self.written.sort_unstable();
-        // The current range, which may still be extended.
+        // This is the current range, which may still grow.
         let mut range = (self.base, 0u64);
         for slot in std::mem::take(&mut self.written) {
             let address = self.address(slot);

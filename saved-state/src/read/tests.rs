@@ -13,7 +13,7 @@ struct First {
 
 first_version!(First, "first");
 
-/// [`Second`] in the version without a name.
+/// [`Second`] in the version that had no name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct SecondBefore {
     number: u64,
@@ -93,7 +93,7 @@ fn the_version_before_is_read_and_written() {
     let foreign = writer.put(0, &first()).unwrap_err();
     assert_eq!(foreign, WriteError::Version { name: "first", version: 1, reads: None });
     let file = writer.finish();
-    // Both the older program and this program can read the file.
+    // Both the older program and this one can read the file.
     SavedState::parse(&file, &older).unwrap();
     let mut state = SavedState::parse(&file, &known()).unwrap();
     assert_eq!(state.take::<Second>(1), Ok(second("")));
@@ -104,7 +104,7 @@ fn the_version_before_is_read_and_written() {
     SavedState::parse(&writer.finish(), &newer).unwrap();
 }
 
-/// A part whose first version is not supported.
+/// A part whose first version is no longer supported.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Third {
     number: u64,
@@ -149,7 +149,7 @@ fn obsolete_value_of_older_version_is_rejected() {
     writer.put(1, &Second { number: 13, name: String::new() }).unwrap();
     let file = writer.finish();
     let error = SavedState::parse(&file, &known()).unwrap().take::<Second>(1).unwrap_err();
-    assert!(error.to_string().contains("`second` of 1 makes no sense: 13 means nothing"), "{error}");
+    assert!(error.to_string().contains("`second` of 1 is invalid: 13 means nothing"), "{error}");
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn an_unknown_section_is_refused_by_name() {
 #[test]
 fn a_section_of_another_file_is_refused() {
     let (one, other) = (file(IDENTITY), file([7; 16]));
-    // Both files have the same parts, so that they differ only in their identities and checksums.
+    // Both files have the same parts, so they differ only in their identities and checksums.
     let mut mixed = one.clone();
     let at = mixed.windows(6).position(|bytes| bytes == b"second").unwrap();
     mixed[at..].copy_from_slice(&other[at..]);
@@ -172,7 +172,7 @@ fn a_section_of_another_file_is_refused() {
 fn sections_that_have_changed_places_are_refused() {
     let mut file = file(IDENTITY);
     let at = file.windows(6).rposition(|bytes| bytes == b"second").unwrap() + 6;
-    // Relabels the state of VM 4 as VM 5.
+    // Relabel the state of VM 4 as that of VM 5.
     file[at] = 5;
     assert_eq!(refused(&file), ReadError::Sum { name: "second".into(), of: 5 });
 }
@@ -200,9 +200,9 @@ fn other_files_are_refused() {
 }
 
 #[test]
-fn a_long_list_that_is_not_there_takes_no_memory() {
+fn missing_long_list_allocates_no_memory() {
     let mut writer = Writer::new(IDENTITY);
-    /// A part that claims to have a list of almost 2^63 numbers.
+    /// A part that claims to contain a list of almost 2^63 numbers.
     #[derive(Serialize, Deserialize)]
     struct Liar(u32, u64);
     impl Part for Liar {
@@ -229,7 +229,7 @@ fn keys_ascend_or_do_not() {
 }
 
 proptest! {
-    /// A truncated or changed file is refused without a panic.
+    /// Truncates or changes a file: it must be refused without a panic.
     #[test]
     fn damage_is_found(at in any::<prop::sample::Index>(), flip in 1u8.., cut in any::<prop::sample::Index>()) {
         let whole = file(IDENTITY);
@@ -239,7 +239,7 @@ proptest! {
         prop_assert!(SavedState::parse(&whole[..cut.index(whole.len())], &known()).is_err());
     }
 
-    /// Arbitrary bytes are read or refused.
+    /// Reads arbitrary bytes: they must be read or refused.
     #[test]
     fn bytes_are_read_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..200), magic: bool) {
         if magic {

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Items as passed to the sink.
+/// An item as the sink receives it, with its bytes.
 #[derive(Debug, PartialEq, Eq)]
 enum Whole {
     Head(Vec<u8>),
@@ -17,7 +17,7 @@ fn stream(head: &[u8], pieces: &[(u64, Vec<u8>)]) -> Vec<u8> {
     bytes
 }
 
-/// Reads a stream in parts of `part` bytes.
+/// Reads a stream in portions of `part` bytes.
 fn read(bytes: &[u8], part: usize) -> Result<Vec<Whole>, StreamError> {
     let mut reader = StreamReader::default();
     let mut all = Vec::new();

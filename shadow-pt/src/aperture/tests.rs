@@ -12,7 +12,7 @@ fn vram(at: u64) -> Place {
     Place::Vram(GuestVramAddr(at))
 }
 
-/// Creates a 16 MiB BAR, with an instance block and a directory with both tables.
+/// Creates a guest with a 16 MiB BAR, an instance block, and a directory that refers to both tables.
 fn guest() -> Guest {
     let mut guest = Guest::new();
     guest.write64(vram(INSTANCE + vm::PDB_LO), DIRECTORY);
@@ -82,7 +82,7 @@ fn faults_are_the_hardwares() {
 fn a_shortened_table_ends_where_it_says() {
     let mut guest = guest();
     guest.write64(vram(INSTANCE + vm::LIMIT_LO), 0xff_ffff_ffff);
-    // Shortens the table to an eighth, which covers 16 MiB.
+    // Shorten the table to an eighth, which covers 16 MiB.
     guest.write64(vram(DIRECTORY), 1 | 3 << 2 | (LPT >> 12) << 4);
     guest.write64(vram(LPT + 127 * 8), pte(0));
     let mut tlb = bound();
@@ -108,8 +108,8 @@ fn hits_are_cached_until_a_flush_and_misses_are_not() {
 }
 
 proptest! {
-    /// For any contents of the tables, the walk has the same result as an independent walker; pages that share a cache
-    /// slot do not affect one another.
+    /// Compares the walk with an independent walker, for arbitrary tables. Pages that share a cache slot must not
+    /// affect each other.
     #[test]
     fn the_walk_is_the_walkers(
         pde in any::<u64>(),
@@ -124,7 +124,7 @@ proptest! {
             guest.write64(vram(DIRECTORY), pde);
         }
         for (index, large, raw) in entries {
-            // Frames and targets are arbitrary; large pages are aligned, which the walker assumes.
+            // Frames and targets are arbitrary. Large pages are aligned, which the walker assumes.
             let raw = if large { raw & !(0x1f << 4) } else { raw };
             let at = if large { LPT + (index % 128) * 8 } else { SPT + index * 8 };
             guest.write64(vram(at), raw);
@@ -146,7 +146,7 @@ proptest! {
                 prop_assert_eq!(found, expected);
             }
         }
-        // The survey has the same results as single walks, for any part of the aperture.
+        // The survey must return the same results as single walks, for any part of the aperture.
         let blocks = probes[0] % 6;
         let mut seen = Vec::new();
         tlb.survey(blocks << 21, 16 * 256 - (blocks << 9), &mut guest, |page, place| seen.push((page, place)));

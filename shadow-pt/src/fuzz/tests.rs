@@ -48,15 +48,16 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Spaces that are saved and restored between operations map the same memory as spaces that are not.
+    /// Compares spaces that are saved and restored between operations with spaces that are not.
     #[test]
     fn restored_spaces_map_same_memory_as_unsaved_spaces(mode in 0usize..4, tight: bool, ops in ops(), every in 1usize..12) {
         Machine::new(Mode::ALL[mode], tight).run_restored(ops.as_flattened(), every);
     }
 }
 
-/// The seed corpus of the fuzz target. Files named `found_*` are inputs that failed before, or nearly failed. The other
-/// files are the output of [`seeds::seeds`], and `UPDATE_SEEDS=1 cargo test -p shadow-pt seeds` rewrites them.
+/// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed, or nearly failed, in the
+/// past. `UPDATE_SEEDS=1 cargo test -p shadow-pt seeds` rewrites the other files, which are the output of
+/// [`seeds::seeds`].
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
         let entry = entry.unwrap();
@@ -90,7 +91,7 @@ fn seeds_in_the_repository_are_up_to_date() {
     assert_eq!(kinds, (0..32).collect(), "some operation is in no seed");
 }
 
-/// Runs each input in all modes.
+/// Runs each input in every mode.
 #[test]
 fn saved_inputs_keep_the_invariants() {
     let corpus = corpus();

@@ -11,8 +11,8 @@ use nvspec::mmu::Pte;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl AddressSpaces {
-    /// Panics if counts, the reverse map, the index of table pages or the queues disagree with the mirrors. Call this
-    /// when all spaces are flushed. `unseen` contains the addresses of pages that the CPU can write unseen.
+    /// Panics if counts, the reverse map, the index of table pages or the queues disagree with the mirrors. All spaces
+    /// must have been flushed. `unseen` contains the addresses of the pages that the CPU can write unseen.
     pub(crate) fn audit(&self, unseen: &BTreeSet<u64>) {
         let mut records: BTreeMap<u64, u32> = BTreeMap::new();
         let mut writable: BTreeMap<u32, (u32, u32)> = unseen.iter().map(|at| ((at / PAGE) as u32, (0, 1))).collect();

@@ -1,4 +1,4 @@
-//! The invariants, checked on the bytes that the card has.
+//! Checks the invariants on the bytes in the card's memory.
 
 use super::spec;
 use super::world::{self, Card, Grants, Guest, LARGE, PAGE};
@@ -7,24 +7,24 @@ use nvspec::addr::GpuVa;
 use nvspec::mmu::Rights;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Indices of the host's directory entries: for shared pages, and for its own pages.
+/// Indices of the mediator's directory entries: for shared pages, and for its own pages.
 const HOST_ENTRIES: [u64; 2] = [8190, 8191];
 
-/// Required agreement between a shadow and the guest's current tables.
+/// Degree to which a shadow must agree with the guest's current tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     /// The shadow maps only granted memory.
     Isolated,
-    /// In addition, each entry is absent or the translation of the guest's current entry.
+    /// In addition, each entry is either absent or the translation of the guest's current entry.
     Sound,
     /// Each entry is the translation of the guest's current entry.
     Exact,
 }
 
-/// The mediator's own pages in a space, with card address and rights.
+/// The mediator's own pages in a space, with their card addresses and rights.
 pub(crate) type HostPages = BTreeMap<HostPage, (u64, Rights)>;
 
-/// The card's view of one space, and the expected state.
+/// The card's view of one space, and the state that it should have.
 pub(crate) struct View<'a> {
     pub(crate) guest: &'a Guest,
     pub(crate) grants: &'a Grants,
@@ -34,7 +34,7 @@ pub(crate) struct View<'a> {
     pub(crate) host: &'a HostPages,
 }
 
-/// A table of a directory entry: target, address, number of entries, and true for large pages.
+/// A table that a directory entry refers to: its target, address and number of entries, and true for large pages.
 type Half = (u64, u64, usize, bool);
 
 /// Returns the two tables of a directory entry.
@@ -60,7 +60,7 @@ impl View<'_> {
     /// Checks everything that the card can reach.
     pub(crate) fn check(&self, fit: Fit) {
         let (card, ram, guest) = self.directories();
-        // A directory may have the same entry hundreds of times, so each pair of tables is checked only once.
+        // Hundreds of directory entries may be the same, so check each pair of tables only once.
         let mut seen = BTreeSet::new();
         for (index, shadow) in (0u64..).zip(self.card.entries(card, 8192)) {
             if HOST_ENTRIES.contains(&index) {
@@ -86,7 +86,7 @@ impl View<'_> {
         }
     }
 
-    /// Returns entry `at` of one of the guest's tables, or 0 if the table does not exist.
+    /// Returns entry `at` of one of the guest's tables, or 0 if that table does not exist.
     fn raw(&self, (target, table, count, _): Half, at: u64) -> u64 {
         if target == 0 || at >= count as u64 { 0 } else { self.guest64(target != 1, table + at * 8) }
     }
@@ -115,7 +115,7 @@ impl View<'_> {
                 continue;
             }
             let wanted = wanted(at);
-            // Entries that a large page hides for the guest may be visible until the page is read.
+            // Until the page is read, entries may be visible that a large page hides for the guest.
             let hidden = || !large && raw == spec::entry(self.raw(theirs[1], at), false, self.grants);
             assert!(
                 raw == wanted || (fit == Fit::Sound && (raw == 0 || hidden())),
@@ -124,7 +124,7 @@ impl View<'_> {
         }
     }
 
-    /// Checks invariant 1: each 4 KiB belongs to the guest.
+    /// Checks invariant 1: each 4 KiB page belongs to the guest.
     fn check_frames(&self, raw: u64, large: bool) {
         if raw & 1 == 0 {
             assert_eq!(raw, 0, "an invalid shadow entry that is not zero");
@@ -167,7 +167,7 @@ impl View<'_> {
         })
     }
 
-    /// Walks a few addresses of a directory entry in the card's tables, the guest's tables, and the mirrors.
+    /// Walks several addresses of a directory entry in the card's tables, in the guest's tables, and in the mirrors.
     fn check_walks(&self, index: u64, pde: u64) {
         for offset in (0..24).map(|page| page * PAGE).chain((0..12).map(|page| page * LARGE + 3 * PAGE)) {
             let va = (index << 27) + offset;
@@ -182,7 +182,7 @@ impl View<'_> {
         }
     }
 
-    /// Returns the target of the guest's entry: aperture, address, read-only flag, privileged flag.
+    /// Returns the target of the guest's entry: the aperture, the address, and the read-only and privileged flags.
     fn wanted(&self, pde: u64, offset: u64) -> Option<(u64, u64, bool, bool)> {
         let [large, small] = halves(pde);
         let page = |raw: u64, within: u64| {

@@ -1,4 +1,4 @@
-//! A guest, a GPU and a host that execute operations decoded from bytes, with checks after each step.
+//! A guest, a GPU and a host that execute operations decoded from bytes, with checks after each operation.
 
 use super::check::{Fit, HostPages, View};
 use super::world::{Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
@@ -11,11 +11,11 @@ use std::collections::BTreeSet;
 
 /// Size of an operation in bytes.
 pub(crate) const OP_BYTES: usize = 8;
-/// Maximum number of operations that are decoded.
+/// Maximum number of operations to decode.
 pub(crate) const MAX_OPS: usize = 96;
 /// Address of the mediator's own pages on the card.
 const HOST_PAGE: u64 = 0x5_0000_0000;
-/// First I/O page for pages of guest VRAM in host memory; a multiple of a large page's number of pages.
+/// First I/O page for pages of guest VRAM in host memory; a multiple of the number of pages in a large page.
 const HOSTED: u64 = 0x2_0000;
 
 const DIRECTORY: u64 = 0x1_0000;
@@ -24,7 +24,7 @@ const SPT: u64 = 0x3_0000;
 const RAM: u64 = 0x1000 * PAGE;
 const OTHER_RAM: u64 = 0x2000 * PAGE;
 
-/// Directories: two separate ones, one that is also a table, one in RAM, and one that is partly missing.
+/// Directories: two separate ones, one that is also a table, one in RAM, and one that is partly outside memory.
 const DIRECTORIES: [Place; 5] = [
     Place::Vram(GuestVramAddr(DIRECTORY)),
     Place::Vram(GuestVramAddr(0x9_0000)),
@@ -33,7 +33,7 @@ const DIRECTORIES: [Place; 5] = [
     Place::Vram(GuestVramAddr(GUEST_VRAM - PAGE)),
 ];
 
-/// Tables: some overlap, some are also directories, some are partly or wholly outside of memory, and some are in RAM.
+/// Tables: some overlap, some are also directories, some are partly or entirely outside memory, and some are in RAM.
 const TABLES: [Place; 8] = [
     Place::Vram(GuestVramAddr(LPT)),
     Place::Vram(GuestVramAddr(SPT)),
@@ -45,7 +45,7 @@ const TABLES: [Place; 8] = [
     Place::Ram(Gpa(OTHER_RAM)),
 ];
 
-/// Indices of the directory entries that are written.
+/// Indices of the directory entries that operations write.
 const PDES: [u64; 5] = [0, 1, 600, 8190, 8191];
 
 /// The operands of one operation.
@@ -74,7 +74,7 @@ impl Operands<'_> {
             (if system { 2 + (shape >> 7) } else { 1 }, place.address() >> 12)
         };
         let (large, small) = (half(self.element(&TABLES)), half(self.element(&TABLES)));
-        // A full table takes long to check, so most tables are shortened to an eighth.
+        // Checking a full table is slow, so most tables have an eighth of the size.
         let size = if shape & 0x70 == 0 { (shape >> 2) & 3 } else { 3 };
         let large = if shape & 1 != 0 { large.0 | large.1 << 4 } else { 0 };
         let small = if shape & 2 != 0 { small.0 << 32 | small.1 << 36 } else { 0 };
@@ -90,7 +90,7 @@ impl Operands<'_> {
         match shape & 15 {
             0 => 0,
             1 => u64::from_le_bytes([shape as u8, which as u8, 0x5a, which as u8, 1, 0, shape as u8, which as u8]),
-            // Usually names a page that is a table.
+            // Most of these addresses are those of pages that contain a table.
             2..=5 => vram([DIRECTORY, LPT, SPT, SPT + PAGE, 0x9_0000, GUEST_VRAM - PAGE][which as usize % 6]),
             6..=8 => vram(which * PAGE),
             9 | 10 => vram(which % 9 * LARGE),
@@ -107,21 +107,21 @@ struct Opened {
     host: HostPages,
 }
 
-/// The world, and the code under test.
+/// The model world and the code under test.
 pub(crate) struct Machine {
     mode: Mode,
-    /// True if tables may be missing because of the limit.
+    /// True if the limit is low, so that tables may be missing.
     tight: bool,
     guest: Guest,
     grants: Grants,
     card: Card,
     spaces: AddressSpaces,
     open: Vec<Opened>,
-    /// Card chunks without an owner.
+    /// Chunks of the card that have no owner.
     spare: Vec<u64>,
     /// Pages of guest VRAM that the CPU can write unseen.
     unseen: BTreeSet<u64>,
-    /// Spaces that were not flushed or prepared since the last unreported write.
+    /// Spaces that have been neither flushed nor prepared since the last unreported write.
     untold: BTreeSet<SpaceId>,
 }
 
@@ -152,16 +152,16 @@ impl Machine {
         machine
     }
 
-    /// Executes the operations in `bytes`. Finally prepares, checks and frees everything.
+    /// Executes the operations in `bytes`, then prepares, checks and frees everything.
     pub(crate) fn run(mut self, bytes: &[u8]) {
         for op in bytes.chunks(OP_BYTES).take(MAX_OPS) {
             self.step(op);
         }
         for index in 0..self.open.len() {
             self.prepare(index);
-            // Entries that are not granted are read twice.
+            // Entries that are not granted are read a second time.
             self.prepare(index);
-            // Nothing has changed since then, so no work must be left.
+            // Nothing has changed since then, so a second call must find no work.
             let again = self.prepare(index);
             assert_eq!((again.translated, again.entries_written, again.denied.total()), (0, 0, 0));
         }
@@ -177,7 +177,7 @@ impl Machine {
         assert_eq!((self.spaces.card_bytes(), self.spaces.tables()), (0, 0));
     }
 
-    /// Same as [`Self::run`], saving and restoring the spaces after each `every`-th operation.
+    /// Like [`Self::run`], but saves and restores the spaces after every `every`-th operation.
     #[cfg(test)]
     pub(crate) fn run_restored(mut self, bytes: &[u8], every: usize) {
         for (nth, op) in (1..).zip(bytes.chunks(OP_BYTES).take(MAX_OPS)) {
@@ -190,7 +190,7 @@ impl Machine {
         self.run(&[]);
     }
 
-    /// Saves the spaces, and continues with restored spaces, like a mediator that has taken all work off the card.
+    /// Saves the spaces and continues with restored ones, like a mediator that has taken all work off the card.
     #[cfg(test)]
     fn restore(&mut self) {
         let ids: Vec<_> = self.spaces.ids().collect();
@@ -328,7 +328,7 @@ impl Machine {
                 self.spaces.unseen(GuestVramAddr(page), unseen);
             }
             35 => {
-                // The CPU writes without a report.
+                // The CPU writes without reporting it.
                 let pages: Vec<u64> = self.unseen.iter().copied().collect();
                 let (nth, at) = (of.byte() as usize, of.below(40) * 8);
                 let value = if nth & 1 == 0 { of.pte() } else { of.pde() };
@@ -338,7 +338,7 @@ impl Machine {
                 }
             }
             _ => {
-                // Withdraw memory that still belongs to the guest, and grant it again.
+                // Withdraw memory that the guest still owns, and grant it again.
                 let range = GuestRange::Vram(GuestVramAddr(of.byte() * PAGE), (1 + of.below(64)) * PAGE);
                 self.invalidate(range);
                 self.given(range, of.byte() & 1 != 0);
@@ -360,7 +360,7 @@ impl Machine {
         self.untold.extend(self.spaces.ids());
     }
 
-    /// Makes the guest map a page of a table as writable for the GPU.
+    /// Makes the guest map the page of a table writable for the GPU.
     fn expose(&mut self, index: usize, table: u64, at: u64, frame: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 1 | 3 << 2 | (LPT >> 12) << 4 | 1 << 32 | (SPT >> 12) << 36);
@@ -373,8 +373,8 @@ impl Machine {
         self.prepare(index);
     }
 
-    /// Withdraws RAM; then the guest may unmap it and may flush; then the RAM is granted again. `at` selects the entry,
-    /// in a page with few other entries, so that the page may have no permissions to lose.
+    /// Withdraws RAM; the guest may then unmap it, and may flush; then grants the RAM again. `at` selects an entry in a
+    /// page with few other entries, so that the page may have no permissions to lose.
     fn withdraw_and_give(&mut self, index: usize, at: u64, shape: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 3 << 2 | 1 << 32 | (SPT >> 12) << 36);
@@ -400,14 +400,14 @@ impl Machine {
 
     fn fill(&mut self, start: u64, len: u64, value: u64) {
         for at in (start..start + len).step_by(8) {
-            // Each entry names the page after the previous entry's page, as when a driver fills tables.
+            // Each entry refers to the page after that of the previous entry, as when a driver fills a table.
             let value = if value & 1 == 0 { 0 } else { value.wrapping_add(((at / 8) % 64) << 4) };
             self.guest.write64(Place::Vram(GuestVramAddr(at)), value);
         }
         self.spaces.written(GuestVramAddr(start), len);
     }
 
-    /// Returns the pages that the GPU can write through a space, from the card's tables.
+    /// Returns the pages that the GPU can write through a space, according to the card's tables.
     fn writable(&self, index: usize) -> Vec<Place> {
         let directory = self.spaces.directory(self.open[index].id).unwrap().0;
         let pages = reachable(&self.card, directory).into_iter().filter(|page| !page.read_only);
@@ -419,7 +419,7 @@ impl Machine {
             }
         });
         let mut places: Vec<Place> = places.collect();
-        // Pages that hold tables come first, because they matter most.
+        // Prefer pages that hold tables, because they matter most.
         places.sort_by_key(|place| {
             let table = TABLES.iter().chain(&DIRECTORIES).any(|table| table == place);
             (!table, *place)
@@ -428,7 +428,7 @@ impl Machine {
         places
     }
 
-    /// Makes the GPU write where the shadow permits it, without a report.
+    /// Makes the GPU write, unreported, where the shadow permits it.
     fn gpu(&mut self, index: usize, nth: usize, at: u64, value: u64) {
         let places = self.writable(index);
         if let Some(place) = pick(&places, nth) {
@@ -456,7 +456,7 @@ impl Machine {
         };
         self.check(index, fit);
         if late.is_some_and(|(nth, ..)| nth & 32 != 0) {
-            // The card's TLBs were not flushed between the calls.
+            // The card's TLBs have not been flushed between these calls.
             self.spaces.flush(
                 id,
                 busy,
@@ -467,7 +467,7 @@ impl Machine {
         if let Some((nth, at, value)) = late
             && let Some(place) = pick(&before, nth).filter(|_| nth & 1 == 1)
         {
-            // The GPU writes through stale entries of its TLBs.
+            // The GPU writes through stale TLB entries.
             self.guest.write64(place.checked_add(at).unwrap(), value);
             self.write_untold();
         }
@@ -477,7 +477,7 @@ impl Machine {
     fn prepare(&mut self, index: usize) -> crate::SyncReport {
         let id = self.open[index].id;
         if self.spaces.is_settled(id) && !self.untold.remove(&id) {
-            // A caller would not prepare this space.
+            // A real caller would not prepare this space.
             self.check(index, Fit::Exact);
         }
         self.untold.remove(&id);
@@ -502,7 +502,7 @@ impl Machine {
         }
     }
 
-    /// Records that the range belongs to the guest from now on.
+    /// Records that the range now belongs to the guest.
     fn given(&mut self, range: GuestRange, exactly: bool) {
         if exactly {
             self.retranslate(range);
@@ -530,7 +530,7 @@ impl Machine {
         self.invalidate(GuestRange::Ram(Gpa(first * PAGE), pages * PAGE));
     }
 
-    /// Moves a chunk to another place on the card.
+    /// Moves a chunk to another address on the card.
     fn relocate(&mut self, chunk: usize) {
         let Some(old) = self.grants.chunks[chunk] else { return };
         let new = self.spare.remove(0);
@@ -539,11 +539,11 @@ impl Machine {
         self.retranslate(GuestRange::Vram(GuestVramAddr(chunk as u64 * LARGE), LARGE));
     }
 
-    /// Moves pages to host memory from the I/O page `to` on, or back.
+    /// Moves pages to host memory, from the I/O page `to` on, or back to the card.
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) {
         let pages = first..(first + pages).min(GUEST_VRAM / PAGE);
         let places = to.map(|to| to..to + (pages.end - pages.start));
-        // Move pages that occupy the destination away first.
+        // First move away the pages that occupy the destination.
         let others =
             self.grants.hosted.iter().filter(|(page, at)| {
                 !pages.contains(page) && places.as_ref().is_some_and(|places| places.contains(at))
@@ -608,7 +608,7 @@ impl Machine {
     }
 }
 
-/// Selects one of the places; half of the time, one of the first four.
+/// Selects one of the places; in half of the cases, one of the first four.
 fn pick(places: &[Place], nth: usize) -> Option<Place> {
     let among = if nth & 2 == 0 { places.len().min(4) } else { places.len() };
     (nth / 4).checked_rem(among).map(|index| places[index])

@@ -1,12 +1,12 @@
-//! A second specification of shadow entries, with shifts and masks, page by page.
+//! A second specification of shadow entries, written with shifts and masks, and page by page.
 
 use super::world::{Grants, LARGE, PAGE};
 
 /// Number of 4 KiB pages in a large page.
 const PAGES: u64 = LARGE / PAGE;
 
-/// Returns the shadow of each 4 KiB of the guest entry `raw`, as separate entries; `None` if a page is not granted or
-/// the entry is invalid.
+/// Returns the shadow of the guest entry `raw` as one entry per 4 KiB; `None` if a page is not granted or the entry is
+/// invalid.
 fn pages(raw: u64, large: bool, grants: &Grants) -> Option<Vec<u64>> {
     let bytes = if large { LARGE } else { PAGE };
     let (aperture, address) = ((raw >> 33) & 3, ((raw >> 4) & 0xfff_ffff) * PAGE);
@@ -30,7 +30,7 @@ fn pages(raw: u64, large: bool, grants: &Grants) -> Option<Vec<u64>> {
     (0..bytes / PAGE).map(page).collect()
 }
 
-/// Returns the shadow of the guest entry `raw` as one entry; 0 if it is not granted, or not contiguous.
+/// Returns the shadow of the guest entry `raw` as a single entry; 0 if it is not granted or not contiguous.
 pub(crate) fn entry(raw: u64, large: bool, grants: &Grants) -> u64 {
     let Some(pages) = pages(raw, large, grants) else { return 0 };
     let first = pages[0];
@@ -43,13 +43,13 @@ pub(crate) fn entry(raw: u64, large: bool, grants: &Grants) -> u64 {
     if pages.iter().zip(0..).all(follows) { first | read_only } else { 0 }
 }
 
-/// Returns the small entries that must replace a large entry that is granted but not contiguous.
+/// Returns the small entries that must replace a large entry whose memory is granted but not contiguous.
 pub(crate) fn pieces(raw: u64, grants: &Grants) -> Option<Vec<u64>> {
     pages(raw, true, grants).filter(|_| entry(raw, true, grants) == 0)
 }
 
-/// Returns entry `index` of the card's small-page table for a directory entry whose guest tables contain the entries
-/// `large` and `small` for this address.
+/// Returns entry `index` of the card's small-page table. The guest's tables of the same directory entry contain `large`
+/// and `small` for this address.
 pub(crate) fn small(index: u64, large: u64, small: u64, grants: &Grants) -> u64 {
     match pieces(large, grants) {
         Some(pieces) => pieces[(index % PAGES) as usize],

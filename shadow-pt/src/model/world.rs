@@ -7,17 +7,17 @@ use std::collections::BTreeMap;
 
 pub(crate) const PAGE: u64 = 0x1000;
 pub(crate) const LARGE: u64 = 0x2_0000;
-/// Size of the guest's VRAM. The card's 128 KiB chunks are in another order than the guest's, and the last chunk is
-/// partial.
+/// Size of the guest's VRAM. The chunks of 128 KiB are in a different order on the card, and the last one is only
+/// partly used.
 pub(crate) const GUEST_VRAM: u64 = 8 * LARGE - 0x4000;
 const CARD_CHUNKS: [u64; 8] = [40, 41, 7, 90, 12, 13, 3, 55];
-/// Start of shadow tables, far from any chunk of the guest.
+/// Address of the first shadow table, far from any chunk of the guest.
 const SHADOW_BASE: u64 = 0x1_0000_0000;
 
 pub(crate) struct Guest {
     pub(crate) vram: Vec<u8>,
     pub(crate) ram: BTreeMap<u64, Vec<u8>>,
-    /// Chunks of VRAM that currently are at no place, one bit each.
+    /// Mask of the chunks of VRAM that are currently nowhere.
     pub(crate) gone: u8,
     pub(crate) reads: u64,
 }
@@ -85,14 +85,14 @@ impl GuestMemory for Guest {
     }
 }
 
-/// Grants to the guest, page by page.
+/// Memory that is granted to the guest, page by page.
 #[derive(Clone)]
 pub(crate) struct Grants {
-    /// Locations of the VRAM chunks, as chunk numbers of the card.
+    /// The card's chunk that holds each chunk of VRAM.
     pub(crate) chunks: [Option<u64>; 8],
-    /// Maps pages of guest VRAM in host memory to I/O pages.
+    /// I/O page of each page of guest VRAM that is in host memory.
     pub(crate) hosted: BTreeMap<u64, u64>,
-    /// Maps guest RAM pages to I/O pages, with true if they may be written.
+    /// I/O page of each page of guest RAM; the flag is true if the page may be written.
     pub(crate) ram: BTreeMap<u64, (u64, bool)>,
 }
 
@@ -103,12 +103,12 @@ impl Default for Grants {
 }
 
 impl Grants {
-    /// Grants `pages` pages of RAM at guest page `gpa` as I/O pages from `iova` on.
+    /// Grants `pages` pages of RAM from guest page `gpa` on, as the I/O pages from `iova` on.
     pub(crate) fn map(&mut self, gpa: u64, iova: u64, pages: u64, writable: bool) {
         self.ram.extend((0..pages).map(|page| (gpa + page, (iova + page, writable))));
     }
 
-    /// Returns the card's address of a byte of guest VRAM, and true if the byte is in host memory.
+    /// Returns the card's address of a byte of guest VRAM, and true if it is in host memory.
     pub(crate) fn home(&self, address: u64) -> Option<(bool, u64)> {
         let card = self.vram_page(address)?;
         Some(match self.hosted.get(&(address / PAGE)) {
@@ -123,14 +123,14 @@ impl Grants {
         Some((*chunk)? * LARGE + address % LARGE)
     }
 
-    /// Returns the guest address of a byte of the card, if it belongs to the guest and is in use.
+    /// Returns the guest address of a byte of card memory, if the guest owns and uses it.
     pub(crate) fn guest_vram(&self, card: u64) -> Option<u64> {
         let index = self.chunks.iter().position(|chunk| *chunk == Some(card / LARGE))?;
         let at = index as u64 * LARGE + card % LARGE;
         Some(at).filter(|at| *at < GUEST_VRAM && !self.hosted.contains_key(&(at / PAGE)))
     }
 
-    /// Returns the address in guest VRAM of a byte of host memory, if it holds guest VRAM.
+    /// Returns the guest VRAM address of a byte of host memory, if it holds guest VRAM.
     pub(crate) fn hosted_vram(&self, iova: u64) -> Option<u64> {
         let (page, _) = self.hosted.iter().find(|(_, host)| **host == iova / PAGE)?;
         Some(page * PAGE + iova % PAGE).filter(|at| self.vram_page(*at).is_some())
@@ -140,7 +140,7 @@ impl Grants {
         self.guest_vram(card).is_some()
     }
 
-    /// Returns the guest address of a byte of host memory, if it belongs to the guest.
+    /// Returns the guest RAM address of a byte of host memory, if it belongs to the guest.
     pub(crate) fn guest_ram(&self, iova: u64) -> Option<u64> {
         let (gpa, _) = self.ram.iter().find(|(_, (page, _))| *page == iova / PAGE)?;
         Some(gpa * PAGE + iova % PAGE)
@@ -172,14 +172,14 @@ impl Frames for Grants {
     }
 }
 
-/// The card's memory for shadows, with a record of the writes in order.
+/// The card's memory for shadows, and a record of the writes in order.
 #[derive(Default)]
 pub(crate) struct Card {
     pub(crate) next: u64,
-    /// Allocations: start and contents.
+    /// Contents of each allocation, by its start.
     pub(crate) allocated: BTreeMap<u64, Vec<u8>>,
     pub(crate) freed: Vec<u64>,
-    /// Number of allocations that still succeed; `None` for no limit.
+    /// Number of further allocations that succeed; `None` for no limit.
     pub(crate) room: Option<u32>,
     pub(crate) writes: Vec<(u64, Vec<u8>)>,
 }
@@ -255,8 +255,8 @@ fn page(raw: u64, va: u64, large: bool) -> Page {
     }
 }
 
-/// Walks tables with its own shifts and masks. `read` gets true for host memory, and the address. An unreadable entry
-/// counts as invalid.
+/// Walks tables with its own shifts and masks. `read` receives true for host memory, and the address. An entry that
+/// cannot be read counts as invalid.
 pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> Option<u64>) -> Option<Page> {
     let pde = read(directory.0, directory.1 + (va >> 27) * 8)?;
     let size = (pde >> 2) & 3;
@@ -281,7 +281,7 @@ pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> 
     None
 }
 
-/// Returns every valid entry that the card can reach from a directory, one for each 4 KiB.
+/// Returns every valid entry that the card can reach from a directory, one per 4 KiB.
 pub(crate) fn reachable(card: &Card, directory: u64) -> Vec<Page> {
     let mut pages = Vec::new();
     for pde in card.entries(directory, 8192) {

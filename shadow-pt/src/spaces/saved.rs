@@ -1,9 +1,9 @@
-//! Address spaces in their saved form: the guest's directories and the shadow directories, without the contents of the
+//! Saved state of address spaces: the guest's directories and the shadow directories, without the contents of the
 //! guest's tables.
 //!
 //! The guest's tables are in the guest's memory, and are read again. A restored shadow maps no guest memory: its
 //! directories on the card are empty except for the mediator's own pages, and all updates are pending. The first
-//! [`AddressSpaces::prepare`] of a space restores it; the card must not have work of the space before that.
+//! [`AddressSpaces::prepare`] of a space updates it; before that, the card must have no work of the space.
 
 use super::AddressSpaces;
 use crate::host::{Area, FIRST_ENTRY, HostTable};
@@ -24,7 +24,7 @@ pub struct SavedSpaces {
     /// Indexed by space.
     pub(crate) spaces: Vec<Option<SavedSpace>>,
     generations: u32,
-    /// Card memory of old shadow tables, which are created again: start and size in bytes.
+    /// Card memory of old shadow tables, which will be created again: starts and sizes in bytes.
     pub(crate) old: Vec<(u64, u64)>,
     ram_barred: bool,
 }
@@ -38,7 +38,7 @@ pub(crate) struct SavedSpace {
     pub(crate) directory: SavedPlace,
     /// Location of the shadow directory on the card.
     pub(crate) card: u64,
-    /// Locations of the mediator's own tables on the card, for channels and for shared memory.
+    /// Card addresses of the mediator's own tables, for channels and for shared memory.
     pub(crate) own: Option<u64>,
     pub(crate) common: Option<u64>,
 }
@@ -51,11 +51,11 @@ pub(crate) enum SavedPlace {
 }
 
 impl AddressSpaces {
-    /// Saves the spaces. The card must not have work of the spaces from now on.
+    /// Saves the spaces. From this call on, the card must not do any work of these spaces.
     #[must_use]
     pub fn save(&self) -> SavedSpaces {
         let Self {
-            // Both values are settings of the restoring process.
+            // Both values are settings of the process that restores the spaces.
             mode: _,
             spaces,
             generations,
@@ -64,13 +64,13 @@ impl AddressSpaces {
         let Shared {
             limits: _,
             tables,
-            // These are derived from the guest's tables.
+            // These values are derived from the guest's tables.
             pages: _,
             reverse: _,
             gained: _,
             table_bytes: _,
             rooms: _,
-            // Entries that are read after the restore may be half written.
+            // Entries that are read after the restore may be half-written.
             writes: _,
             splits_left: _,
             ram_barred,
@@ -85,12 +85,12 @@ impl AddressSpaces {
         }
     }
 
-    /// Restores the spaces without mapping any guest memory. `owns` returns true if a range of card memory belongs to
-    /// this VM's tables and has no other use. The caller must report the pages that the guest's CPU can write unseen
-    /// again ([`Self::unseen`]), and flush the card's TLBs for all spaces.
+    /// Restores the spaces without mapping guest memory. `owns` returns true if a range of card memory belongs to this
+    /// VM's tables and has no other use. The caller must report again which pages the guest's CPU can write unseen
+    /// ([`Self::unseen`]), and flush the card's TLBs for all spaces.
     ///
     /// # Errors
-    /// If the saved spaces are invalid; no entry was written in this case.
+    /// If the saved spaces are invalid. No entry has been written in this case.
     pub fn restored(
         saved: SavedSpaces,
         mode: Mode,
@@ -116,14 +116,14 @@ impl AddressSpaces {
 }
 
 impl SavedSpaces {
-    /// Adapts the spaces to another card: allocates empty directories on that card. The mediator's own pages must be
-    /// mapped again. Also returns the old and new address of each directory.
+    /// Moves the spaces to another card: allocates empty directories on that card. The mediator's own pages must be
+    /// mapped again. Also returns the old and the new address of each directory.
     ///
     /// # Errors
-    /// [`NoMemory`]; the caller must then free all allocations.
+    /// [`NoMemory`]: the caller must free all allocations.
     pub fn moved(self, memory: &mut impl ShadowMemory) -> Result<(Self, Vec<(VramAddr, VramAddr)>), NoMemory> {
         let Self { mut spaces, generations, old: _, ram_barred } = self;
-        // Restoring refuses more spaces anyway, so no memory is allocated for them.
+        // Restoring refuses more spaces than this, so do not allocate memory for them.
         spaces.truncate(MAX_SPACES.saturating_add(1));
         let mut places = Vec::new();
         let mut moved = Vec::new();
@@ -180,7 +180,7 @@ impl Space {
 }
 
 impl SavedSpace {
-    /// Restores the space, with a directory without guest entries.
+    /// Restores the space with a directory that contains no guest entries.
     fn restored(self, index: u32, shared: &mut Shared, memory: &mut impl ShadowMemory) -> Result<Space, Invalid> {
         let Self { generation, directory, card, own, common } = self;
         let mut space = Space::new(index, generation, directory.into(), VramAddr(card), shared);

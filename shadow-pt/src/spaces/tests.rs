@@ -8,7 +8,7 @@ mod modes;
 mod splits;
 
 const DIRECTORY: u64 = 0x1_0000;
-/// Addresses of two tables of each size. The directory entry shortens the small tables to an eighth, which is 32 KiB.
+/// Addresses of two tables of each size. The directory entry shortens the small tables to an eighth (32 KiB).
 const LPT: u64 = 0x2_0000;
 const SPT: u64 = 0x3_0000;
 const EIGHTH: u64 = 3 << 2;
@@ -42,7 +42,7 @@ impl World {
     fn with(mode: Mode, table_bytes: u64) -> Self {
         let mut card = Card::default();
         let mut grants = Grants::default();
-        // RAM that is writable, RAM that is writable but in two parts, and read-only RAM.
+        // Grant writable RAM, writable RAM in two parts, and read-only RAM.
         grants.map(0x1000, 0x8000, 64, true);
         grants.map(0x1040, 0x9000, 32, true);
         grants.map(0x2000, 0xb000, 32, false);
@@ -51,7 +51,7 @@ impl World {
         Self { guest: Guest::new(), grants, card, spaces, id }
     }
 
-    /// Creates a world with one directory entry that names both tables.
+    /// Creates a world with one directory entry that refers to both tables.
     fn mapped() -> Self {
         Self::mapped_in(Mode::Incremental)
     }
@@ -62,7 +62,7 @@ impl World {
         world
     }
 
-    /// Makes the CPU write.
+    /// Writes as the guest's CPU.
     fn write(&mut self, place: Place, value: u64) {
         self.guest.write64(place, value);
         if let Place::Vram(at) = place {
@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// Makes the guest flush, without a flush of the card's TLBs.
+    /// Flushes as the guest, without a flush of the card's TLBs.
     fn flush_only(&mut self, busy: bool) -> SyncReport {
         self.spaces.flush(
             self.id,
@@ -112,7 +112,7 @@ impl World {
         report
     }
 
-    /// Returns the card's target at `va`: its aperture and address.
+    /// Returns the aperture and the address that the card reaches at `va`.
     fn at(&self, va: u64) -> Option<(u64, u64)> {
         self.page(va).map(|page| (page.aperture, page.address))
     }
@@ -154,7 +154,7 @@ fn legal_entries_of_both_sizes_are_translated() {
     assert_eq!(world.at(6 * PAGE), Some((2, 0x8003 * PAGE)));
     assert_eq!(world.at(7 * PAGE), None);
     assert_eq!((report.denied.total(), report.lost_permission, report.tables_scanned), (0, false, 3));
-    // The report covers the directory, 1024/8 large entries and 32768/8 small entries.
+    // The report covers the directory, 1024/8 large entries, and 32768/8 small entries.
     assert_eq!(report.bytes_scanned, 0x1_0000 + 0x400 + 0x8000);
     world.check_isolation();
 }
@@ -264,14 +264,14 @@ fn denied_entries_are_counted_once_and_never_reach_the_card() {
 fn an_entry_that_is_half_written_is_not_denied() {
     let whole = pte(2, 0x1000 * PAGE);
     let half = whole & u64::from(u32::MAX);
-    // The half-written entry names VRAM that the guest does not have.
+    // The half-written entry refers to VRAM that the guest does not have.
     const { assert!(0x1000 * PAGE >= GUEST_VRAM) };
     let mut world = World::mapped();
     world.write(vram(SPT), half);
     assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));
     world.write(vram(SPT), whole);
     assert_eq!((world.sync().denied.total(), world.at(0)), (0, Some((2, 0x8000 * PAGE))));
-    // If the entry stays unchanged, the guest intends it.
+    // If the entry stays the same, the guest means it.
     world.write(vram(SPT), half);
     assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));
     assert_eq!((world.prepare().denied.count_of(Denial::Vram), world.at(0)), (1, None));
@@ -299,7 +299,7 @@ fn a_large_page_of_ram_needs_every_piece() {
     let mut world = World::mapped();
     world.write(vram(LPT), pte(2, 0x1020 * PAGE));
     world.write(vram(LPT + 8), pte(2, 0x1000 * PAGE));
-    // 32 pages of which the last 16 are at another place for the card, and 32 pages of which the last is not granted.
+    // Use 32 pages of which the last 16 are elsewhere for the card, and 32 pages of which the last is not granted.
     world.grants.map(0x1050, 0xc000, 16, true);
     world.write(vram(LPT + 16), pte(2, 0x1040 * PAGE));
     world.grants.ram.remove(&0x201f);
@@ -319,7 +319,7 @@ fn withdrawn_ram_is_unmapped_at_once_and_remapped_when_granted() {
     world.write(vram(SPT + 8), pte(0, GUEST_VRAM - PAGE));
     world.write(vram(LPT + 8), pte(3, 0x1000 * PAGE));
     world.sync();
-    // One byte of the range suffices.
+    // A single byte of the range suffices.
     let report = world.invalidate(GuestRange::Ram(Gpa(0x101f * PAGE + 0xfff), 1));
     assert_eq!((report.entries_written, report.lost_permission), (1, true));
     assert_eq!((world.at(LARGE), world.at(0).is_some()), (None, true));
@@ -394,14 +394,14 @@ fn directory_used_as_its_own_table_keeps_isolation() {
     world.write(vram(DIRECTORY), own);
     world.write(vram(DIRECTORY + 8), pte(0, 3 * LARGE));
     world.sync();
-    // As an entry, the first word names frame 0x10 of VRAM, with the low bits of a kind that the chip does not have or
-    // has.
+    // Interpreted as an entry, the first word refers to frame 0x10 of VRAM. Its low bits give a kind that the chip has,
+    // or does not have.
     assert_eq!(world.at(PAGE), Some((0, 90 * LARGE)));
     world.check_isolation();
 }
 
 #[test]
-fn a_table_that_many_entries_name_is_read_once_and_kept_once() {
+fn shared_table_is_read_and_kept_once() {
     let mut world = World::new();
     for index in 0..8190 {
         world.write(vram(DIRECTORY + index * 8), pde(None, Some(SPT), EIGHTH));
@@ -425,7 +425,7 @@ fn tables_in_ram_are_tables() {
     world.write(Place::Ram(Gpa(at + 8)), pte(2, at));
     world.sync();
     assert_eq!(world.at(PAGE), Some((2, 0x8000 * PAGE)));
-    // The RAM is withdrawn, so the table is gone.
+    // Withdraw the RAM, and with it the table.
     world.guest.ram.clear();
     let report = world.sync();
     assert_eq!((report.denied.count_of(Denial::Table), report.lost_permission), (1, true));
@@ -475,7 +475,7 @@ fn tables_over_limit_are_absent_and_existing_ones_stay() {
     world.write(vram(DIRECTORY), pde(None, Some(SPT), EIGHTH));
     world.write(vram(SPT), pte(0, 0));
     world.sync();
-    // The guest adds a second table, whose key sorts before the first table's key.
+    // Add a second table, whose key sorts before that of the first table.
     world.write(vram(DIRECTORY + 8), pde(None, Some(LPT), EIGHTH));
     assert_eq!(world.sync().denied.count_of(Denial::Limit), 1);
     assert_eq!((world.at(0).is_some(), world.at(1 << 27)), (true, None));
@@ -489,7 +489,7 @@ fn tables_over_limit_are_absent_and_existing_ones_stay() {
 }
 
 #[test]
-fn tables_wait_for_card_memory_and_are_made_when_there_is_some() {
+fn tables_wait_until_card_memory_is_available() {
     let mut world = World::mapped();
     world.write(vram(SPT), pte(0, 0));
     world.write(vram(LPT + 8), pte(0, LARGE));
@@ -498,7 +498,7 @@ fn tables_wait_for_card_memory_and_are_made_when_there_is_some() {
         let report = world.sync();
         assert_eq!((report.waiting, report.denied.total()), (1, 0), "it is not denied, and not forgotten");
     }
-    // Keys are processed in address order, so the large table got the memory.
+    // Tables are created in order of addresses, so the large table got the memory.
     assert_eq!((world.at(0), world.at(LARGE).is_some()), (None, true));
     world.card.room = None;
     assert_eq!(world.sync().waiting, 0);

@@ -1,7 +1,7 @@
-//! The copy engines' falcons. Their firmware is not executed: starting it after its upload enables the engine, and the
-//! model reports errors of methods like nouveau's firmware.
+//! The copy engines' falcons. The model does not execute their firmware: starting a falcon after the upload enables its
+//! engine, and the model reports errors of methods as nouveau's firmware does.
 //!
-//! Both blocks have the same registers, 0x1000 apart; both are decoded with the first block's offsets.
+//! Both blocks have the same registers, 0x1000 bytes apart; the offsets of the first block decode both.
 
 use crate::cx::Cx;
 use crate::engines::EngineError;
@@ -20,7 +20,6 @@ const STRIDE: u32 = ce1::BASE - ce0::BASE;
 /// Interrupt lines of the falcon that the firmware routes to the host.
 const ROUTED: u32 = 0xfff3;
 
-/// The two falcons.
 #[derive(Debug)]
 pub(crate) struct CopyFalcons {
     data: [DataMemory; 2],
@@ -53,7 +52,7 @@ impl CopyFalcons {
             Reg::DMEM_DATA => self.data[unit].read(),
             Reg::IMEM_CONTROL => self.code[unit].control(),
             Reg::IMEM_TAG => self.code[unit].tag(),
-            // Code is not stored.
+            // The uploaded code is discarded.
             Reg::IMEM_DATA => 0,
             Reg::CHANNEL_CURRENT => fifo.slots[IDS[unit].index()].resident.map_or(0, |resident| {
                 ce0::CHANNEL_CURRENT::VALID.encode(1)
@@ -134,7 +133,6 @@ impl CopyFalcons {
         }
     }
 
-    /// Restores the power-on state of one falcon.
     pub(crate) fn reset(&mut self, unit: usize, cx: &mut Cx) {
         self.data[unit] = DataMemory::new();
         self.code[unit] = CodeMemory::new();

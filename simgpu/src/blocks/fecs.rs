@@ -1,5 +1,5 @@
-//! FECS and GPCCS, PGRAPH's context-switching falcons. Their firmware is not executed, but the falcons do not work
-//! without it; [`crate::graph`] implements its commands.
+//! FECS and GPCCS, the falcons that switch PGRAPH's contexts. Their firmware is not executed: [`crate::graph`]
+//! implements its commands. As on hardware, the falcons do nothing before a driver has loaded the firmware.
 
 use crate::cx::Cx;
 use crate::falcon::{CodeMemory, DataMemory, SavedCode, SavedMemory};
@@ -8,7 +8,6 @@ use crate::graph;
 use nvspec::regs::{fecs, gpccs};
 use saved_state::Invalid;
 
-/// The falcons' memories.
 #[derive(Debug)]
 pub(crate) struct GraphFalcons {
     fecs: DataMemory,
@@ -50,7 +49,7 @@ impl GraphFalcons {
             Reg::DMEM_DATA => self.fecs.read(),
             Reg::IMEM_CONTROL => self.fecs_code.control(),
             Reg::IMEM_TAG => self.fecs_code.tag(),
-            // Code is not stored.
+            // The uploaded code is discarded.
             Reg::IMEM_DATA => 0,
             Reg::UNITS => UNITS::GPCS.encode(cx.chip.gpcs) | UNITS::ROPS.encode(cx.chip.rops),
             Reg::CURRENT => graph::current(fifo),
@@ -95,7 +94,7 @@ impl GraphFalcons {
             Reg::CPU_CONTROL => {
                 cx.storage.poke(offset, value);
                 if CPU_CONTROL::START.is_set(value) {
-                    // FECS's program starts the programs of the clusters.
+                    // FECS's program starts the programs of the GPCCS falcons.
                     let begins = self.fecs_code.begins_at(cx.storage.peek(fecs::BOOT_VECTOR::OFFSET))
                         && self.gpccs_code.begins_at(cx.storage.peek(gpccs::BOOT_VECTOR::OFFSET));
                     if begins {
@@ -116,7 +115,7 @@ impl GraphFalcons {
             Reg::UCODE_ERROR if index == 0 => {
                 cx.storage.poke(UCODE_INTR::OFFSET, cx.storage.peek(UCODE_INTR::OFFSET) & !value);
             }
-            // The value is derived from the context in PGRAPH.
+            // The value is computed on reads, from the context that PGRAPH has loaded.
             Reg::CURRENT => {}
             Reg::INTR
             | Reg::INTR_MISC
@@ -163,7 +162,6 @@ impl GraphFalcons {
         }
     }
 
-    /// Restores the power-on state.
     pub(crate) fn reset(&mut self) {
         *self = Self::new();
     }

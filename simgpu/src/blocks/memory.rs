@@ -1,4 +1,4 @@
-//! The flush registers, PFB, the memory controllers and the L2 cache. Only translations are cached here, but writes to
+//! The flush registers, PFB, the memory controllers and the L2 cache. The model caches only translations, but writes to
 //! host memory may be in flight.
 
 use crate::cx::Cx;
@@ -10,7 +10,7 @@ use nvspec::regs::{ltc, pbfb, pbfb_bcast, pfb, pflush, ptop};
 
 pub(crate) fn read_flush(reg: pflush::Reg) -> u32 {
     match reg {
-        // The operation is complete before the write that requested it returns.
+        // The operation completes within the write that requests it.
         pflush::Reg::BAR_FLUSH | pflush::Reg::L2_FLUSH | pflush::Reg::L2_INVALIDATE => 0,
     }
 }
@@ -19,7 +19,8 @@ pub(crate) fn write_flush(reg: pflush::Reg, offset: u32, value: u32, cx: &mut Cx
     cx.storage.write(reg.info(), offset, value);
     match reg {
         pflush::Reg::BAR_FLUSH if pflush::BAR_FLUSH::TRIGGER.is_set(value) => {
-            // GUESS: the barrier is an access to the flush page after all writes; without such a page it has no effect.
+            // GUESS: the barrier is a write to the flush page after all earlier writes. Without a flush page it has no
+            // effect.
             let page = u64::from(cx.storage.peek(pfb::NISO_ADDRESS::OFFSET)) << BARRIER_SHIFT;
             if cx.memory.sysmem.is_writable(Iova(page)) {
                 cx.memory.push_posted();
@@ -83,7 +84,7 @@ fn flush(trigger: u32, cx: &Cx) {
     let all_directories = pfb::MMU_INVALIDATE::ALL_PDB.is_set(trigger);
     let all_pages = pfb::MMU_INVALIDATE::ALL_VA.is_set(trigger);
     cx.mmu.flush(Flush {
-        // A directory with the reserved target cannot have been used.
+        // No channel can have used a directory with the reserved target.
         directory: if all_directories { None } else { BusAddr::from_target(target, address) },
         page: (!all_pages).then_some(GpuVa(page)),
         hub_only: pfb::MMU_INVALIDATE::HUB_ONLY.is_set(trigger),
@@ -108,8 +109,8 @@ pub(crate) fn read_ltc(reg: ltc::Reg, offset: u32, cx: &Cx) -> u32 {
     }
 }
 
-/// Resets the memory controllers: one partition holds all memory. Without POST they are off, which drivers detect in
-/// the register that VBIOS scripts write last.
+/// Resets the memory controllers: one partition holds all memory. Before POST the controllers are off; drivers detect
+/// this in the last register that the VBIOS scripts write.
 pub(crate) fn reset(cx: &mut Cx) {
     let mib = (cx.memory.vram.size() >> 20) as u32;
     if mib == 0 {

@@ -1,5 +1,5 @@
-//! PBUS: the PRAMIN window and the apertures' instance blocks. Access faults are not raised: drivers probe registers of
-//! other chips, which would raise them.
+//! PBUS: the PRAMIN window and the apertures' instance blocks. The model does not raise access faults: drivers probe
+//! for registers of other chips, and each probe would raise one.
 
 use crate::cx::Cx;
 use card::Aperture;

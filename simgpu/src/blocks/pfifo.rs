@@ -100,7 +100,7 @@ pub(crate) fn write(reg: pfifo::Reg, index: u32, offset: u32, value: u32, fifo: 
     }
 }
 
-/// Returns true if a write only acknowledges an interrupt, as a driver does after each submission.
+/// Returns true if a write to `offset` only acknowledges an interrupt. Drivers make such a write per submission.
 pub(crate) fn acknowledges(offset: u32) -> bool {
     matches!(pfifo::decode(offset), Some((pfifo::Reg::INTR | pfifo::Reg::NON_STALL_INTR, _)))
 }
@@ -152,7 +152,7 @@ mod tests {
             assert!(!concerns_scheduler(offset));
             assert_eq!(gpu.fifo.channels[3].retry_at, Some(7));
         }
-        // A fault waits until the report of the previous one was read.
+        // A new fault waits until the driver has read the report of the previous fault.
         let offset = pfifo::MMU_FAULT_ID::OFFSET;
         gpu.write32(offset, 1);
         assert!(concerns_scheduler(offset));

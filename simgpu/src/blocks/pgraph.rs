@@ -10,7 +10,7 @@ pub(crate) fn read(reg: Reg, offset: u32, fifo: &Fifo, cx: &Cx) -> u32 {
     use nvspec::regs::pgraph::STATUS;
     match reg {
         Reg::STATUS => STATUS::BUSY.encode(u32::from(fifo.slots[EngineId::Graph.index()].pending())),
-        // The handshake is complete before the write that started it returns.
+        // The handshake completes within the write that starts it.
         Reg::PWR_HANDSHAKE => PWR_HANDSHAKE::BUSY.with(cx.storage.peek(offset), 0),
         Reg::INTR
         | Reg::TRAP
@@ -42,7 +42,7 @@ pub(crate) fn write(reg: Reg, offset: u32, value: u32, fifo: &mut Fifo, cx: &mut
                 fifo.retry_waiting();
             }
         }
-        // Context state set this way is ignored.
+        // The model ignores context state that is set this way.
         Reg::ICMD_COMMAND | Reg::MTHD_COMMAND => {}
         Reg::TRAP
         | Reg::DATA_ERROR

@@ -1,13 +1,13 @@
-//! PMC: identity, the interrupt tree, unit enables.
+//! PMC: the card's identity, the interrupt tree, and the unit enables.
 
 use super::Effect;
 use crate::cx::Cx;
 use nvspec::regs::pmc::{ENABLE, INTR_EN_0, INTR_MASK_0, Reg};
 
-/// Interrupt lines into PMC.
+/// State of the interrupt lines into PMC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lines {
-    /// Bits of INTR_0.
+    /// The asserted lines, as bits of INTR_0.
     pub(crate) pending: u32,
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn write(reg: Reg, offset: u32, value: u32, cx: &mut Cx) -> Effect {
     }
 }
 
-/// Returns a mask with one bit for each PBDMA that exists.
+/// Returns a mask with one bit for each PBDMA of the chip.
 pub(crate) fn pbdma_mask(cx: &Cx) -> u32 {
     (1 << cx.chip.pbdmas) - 1
 }

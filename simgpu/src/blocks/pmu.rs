@@ -1,4 +1,4 @@
-//! PMU: a falcon whose firmware is not executed. Once started it shows two queues, accepts commands, and sends nothing.
+//! PMU, a falcon. Its firmware is not executed: it offers two queues, consumes commands, and sends no messages.
 
 use crate::cx::Cx;
 use crate::falcon::{DataMemory, SavedMemory};
@@ -6,7 +6,6 @@ use nvspec::regs::pmu::{INTR, INTR_EN, MESSAGE_INFO, QUEUE_HEAD, QUEUE_INFO, QUE
 use nvspec::regs::{pmu, pmu_queue};
 use saved_state::Invalid;
 
-/// State of the PMU.
 #[derive(Debug)]
 pub(crate) struct Pmu {
     data: DataMemory,
@@ -31,7 +30,7 @@ impl Pmu {
         match (reg, index) {
             (Reg::DMEM_CONTROL, 0) => self.data.control(),
             (Reg::DMEM_DATA, 0) => self.data.read(),
-            // The host's commands are consumed immediately.
+            // The PMU consumes the host's commands immediately.
             (Reg::QUEUE_TAIL, 0) => cx.storage.peek(QUEUE_HEAD::at(0)),
             _ => cx.storage.read(reg.info(), offset),
         }
@@ -56,7 +55,6 @@ impl Pmu {
         }
     }
 
-    /// Restores the power-on state.
     pub(crate) fn reset(&mut self, cx: &mut Cx) {
         let Self { data } = self;
         *data = DataMemory::new();

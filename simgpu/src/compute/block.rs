@@ -1,7 +1,7 @@
-//! One block of a grid: its warps execute in turn until they have ended.
+//! One block of a grid: its warps take turns until all have ended.
 //!
-//! The order is deterministic: a warp executes until it waits, ends or has executed
-//! [`INSTRUCTIONS_PER_TURN`] instructions.
+//! The order is deterministic: a warp executes until it waits, ends, or has executed [`INSTRUCTIONS_PER_TURN`]
+//! instructions.
 
 use super::code::Code;
 use super::constants::Constants;
@@ -18,26 +18,25 @@ use sm20::BarrierOp;
 /// Number of instructions that a warp executes before the next warp continues.
 const INSTRUCTIONS_PER_TURN: u32 = 256;
 
-/// End of a slice of a block's execution.
+/// Reason why a slice of a block's execution ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slice {
     /// The block can continue.
     More,
     /// All warps have ended.
     Ended,
-    /// All remaining warps wait for each other.
+    /// All remaining warps wait at barriers that will never open.
     Stuck,
 }
 
-/// A barrier.
 #[derive(Clone, Copy, Debug, Default)]
 struct Barrier {
     arrived: u32,
-    /// Number of warps that the barrier waits for; all if `None`.
+    /// Number of warps that the barrier waits for; `None` for all warps of the block.
     warps: Option<u32>,
-    /// Number of threads whose predicate is true.
+    /// Number of threads that arrived with a true predicate.
     holds: u32,
-    /// Number of threads whose predicate is false.
+    /// Number of threads that arrived with a false predicate.
     fails: u32,
 }
 
@@ -48,7 +47,7 @@ pub(crate) struct Caches {
     pub(crate) constants: Constants,
 }
 
-/// A block in execution.
+/// A block that is being executed.
 #[derive(Debug)]
 pub(crate) struct Block {
     warps: Vec<Warp>,
@@ -59,9 +58,9 @@ pub(crate) struct Block {
     number: u64,
     position: [u32; 3],
     slot: u32,
-    /// Number of warps in this block; `warps` may have more.
+    /// Number of warps in this block; `warps` may be longer, because it is reused.
     count: usize,
-    /// Index of the current warp, and the remaining instructions of its turn.
+    /// Index of the current warp, and the number of instructions left in its turn.
     turn: usize,
     left: u32,
     clock: u64,
@@ -84,8 +83,8 @@ impl Block {
         }
     }
 
-    /// Starts block `number` of a grid in this object. `slot` is its index among the running blocks; `residue` provides
-    /// the initial contents of registers and shared memory.
+    /// Starts block `number` of a grid, and reuses this object's memory. `slot` is the block's index among the running
+    /// blocks; `residue` provides the initial contents of registers and shared memory.
     pub(crate) fn start(&mut self, launch: &Launch, number: u64, slot: u32, residue: &Residue) {
         let threads = launch.threads() as usize;
         self.count = threads.div_ceil(LANES);
@@ -107,7 +106,7 @@ impl Block {
         (self.turn, self.left, self.clock) = (0, INSTRUCTIONS_PER_TURN, 0);
     }
 
-    /// Leaves the block's registers and shared memory to the next block. The block cannot be continued.
+    /// Leaves the block's registers and shared memory to the next block. The block must not be continued afterwards.
     pub(crate) fn leave(&self, launch: &Launch, residue: &Residue) {
         let mut left = residue.lock_for_block(self.number);
         for (index, warp) in self.warps[..self.count].iter().enumerate() {
@@ -127,10 +126,10 @@ impl Block {
         left.shared[..own.len()].copy_from_slice(own);
     }
 
-    /// Executes about `budget` instructions, fewer if they access memory often.
+    /// Executes about `budget` instructions, or fewer if they access memory often.
     ///
     /// # Errors
-    /// [`Failure`]; the block must not be continued then.
+    /// [`Failure`]: the block must not be continued.
     pub(crate) fn run(
         &mut self,
         launch: &Launch,
@@ -170,7 +169,7 @@ impl Block {
             let (done, arrival) = run_warp(warp, &mut machine, &mut caches.code, steps)?;
             self.clock += u64::from(done);
             self.left -= done;
-            // A scattered access takes the time of many instructions, and flushes must wait for it.
+            // A scattered access takes as long as many instructions, and TLB flushes must wait for it.
             let accesses = (counts.transactions - transactions).min(u64::from(u32::MAX)) as u32;
             budget = budget.saturating_sub(done).saturating_sub(accesses / 2);
             let condition = warp.condition;
@@ -182,7 +181,7 @@ impl Block {
         }
     }
 
-    /// Returns the next warp that can run: the current one while its turn lasts, otherwise the next one.
+    /// Returns the next warp that can run: the current warp until its turn ends, then the next ready one.
     fn next_ready(&self) -> Option<usize> {
         let first = if self.left == 0 { self.turn + 1 } else { self.turn };
         (first..self.count)
@@ -247,7 +246,7 @@ impl Block {
     }
 }
 
-/// Executes at most `steps` instructions of a warp. Returns their number, and the barrier that the warp reached.
+/// Executes up to `steps` instructions of a warp. Returns their number, and the barrier if the warp reached one.
 fn run_warp(
     warp: &mut Warp,
     machine: &mut Machine<'_, '_>,

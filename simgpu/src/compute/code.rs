@@ -1,4 +1,4 @@
-//! The instruction cache: decoded instructions, kept across grids while the code's bytes are unchanged.
+//! The instruction cache: keeps decoded instructions across grids as long as the bytes of the code do not change.
 
 use super::launch::{Failure, ILLEGAL};
 use crate::mmu::Session;
@@ -7,26 +7,25 @@ use nvspec::class::compute90c0::{limit, warp_error};
 use sm20::{Form, Instruction, Op};
 use std::collections::HashMap;
 
-/// Size of a line in bytes; a line is read and compared as a whole.
+/// Size of a line in bytes. A line is read, and compared with memory, as a whole.
 const LINE_BYTES: usize = 512;
 const LINE_WORDS: usize = LINE_BYTES / 4;
-/// Maximum number of lines of a worker; when it is reached, all lines are dropped.
+/// Maximum number of lines per worker. A full cache drops all its lines.
 const LINES_MAX: usize = 512;
 
-/// A slot for an instruction.
 #[derive(Clone, Copy, Debug)]
 enum Slot {
-    /// The instruction is not decoded yet.
+    /// The instruction has not been decoded yet.
     Unknown,
     Good(Decoded),
     Bad(u32),
 }
 
-/// A decoded instruction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decoded {
     pub(crate) instruction: Instruction,
-    /// One more than the highest register that it uses, including pairs and quads.
+    /// Number of registers that a program needs for this instruction: one more than the highest register that it uses,
+    /// including pairs and quads.
     registers: u8,
 }
 
@@ -34,7 +33,7 @@ pub(crate) struct Decoded {
 struct Line {
     words: [u32; LINE_WORDS],
     slots: [Slot; LINE_WORDS],
-    /// Number of the grid that last compared the words with memory.
+    /// Number of the grid that last compared the line with memory.
     checked: u64,
 }
 
@@ -42,9 +41,9 @@ struct Line {
 #[derive(Debug)]
 pub(crate) struct Code {
     lines: Vec<Line>,
-    /// Index in `lines` of each line, by its GPU virtual address.
+    /// Index in `lines` by the line's GPU virtual address.
     places: HashMap<u64, usize>,
-    /// The last used line: its address and index.
+    /// Address and index of the line that was used last.
     last: (u64, usize),
     base: u64,
     grid: u64,
@@ -57,7 +56,7 @@ impl Code {
         Self { lines: Vec::new(), places: HashMap::new(), last: (NO_LINE, 0), base: 0, grid: 0 }
     }
 
-    /// Begins a grid with this code segment: every line is compared with memory before its first use.
+    /// Begins a grid with this code segment. Each line is compared with memory before the grid first uses it.
     pub(crate) fn begin(&mut self, base: GpuVa) {
         self.base = base.0;
         self.grid += 1;
@@ -99,7 +98,8 @@ impl Code {
             let high = match line.words.get(word + 1) {
                 Some(high) => *high,
                 None if sm20::size(low) == 4 => 0,
-                // This instruction is not cached, because a line does not notice changes in the next line.
+                // Do not cache this instruction: its second word is in the next line, and this line would not notice a
+                // change there.
                 None => session.read32(GpuVa(va).offset(4))?,
             };
             let slot = decode(u64::from(high) << 32 | u64::from(low));
@@ -111,7 +111,7 @@ impl Code {
         checked(self.lines[place].slots[word], registers)
     }
 
-    /// Returns the index of the line at that address, refreshed from memory on the grid's first use.
+    /// Returns the index of the line at address `at`; the first use by a grid refreshes the line from memory.
     fn line(&mut self, at: u64, session: &mut Session<'_>) -> Result<usize, Failure> {
         if at >> VA_BITS != 0 {
             return Err(Failure::Warp(warp_error::PC_OVERFLOW));
@@ -166,7 +166,7 @@ fn decode(word: u64) -> Slot {
     }
 }
 
-/// Returns one more than the highest register of an operation, or the warp error for invalid registers.
+/// Returns one more than the highest register that an operation uses, or the warp error if its registers are invalid.
 pub(crate) fn registers(op: &Op) -> Result<u8, u32> {
     let mut registers = 0;
     let mut aligned = true;

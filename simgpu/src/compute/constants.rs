@@ -1,4 +1,5 @@
-//! The constant cache: each line contains a constant bank's contents at the time of the grid's first access.
+//! The constant cache: each line holds the contents of a constant bank at the time of the grid's first access to that
+//! line.
 
 use super::launch::{Bank, Banks, Failure};
 use crate::mmu::Session;
@@ -9,7 +10,6 @@ const LINE_BYTES: usize = 256;
 const LINE_WORDS: usize = LINE_BYTES / 4;
 const LINES: usize = limit::CONSTANT_BYTES as usize / LINE_BYTES;
 
-/// One bank's cache.
 #[derive(Debug)]
 struct Cache {
     words: Vec<u32>,
@@ -17,7 +17,7 @@ struct Cache {
     present: [u64; LINES / 64],
 }
 
-/// A worker's constant cache. Its contents do not change during a grid: later writes are not visible, as on the card
+/// A worker's constant cache. Its contents do not change during a grid: later writes stay invisible, as on the card
 /// before an invalidation.
 #[derive(Debug)]
 pub(crate) struct Constants {
@@ -30,7 +30,7 @@ impl Constants {
         Self { banks: Banks::default(), caches: std::array::from_fn(|_| None) }
     }
 
-    /// Begins a grid with these banks.
+    /// Begins a grid that uses these banks.
     pub(crate) fn begin(&mut self, banks: &Banks) {
         self.banks = *banks;
         for cache in self.caches.iter_mut().flatten() {
@@ -65,7 +65,7 @@ impl Constants {
     #[cold]
     fn fill(&mut self, index: usize, bank: Bank, line: usize, session: &mut Session<'_>) -> Result<(), Failure> {
         let start = line * LINE_BYTES;
-        // Access only bound memory.
+        // Do not read beyond the bound memory.
         let len = (bank.bytes as usize - start).min(LINE_BYTES);
         let mut bytes = [0; LINE_BYTES];
         session.read(GpuVa(bank.base).offset(start as u64), &mut bytes[..len])?;

@@ -1,11 +1,13 @@
-//! Semantics of instructions. Each family has its own file; this one fetches operands and handles guards and joins.
+//! Semantics of instructions. Each family of instructions has its own file; this file fetches operands, and handles
+//! guards and joins.
 //!
-//! All lanes are computed, in loops that a compiler can vectorize; only the participating lanes are stored.
+//! Each operation computes all lanes, in loops that the compiler can vectorize, and stores only the results of
+//! participating lanes.
 //!
 //! # Not modelled
-//! Texture, surface, video and graphics instructions, and the loads of two spaces at once (LD_LDU, LDS_LDU); SHL.X and
-//! SHR.X; RTT and BPT, because there is no trap handler. These instructions end in an illegal-encoding error of the
-//! warp. MUFU is more precise than the hardware: the single nearest to the double result.
+//! Texture, surface, video and graphics instructions; loads of two spaces at once (LD_LDU, LDS_LDU); SHL.X and SHR.X;
+//! RTT and BPT, because there is no trap handler. These instructions end the warp with an illegal-encoding error. MUFU
+//! is more precise than the hardware: it returns the single that is nearest to the result in double precision.
 
 mod control;
 mod convert;
@@ -35,12 +37,12 @@ pub(crate) struct Machine<'m, 's> {
     pub(crate) constants: &'m mut Constants,
     pub(crate) counts: &'m mut Counts,
     pub(crate) shared: &'m mut SharedMemory,
-    /// The block's number, and its position in the grid.
+    /// The block's number in the grid.
     pub(crate) block: u64,
     pub(crate) position: [u32; 3],
-    /// The block's place among the running blocks: it selects the block's part of local memory.
+    /// The block's index among the running blocks, which selects its part of local memory.
     pub(crate) slot: u32,
-    /// Number of instructions that the block has executed, which serves as its clock.
+    /// Number of instructions that the block has executed. It serves as the block's clock.
     pub(crate) clock: u64,
 }
 
@@ -50,13 +52,13 @@ impl Machine<'_, '_> {
         self.constants.word(bank, u32::from(offset), warp_error::CONSTANT_ADDRESS, self.session)
     }
 
-    /// Returns the warp's place in local memory.
+    /// Returns the warp's index in local memory.
     fn local_warp(&self, warp: &Warp) -> u32 {
         self.slot * self.launch.threads().div_ceil(LANES as u32) + warp.index
     }
 }
 
-/// Next step after an instruction.
+/// Result of an instruction for the warp's control flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
     /// Continue with the instruction at the program counter.
@@ -70,7 +72,7 @@ pub(crate) enum Flow {
 pub(crate) struct Arrival {
     pub(crate) barrier: u8,
     pub(crate) operation: BarrierOp,
-    /// Number of warps that the barrier waits for; all of the block if `None`.
+    /// Number of warps that the barrier waits for; `None` for all warps of the block.
     pub(crate) warps: Option<u32>,
     /// Lanes that arrived.
     pub(crate) lanes: u32,
@@ -93,7 +95,7 @@ pub(crate) fn execute(
         machine.counts.thread_instructions += u64::from(guarded.count_ones());
         flow = operate(warp, op, guarded, machine)?;
         if instruction.join {
-            // Lanes that left through the operation itself do not join.
+            // The operation itself may have removed lanes from the active lanes. Those do not join.
             let joining = guarded & warp.active;
             if joining != 0 {
                 control::join(warp, joining);
@@ -182,7 +184,7 @@ fn operate(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine<'_, '_>) -
     .map(|()| Flow::Next)
 }
 
-/// Returns the words of a 32-bit operand.
+/// Returns a 32-bit operand of all lanes.
 #[inline]
 fn fetch<'a>(
     warp: &'a Warp,
@@ -198,7 +200,7 @@ fn fetch<'a>(
     Ok(scratch)
 }
 
-/// Returns the words of a 32-bit float operand, with its modifiers.
+/// Returns a 32-bit float operand of all lanes, with its modifiers applied.
 fn fetch_float(warp: &Warp, operand: FloatOperand, machine: &mut Machine<'_, '_>) -> Result<Lanes, Failure> {
     const SIGN: u32 = 1 << 31;
     let mut scratch = [0; LANES];
@@ -212,7 +214,7 @@ fn fetch_float(warp: &Warp, operand: FloatOperand, machine: &mut Machine<'_, '_>
     Ok(values)
 }
 
-/// Conversion of an immediate operand to 64 bits.
+/// Rule that widens an immediate operand to 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Widen {
     /// The immediate is the upper word.
@@ -221,7 +223,7 @@ enum Widen {
     Signed,
 }
 
-/// Returns the pairs of a 64-bit operand.
+/// Returns a 64-bit operand of all lanes.
 fn fetch_pair(warp: &Warp, source: Source, widen: Widen, machine: &mut Machine<'_, '_>) -> Result<Pairs, Failure> {
     Ok(match source {
         Source::Register(register) => warp.pair(register),
@@ -238,7 +240,7 @@ fn fetch_pair(warp: &Warp, source: Source, widen: Widen, machine: &mut Machine<'
     })
 }
 
-/// Computes each lane's result.
+/// Computes the result of each lane.
 #[inline]
 fn map(f: impl Fn(usize) -> u32) -> Lanes {
     let mut values = [0; LANES];
@@ -248,7 +250,7 @@ fn map(f: impl Fn(usize) -> u32) -> Lanes {
     values
 }
 
-/// Sets a result and, if requested, the condition code's zero and sign from it.
+/// Stores a result and, if requested, sets the zero and sign flags from it.
 fn finish(warp: &mut Warp, dst: Register, values: &Lanes, mask: u32, write_cc: bool) {
     warp.set(dst, values, mask);
     if write_cc {
@@ -265,7 +267,7 @@ fn integer_flags(values: &Lanes) -> Flags {
     }
 }
 
-/// Returns the condition code of floats: zero and sign; both are set for a NaN.
+/// Returns the condition code of a float result: zero and sign, or both flags for a NaN.
 fn float_flags(format: Format, value: impl Fn(usize) -> u64) -> Flags {
     let nan = mask_of(|lane| format.is_nan(value(lane)));
     let zero = mask_of(|lane| format.modified(value(lane), true, false) == 0) | nan;
@@ -273,7 +275,7 @@ fn float_flags(format: Format, value: impl Fn(usize) -> u64) -> Flags {
     Flags { zero, sign, carry: 0, overflow: 0 }
 }
 
-/// Combines a comparison with a predicate.
+/// Combines the result of a comparison with a predicate.
 fn combine(logic: PredicateLogic, a: u32, b: u32) -> u32 {
     match logic {
         PredicateLogic::And => a & b,
@@ -282,7 +284,7 @@ fn combine(logic: PredicateLogic, a: u32, b: u32) -> u32 {
     }
 }
 
-/// Returns the result of a set instruction: all ones or 1.0 in lanes where the condition is true.
+/// Returns the result of a SET instruction: all ones or 1.0 in the lanes where the condition is true.
 fn set_result(holds: u32, float_result: bool) -> Lanes {
     let yes = if float_result { 1.0f32.to_bits() } else { ALL };
     map(|lane| if holds >> lane & 1 != 0 { yes } else { 0 })

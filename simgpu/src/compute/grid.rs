@@ -1,7 +1,7 @@
-//! A running grid: workers take its blocks in ascending order.
+//! A running grid. Workers take its blocks in ascending order.
 //!
-//! When blocks fail, the lowest of them is reported, independent of the number of workers: lower blocks are still
-//! executed, but higher blocks are not.
+//! If blocks fail, the lowest failed block is reported, regardless of the number of workers: workers still execute all
+//! lower blocks, but no higher ones.
 
 use super::block::{Block, Caches, Slice};
 use super::code::Code;
@@ -17,10 +17,10 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Number of instructions between opportunities for TLB flushes.
+/// Number of instructions after which a worker ends its session, so that TLB flushes can proceed.
 const INSTRUCTIONS_PER_FLUSH: u32 = 2048;
 
-/// Memory accesses of shaders.
+/// Kind of the shaders' memory accesses.
 pub(crate) const ACCESS: Access = Access { privileged: false, client: Client::Gpc };
 
 /// Result of a grid.
@@ -34,15 +34,13 @@ pub(crate) struct Outcome {
 struct State {
     /// The next block to start.
     next: u64,
-    /// Number of active workers.
     workers: u32,
-    /// Set if no block may start and none is in flight.
+    /// Set once no block may start and none is running.
     closed: bool,
     counts: Counts,
     failure: Option<(u64, Failure)>,
 }
 
-/// A grid.
 #[derive(Debug)]
 pub(crate) struct Grid {
     launch: Launch,
@@ -69,7 +67,8 @@ impl Grid {
         residue: Arc<Residue>,
     ) -> Self {
         let block_local = launch.warp_local_bytes() * u64::from(launch.threads().div_ceil(LANES as u32));
-        // Each running block needs its part of local memory. One block always runs, and fails without its part.
+        // Each running block needs its own part of local memory. At least one block runs; it fails if the memory is too
+        // small.
         let slots =
             launch.local_bytes.checked_div(block_local).map_or(u32::MAX, |slots| slots.clamp(1, 1 << 16) as u32);
         Self {
@@ -87,13 +86,13 @@ impl Grid {
         }
     }
 
-    /// Returns the result when the grid has ended.
+    /// Returns the grid's result once it has ended.
     pub(crate) fn outcome(&self) -> Option<Outcome> {
         let state = self.state.lock();
         state.closed.then(|| Outcome { counts: state.counts, failure: state.failure.map(|(_, failure)| failure) })
     }
 
-    /// Abandons the grid. When this returns, no part of it is executing.
+    /// Abandons the grid. No part of it executes after this call.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         let mut state = self.state.lock();
@@ -104,12 +103,12 @@ impl Grid {
         state.closed = true;
     }
 
-    /// Closes the grid: no work is left, and no worker is active.
+    /// Closes the grid. No work is left, and no worker is active.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
     }
 
-    /// Executes blocks until none is left for the `index`th worker.
+    /// Executes blocks as worker `index` until none is left for it.
     pub(crate) fn work(&self, worker: &mut Worker, index: u32) {
         let Some(_working) = self.join(index) else { return };
         worker.begin(&self.launch);
@@ -122,7 +121,7 @@ impl Grid {
         }
     }
 
-    /// Registers a worker if it has work.
+    /// Registers a worker if the grid has work for it.
     pub(crate) fn join(&self, index: u32) -> Option<Working<'_>> {
         let mut state = self.state.lock();
         let useful = index < self.slots && state.next < self.launch.blocks();
@@ -133,7 +132,7 @@ impl Grid {
         Some(Working(self))
     }
 
-    /// Does a small amount of work. [`Slice::Ended`] means that no work is left for the worker.
+    /// Executes a short slice. [`Slice::Ended`] means that no work is left for this worker.
     pub(crate) fn slice(&self, worker: &mut Worker, index: u32) -> Slice {
         let number = match worker.number {
             Some(number) => number,
@@ -175,7 +174,7 @@ impl Grid {
         Slice::More
     }
 
-    /// Returns the next block to start.
+    /// Returns the number of the next block to start.
     fn next(&self) -> Option<u64> {
         let mut state = self.state.lock();
         let left = state.next < self.launch.blocks() && state.failure.is_none() && !self.stop.load(Ordering::Acquire);
@@ -198,7 +197,7 @@ impl Grid {
         self.changed.notify_all();
     }
 
-    /// Simulates a block that waits for itself, like on the card: waits until the grid is abandoned.
+    /// Simulates a block that deadlocks on the card: waits until the grid is abandoned.
     fn wait_for_the_end(&self, worker: &Worker) {
         let mut state = self.state.lock();
         while worker.number.is_some_and(|number| !self.abandoned(number)) {
@@ -207,7 +206,6 @@ impl Grid {
     }
 }
 
-/// A registered worker.
 pub(crate) struct Working<'a>(&'a Grid);
 
 impl Drop for Working<'_> {
@@ -215,14 +213,14 @@ impl Drop for Working<'_> {
         let mut state = self.0.state.lock();
         state.workers -= 1;
         if state.workers == 0 {
-            // A worker leaves when no block is left to start: no other block starts after that.
+            // A worker leaves when no block is left to start, and no block starts after that.
             state.closed = true;
             self.0.changed.notify_all();
         }
     }
 }
 
-/// Executor of blocks: one per thread, reused for all grids.
+/// Executes blocks. Each thread has one worker, which it reuses for all grids.
 #[derive(Debug)]
 pub(crate) struct Worker {
     block: Block,
@@ -238,7 +236,7 @@ impl Worker {
         Self { block: Block::new(), number: None, caches, counts: Counts::default() }
     }
 
-    /// Begins a grid.
+    /// Prepares for the blocks of a grid.
     pub(crate) fn begin(&mut self, launch: &Launch) {
         self.number = None;
         self.counts = Counts::default();

@@ -1,15 +1,15 @@
-//! A launch: the parameters of a grid, fixed by the launch method.
+//! A launch: the parameters of a grid, frozen by the launch method.
 
 use crate::mmu::MmuFault;
 use nvspec::addr::GpuVa;
 use nvspec::class::compute90c0::{limit, warp_error};
 
-/// Reason that a grid ended early.
+/// Reason why a grid ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// A memory access faulted.
     Fault(MmuFault),
-    /// Warp error: a number of [`warp_error`].
+    /// A warp caused an error: a number in [`warp_error`].
     Warp(u32),
 }
 
@@ -22,7 +22,6 @@ impl From<MmuFault> for Failure {
 /// The instruction does not exist, or is not modelled.
 pub(crate) const ILLEGAL: Failure = Failure::Warp(warp_error::ILLEGAL_ENCODING);
 
-/// A constant bank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bank {
     pub(crate) base: u64,
@@ -30,7 +29,6 @@ pub(crate) struct Bank {
     pub(crate) bytes: u32,
 }
 
-/// All constant banks.
 pub(crate) type Banks = [Bank; limit::CONSTANT_BANKS as usize];
 
 /// The table that maps the upper byte of global addresses.
@@ -57,21 +55,20 @@ pub(crate) struct Launch {
     pub(crate) grid: [u32; 3],
     /// Number of threads of a block in x, y and z; never 0.
     pub(crate) block: [u32; 3],
-    /// The code segment.
     pub(crate) code: GpuVa,
     /// Byte offset of the first instruction.
     pub(crate) entry: u32,
     /// Number of registers of a thread.
     pub(crate) registers: u32,
-    /// Size of a block's shared memory in bytes.
+    /// Size of the shared memory of a block in bytes.
     pub(crate) shared_bytes: u32,
     pub(crate) shared_window: u64,
     pub(crate) barriers: u32,
-    /// Size of a thread's local memory in bytes: the lower part, and the upper part.
+    /// Sizes of the lower and the upper part of a thread's local memory, in bytes.
     pub(crate) local_low: u32,
     pub(crate) local_high: u32,
     pub(crate) local_window: u64,
-    /// Address and size of local memory.
+    /// Address of local memory. Its size follows.
     pub(crate) local_base: GpuVa,
     pub(crate) local_bytes: u64,
     /// Maximum number of entries of a warp's stack.
@@ -79,7 +76,7 @@ pub(crate) struct Launch {
     pub(crate) banks: Banks,
     /// The map of global addresses; `None` if addresses are not mapped.
     pub(crate) global_map: Option<GlobalMap>,
-    /// Value of SR_CTAPARAM and SR_GRIDPARAM.
+    /// Values of SR_CTAPARAM and SR_GRIDPARAM.
     pub(crate) cta_param: u32,
     pub(crate) grid_param: u32,
     /// Number of the card's multiprocessors.

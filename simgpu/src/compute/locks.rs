@@ -1,22 +1,21 @@
-//! Locks on words of global memory: LDLK acquires one, STUL releases it.
+//! Locks on words of global memory: LDLK acquires a lock, and STUL releases it.
 //!
-//! Locks belong to a grid and end with it. GUESS: a lock is on the word of the virtual address. The table can hold as
-//! many words as warps could lock at a time, with several words at each hash. If a set is full, LDLK does not get the
-//! lock, and the program must retry.
+//! Locks belong to a grid and end with it. GUESS: a lock refers to a word by its virtual address. The table has room
+//! for as many words as warps could lock at a time; words with the same hash share a set. If a set is full, LDLK fails
+//! to acquire the lock, and the program must retry.
 
 use parking_lot::Mutex;
 
-/// Number of sets of the table, and of words in each.
+/// Number of sets in the table, and number of words per set.
 const SETS: usize = 512;
 const WAYS: usize = 8;
 
-/// Locked words, stored as word number plus one; 0 if unused.
+/// Locked words by set, each stored as the word's number plus one; 0 means unused.
 type Table = Box<[[u64; WAYS]; SETS]>;
 
-/// A grid's locks.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    /// Allocated with the first lock: few programs use locks. The mutex is held for one lookup.
+    /// The table is allocated for the first lock, because few programs use locks. The mutex is held for one lookup.
     table: Mutex<Option<Table>>,
 }
 
@@ -38,7 +37,6 @@ impl Locks {
         free.map(|way| *way = word).is_some()
     }
 
-    /// Unlocks the word at an address.
     pub(crate) fn unlock(&self, address: u64) {
         let (set, word) = place(address);
         if let Some(way) = self.table.lock().as_mut().and_then(|table| table[set].iter_mut().find(|way| **way == word))

@@ -1,4 +1,4 @@
-//! Memory accesses of a warp: global, local and shared memory, 32 addresses at a time.
+//! Memory accesses of a warp: global, local and shared memory, up to 32 addresses at a time.
 
 use super::launch::{Failure, GlobalMap, Launch};
 use super::warp::{ALL, LANES, Lanes, Pairs, lanes_of};
@@ -6,10 +6,10 @@ use crate::mmu::Session;
 use nvspec::addr::{GpuVa, VA_BITS};
 use nvspec::class::compute90c0::{LOCAL_ADDRESS_BITS, WINDOW_BYTES, warp_error};
 
-/// Number of bytes that the memory partitions move at once: the unit of the time model.
+/// Number of bytes that the memory partitions transfer at once: the unit of the time model.
 pub(crate) const TRANSACTION_BYTES: u64 = card::AccessCounts::BURST_BYTES;
 
-/// Counts of a grid or a part of one; their sum does not depend on the order.
+/// Counts of a grid or of part of one. Their sum does not depend on the order of execution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Number of warp instructions.
@@ -18,7 +18,7 @@ pub(crate) struct Counts {
     pub(crate) thread_instructions: u64,
     /// Number of memory transactions, including local memory.
     pub(crate) transactions: u64,
-    /// Number of bytes that these transactions moved from or to system memory.
+    /// Number of bytes that these transactions transferred from or to system memory.
     pub(crate) bus_bytes: u64,
     /// Address of the last store.
     pub(crate) written: Option<GpuVa>,
@@ -34,7 +34,7 @@ impl Counts {
     }
 }
 
-/// Target of a generic address.
+/// The memory that a generic address refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Global(GpuVa),
@@ -54,7 +54,7 @@ pub(crate) fn resolve(launch: &Launch, address: u64, write: bool) -> Result<Plac
     global(launch, address, write).map(Place::Global)
 }
 
-/// Returns the virtual address of a global address.
+/// Translates a global address to a virtual address.
 pub(crate) fn global(launch: &Launch, address: u64, write: bool) -> Result<GpuVa, Failure> {
     let Some(map) = launch.global_map.as_ref().filter(|_| address >> VA_BITS == 0) else { return Ok(GpuVa(address)) };
     let entry = map.0[(address >> 32) as usize];
@@ -65,7 +65,7 @@ pub(crate) fn global(launch: &Launch, address: u64, write: bool) -> Result<GpuVa
     Ok(GpuVa(u64::from(entry & 0xff) << 32 | address & u64::from(u32::MAX)))
 }
 
-/// Returns the virtual address of a word of local memory. Words of adjacent lanes are adjacent.
+/// Translates an address in local memory to a virtual address. Adjacent lanes have the same word at adjacent addresses.
 pub(crate) fn local(launch: &Launch, warp: u32, lane: usize, address: u32) -> Result<GpuVa, Failure> {
     let outside = Failure::Warp(warp_error::OUT_OF_RANGE_ADDRESS);
     let address = address & ((1 << LOCAL_ADDRESS_BITS) - 1);
@@ -86,7 +86,7 @@ pub(crate) fn local(launch: &Launch, warp: u32, lane: usize, address: u32) -> Re
     Ok(launch.local_base.offset(start + offset))
 }
 
-/// Returns true if all lanes access `bytes` bytes each, in a contiguous range.
+/// Returns true if all lanes access `bytes` bytes each, and the accesses form one contiguous range.
 fn contiguous(addresses: &Pairs, mask: u32, bytes: u64) -> bool {
     let first = addresses[0];
     mask == ALL
@@ -96,7 +96,7 @@ fn contiguous(addresses: &Pairs, mask: u32, bytes: u64) -> bool {
             .fold(true, |all, (lane, address)| all & (*address == first.wrapping_add(bytes.wrapping_mul(lane as u64))))
 }
 
-/// Counts the transactions of lanes that access memory in sequence.
+/// Counts the transactions of an access that lanes execute one after the other.
 #[derive(Debug, Default)]
 struct Transactions {
     last: Option<u64>,
@@ -104,7 +104,7 @@ struct Transactions {
 }
 
 impl Transactions {
-    /// Counts an access just made by a lane.
+    /// Counts the access that a lane has just made.
     fn note(&mut self, va: GpuVa, write: bool, session: &mut Session<'_>) {
         let line = Some(va.0 / TRANSACTION_BYTES);
         if line != self.last {
@@ -115,7 +115,7 @@ impl Transactions {
     }
 }
 
-/// Loads `N` words of each lane of `mask` from global memory.
+/// Loads `N` words into each lane of `mask` from global memory.
 pub(crate) fn load<const N: usize>(
     session: &mut Session<'_>,
     addresses: &Pairs,
@@ -158,7 +158,7 @@ pub(crate) fn load<const N: usize>(
     Ok(values)
 }
 
-/// Stores `N` words of each lane of `mask` to global memory; if several lanes have the same address, the last one wins.
+/// Stores `N` words of each lane of `mask` to global memory. For equal addresses, the highest lane wins.
 pub(crate) fn store<const N: usize>(
     session: &mut Session<'_>,
     addresses: &Pairs,
@@ -197,7 +197,6 @@ pub(crate) fn store<const N: usize>(
     Ok(())
 }
 
-/// A block's shared memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SharedMemory {
     bytes: Vec<u8>,
@@ -206,7 +205,7 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Starts a block with `bytes` bytes, which keep the contents of `left`; the rest is zero.
+    /// Starts a block with `bytes` bytes of shared memory. They begin with the contents of `left`; the rest is zero.
     pub(crate) fn start(&mut self, bytes: u32, left: &[u8]) {
         self.bytes.clear();
         self.bytes.extend_from_slice(left.get(..bytes as usize).unwrap_or(left));
@@ -215,7 +214,6 @@ impl SharedMemory {
         self.locks.resize((bytes as usize).div_ceil(4 * 64), 0);
     }
 
-    /// Returns all bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -228,7 +226,6 @@ impl SharedMemory {
         bytes.try_into().map_err(|_| outside)
     }
 
-    /// Stores bytes.
     pub(crate) fn write(&mut self, address: u32, bytes: &[u8]) -> Result<(), Failure> {
         let start = address as usize;
         let place = self.bytes.get_mut(start..start.saturating_add(bytes.len()));
@@ -245,7 +242,6 @@ impl SharedMemory {
         free
     }
 
-    /// Unlocks the word at an address.
     pub(crate) fn unlock(&mut self, address: u32) {
         let word = address as usize / 4;
         if let Some(bits) = self.locks.get_mut(word / 64) {

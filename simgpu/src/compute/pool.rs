@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 /// Maximum number of a card's threads.
 const WORKERS_MAX: usize = 64;
 
-/// Called when a grid on separate threads has ended.
+/// Callback for the end of a grid that ran on separate threads.
 #[derive(Clone)]
 pub(crate) struct Wake(pub(crate) Arc<dyn Fn() + Send + Sync>);
 
@@ -22,7 +22,7 @@ impl std::fmt::Debug for Wake {
     }
 }
 
-/// State that threads and their owner share.
+/// State that the threads share with the pool's owner.
 #[derive(Debug, Default)]
 struct Queue {
     task: Mutex<Task>,
@@ -31,7 +31,7 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Task {
-    /// Number of the current grid, by which a thread recognizes a new grid.
+    /// Number of the current grid. A thread recognizes a new grid by it.
     number: u64,
     grid: Option<Arc<Grid>>,
     end: bool,
@@ -47,7 +47,7 @@ pub(crate) struct Pool {
     queue: Arc<Queue>,
     wanted: usize,
     threads: Vec<JoinHandle<()>>,
-    /// The worker of the caller's thread, if no other worker exists.
+    /// The worker of the caller's thread; `None` if the pool has threads.
     own: Option<Box<Worker>>,
     grid: Option<Arc<Grid>>,
 }
@@ -55,17 +55,17 @@ pub(crate) struct Pool {
 /// Progress of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Advance {
-    /// The caller must call again.
+    /// The grid needs another call.
     More,
-    /// The grid runs without the caller, which is woken at its end.
+    /// The grid runs on the pool's threads, which wake the caller at its end.
     Elsewhere,
     /// The grid has ended.
     Ended(Outcome),
 }
 
 impl Pool {
-    /// Makes a pool of `workers` threads, which start with the first grid; without threads, callers of
-    /// [`Self::advance`] do the work.
+    /// Creates a pool of `workers` threads, which start with the first grid. Without threads, callers of
+    /// [`Self::advance`] execute the grid.
     pub(crate) fn new(memory: Arc<Memory>, mmu: Arc<Mmu>, wake: Wake, workers: usize, sms: u32) -> Self {
         Self {
             memory,
@@ -80,7 +80,6 @@ impl Pool {
         }
     }
 
-    /// Returns true while a grid is running.
     pub(crate) fn is_busy(&self) -> bool {
         self.grid.is_some()
     }
@@ -115,7 +114,7 @@ impl Pool {
         }
     }
 
-    /// Checks the grid's progress, and executes part of it if there are no threads.
+    /// Checks the grid's progress; executes part of it if the pool has no threads.
     pub(crate) fn advance(&mut self) -> Option<Advance> {
         let grid = self.grid.as_ref()?;
         if self.threads.is_empty()
@@ -124,7 +123,7 @@ impl Pool {
             match grid.slice(worker, 0) {
                 super::block::Slice::More => return Some(Advance::More),
                 super::block::Slice::Stuck => return Some(Advance::Elsewhere),
-                // No other worker exists.
+                // This worker is the only one.
                 super::block::Slice::Ended => grid.close(),
             }
         }
@@ -133,7 +132,7 @@ impl Pool {
         Some(Advance::Ended(outcome))
     }
 
-    /// Abandons the running grid, if any. When this returns, no part of it is executing.
+    /// Abandons the running grid, if any. No part of it executes after this call.
     pub(crate) fn stop(&mut self) {
         if let Some(grid) = &self.grid {
             grid.stop();

@@ -1,4 +1,4 @@
-//! The method state of a channel's compute object, and its conversion to a launch.
+//! The state that methods set in a channel's compute object, and its conversion to a launch.
 
 use super::launch::{Bank, Banks, GlobalMap, Launch};
 use super::stack;
@@ -8,17 +8,17 @@ use nvspec::class::compute90c0::limit;
 use nvspec::class::m2mf9039::{cond_mode, render_override};
 use nvspec::class::{compute90c0 as methods, data_error};
 
-/// A channel's state.
+/// State of a channel's compute object.
 #[derive(Clone, Debug)]
 pub(crate) struct Registers {
-    /// Last data of each stateful method.
+    /// Last data word of each method that stores state.
     words: Box<[u32; methods::STATE_WORDS]>,
     banks: Banks,
     global_map: GlobalMap,
 }
 
 impl Default for Registers {
-    /// GUESS: windows and an identity map, as set by drivers.
+    /// GUESS: the hardware starts with the windows and the identity map that drivers set.
     fn default() -> Self {
         let words = Box::new([0; methods::STATE_WORDS]);
         let mut registers = Self { words, banks: Banks::default(), global_map: GlobalMap::default() };
@@ -38,7 +38,7 @@ impl Registers {
         methods::state_word(method).map_or(0, |(index, _)| self.words[index])
     }
 
-    /// Stores the data of a stateful method.
+    /// Stores the data of a method that only sets state.
     pub(crate) fn set(&mut self, method: u32, data: u32) {
         if let Some((index, _)) = methods::state_word(method) {
             self.words[index] = data;
@@ -84,7 +84,7 @@ impl Registers {
         Ok(())
     }
 
-    /// Returns true if grids may run now.
+    /// Returns true if the method state permits grids to run.
     pub(crate) fn enabled(&self) -> Result<bool, EngineError> {
         match (self.word(methods::RENDER_ENABLE_OVERRIDE), self.word(methods::COND_MODE)) {
             (render_override::ALWAYS, _) | (render_override::NONE, cond_mode::ALWAYS) => Ok(true),
@@ -93,7 +93,7 @@ impl Registers {
         }
     }
 
-    /// Returns the grid that the state describes, on a card of `sms` multiprocessors.
+    /// Returns the launch that the state describes, on a card with `sms` multiprocessors.
     pub(crate) fn launch(&self, cta_param: u32, sms: u32) -> Result<Launch, EngineError> {
         let pair = |yx: u32, z: u32| [self.word(yx) & 0xffff, self.word(yx) >> 16, self.word(z)];
         let grid = pair(methods::GRID_YX, methods::GRID_Z);
@@ -144,14 +144,15 @@ impl Registers {
     /// Number of words in a context image.
     pub(crate) const IMAGE_WORDS: usize = methods::STATE_WORDS + 3 * limit::CONSTANT_BANKS as usize + 128;
 
-    /// Returns the state in the format of a context image: methods, banks, the global map, but no running grid.
+    /// Returns the state in the format of a context image: methods, banks and the global map. A running grid is not
+    /// included.
     pub(crate) fn to_words(&self) -> Vec<u32> {
         let banks = self.banks.iter().flat_map(|bank| [bank.base as u32, (bank.base >> 32) as u32, bank.bytes]);
         let map = self.global_map.0.chunks_exact(2).map(|pair| u32::from(pair[0]) | u32::from(pair[1]) << 16);
         self.words.iter().copied().chain(banks).chain(map).collect()
     }
 
-    /// Parses the state in an untrusted image: values that no method could set are masked off.
+    /// Parses the state in an untrusted image. Bits that no method could have set are masked off.
     pub(crate) fn from_words(words: &[u32]) -> Self {
         let mut registers = Self::default();
         if words.len() < Self::IMAGE_WORDS {

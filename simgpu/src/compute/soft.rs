@@ -1,10 +1,10 @@
-//! Floating-point arithmetic on bits, for roundings that the host's own arithmetic does not support.
+//! Floating-point arithmetic on bit patterns, for roundings that the host's arithmetic does not support.
 //!
-//! All results are computed exactly and rounded once. All NaN results are the hardware's own NaN.
+//! Every result is computed exactly and rounded once. Every NaN result is the hardware's NaN.
 
 use sm20::Rounding;
 
-/// A binary format of IEEE 754.
+/// An IEEE 754 binary format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Format {
     fraction: u32,
@@ -17,7 +17,7 @@ pub(crate) struct Format {
 pub(crate) const F16: Format = Format { fraction: 10, exponent: 5, nan: 0x7fff };
 /// Single precision.
 pub(crate) const F32: Format = Format { fraction: 23, exponent: 8, nan: 0x7fff_ffff };
-/// Double precision. GUESS: the NaN is that of NVIDIA's mathematical constants.
+/// Double precision. GUESS: the NaN is the one in NVIDIA's math library constants.
 pub(crate) const F64: Format = Format { fraction: 52, exponent: 11, nan: 0xfff8_0000_0000_0000 };
 
 impl Format {
@@ -38,28 +38,28 @@ impl Format {
         (self.bias() as u64) << self.fraction
     }
 
-    /// Returns zero with the same sign for a denormal, and any other number unchanged.
+    /// Flushes a denormal to zero with the same sign; returns other numbers unchanged.
     pub(crate) const fn flush(self, bits: u64) -> u64 {
         if bits & self.infinity() == 0 { bits & self.sign_bit() } else { bits }
     }
 
-    /// Returns true if the bits are a NaN.
+    /// Returns true if the bits encode a NaN.
     pub(crate) const fn is_nan(self, bits: u64) -> bool {
         bits & !self.sign_bit() > self.infinity()
     }
 
-    /// Returns true if the sign is set.
+    /// Returns true if the sign bit is set.
     pub(crate) const fn is_negative(self, bits: u64) -> bool {
         bits & self.sign_bit() != 0
     }
 
-    /// Applies `|x|`, then negation.
+    /// Takes the absolute value if `absolute` is set, then negates if `negate` is set.
     pub(crate) const fn modified(self, bits: u64, absolute: bool, negate: bool) -> u64 {
         let bits = if absolute { bits & !self.sign_bit() } else { bits };
         if negate { bits ^ self.sign_bit() } else { bits }
     }
 
-    /// Clamps to the range from 0 to 1; a NaN becomes 0.
+    /// Clamps to the range from 0 to 1. A NaN becomes 0.
     pub(crate) const fn saturated(self, bits: u64) -> u64 {
         if self.is_nan(bits) || bits & self.sign_bit() != 0 {
             0
@@ -71,13 +71,13 @@ impl Format {
     }
 }
 
-/// An unrounded number: mantissa times two to the exponent.
+/// An unrounded number: the mantissa times two to the power of the exponent.
 #[derive(Clone, Copy, Debug)]
 struct Exact {
     negative: bool,
     mantissa: u128,
     exponent: i32,
-    /// Set if more bits exist below the mantissa's last bit.
+    /// Set if nonzero bits exist below the mantissa's last bit.
     sticky: bool,
 }
 
@@ -100,7 +100,7 @@ fn unpack(bits: u64, format: Format) -> Number {
     Number::Finite(Exact { negative, mantissa: u128::from(mantissa), exponent, sticky: false })
 }
 
-/// Returns true if a magnitude between `low` and the next one is rounded to the next one.
+/// Returns true if a magnitude between `low` and its successor is rounded up to the successor.
 fn rounds_up(rounding: Rounding, negative: bool, odd: bool, order_to_half: std::cmp::Ordering, inexact: bool) -> bool {
     match rounding {
         Rounding::Nearest => match order_to_half {
@@ -114,7 +114,7 @@ fn rounds_up(rounding: Rounding, negative: bool, odd: bool, order_to_half: std::
     }
 }
 
-/// Returns the rounded magnitude as a multiple of two to the power `unit`; it must fit.
+/// Returns the rounded magnitude as a multiple of two to the power of `unit`. The result must fit into 128 bits.
 fn to_units(number: Exact, unit: i32, rounding: Rounding) -> u128 {
     use std::cmp::Ordering;
     let Exact { negative, mantissa, exponent, sticky } = number;
@@ -204,7 +204,7 @@ pub(crate) fn mul(a: u64, b: u64, scale: i32, format: Format, rounding: Rounding
             product.exponent += scale;
             pack(product, format, rounding)
         }
-        // The result is exact, without rounding.
+        // The product with zero needs no rounding.
         _ => fma(a, b, format.sign_bit(), format, rounding),
     }
 }
@@ -228,7 +228,7 @@ fn sum(a: Exact, b: Exact, rounding: Rounding) -> Exact {
         (false, true) => return a,
         (false, false) => {}
     }
-    // Leave space for a carry above, and for all relevant bits of the smaller number below.
+    // Leave room for a carry at the top, and for the relevant bits of the smaller number at the bottom.
     let normal = |x: Exact| {
         let shift = x.mantissa.leading_zeros() - 3;
         Exact { mantissa: x.mantissa << shift, exponent: x.exponent - shift as i32, ..x }
@@ -244,7 +244,7 @@ fn sum(a: Exact, b: Exact, rounding: Rounding) -> Exact {
     let mantissa = if big.negative == small.negative {
         big.mantissa + shifted
     } else {
-        // Lost bits of the smaller number are subtracted too: the result is between this value and one less.
+        // The lost bits of the smaller number are subtracted too: the exact result is between this value and one less.
         big.mantissa - shifted - u128::from(sticky)
     };
     let negative = if mantissa == 0 && !sticky { rounding == Rounding::Down } else { big.negative };
@@ -260,7 +260,7 @@ pub(crate) fn convert(bits: u64, from: Format, to: Format, rounding: Rounding) -
     }
 }
 
-/// Rounds to an integral number in the same format.
+/// Rounds to an integer in the same format.
 pub(crate) fn integral(bits: u64, format: Format, rounding: Rounding) -> u64 {
     match unpack(bits, format) {
         Number::Nan => format.nan,
@@ -272,7 +272,7 @@ pub(crate) fn integral(bits: u64, format: Format, rounding: Rounding) -> u64 {
     }
 }
 
-/// Rounds to an integer, clamped to the type's range; 0 for a NaN (GUESS: for doubles too).
+/// Rounds to an integer and clamps it to the type's range. A NaN becomes 0 (GUESS: for doubles too).
 pub(crate) fn to_integer(bits: u64, format: Format, rounding: Rounding, width: u32, signed: bool) -> u64 {
     let (least, most) = range(width, signed);
     let value = match unpack(bits, format) {

@@ -1,23 +1,23 @@
-//! The divergence stack: the active lanes, and the targets of the inactive ones.
+//! The divergence stack: tracks active lanes, and the targets of inactive ones.
 //!
-//! A lane that leaves (joins, breaks, returns, ends) is removed from the active lanes. When no active lane is left,
-//! entries are popped until one has lanes: lanes that branched the other way continue there, and an entry of SSY, PBK,
-//! PCNT, CAL and similar reunites the lanes that it was pushed for and that are still alive.
+//! A lane that leaves the current path (by a join, break, return or exit) becomes inactive. When no lane is active,
+//! entries are popped until one has lanes. A divergence entry resumes the lanes that branched the other way. An entry
+//! of SSY, PBK, PCNT, CAL or similar reunites the lanes that were active at its push and are still alive.
 
-/// Reason for pushing an entry.
+/// Kind of an entry, by the instruction that pushed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A branch that only part of the lanes took.
+    /// A branch that only some lanes took.
     Divergence,
-    /// SSY.
+    /// Pushed by SSY.
     Join,
-    /// PBK.
+    /// Pushed by PBK.
     Break,
-    /// PCNT.
+    /// Pushed by PCNT.
     Continue,
-    /// CAL, PRET.
+    /// Pushed by CAL or PRET.
     Return,
-    /// PLONGJMP.
+    /// Pushed by PLONGJMP.
     LongJump,
 }
 
@@ -28,20 +28,20 @@ struct Entry {
     pc: u32,
 }
 
-/// Minimum number of entries of a warp, independent of the program's request. GUESS: the multiprocessor's own storage.
+/// Number of entries that every warp has, regardless of the program's request. GUESS: the multiprocessor's internal
+/// storage.
 const OWN_ENTRIES: usize = 32;
-/// Size of an entry in memory in bytes. GUESS.
+/// Size of an entry in memory, in bytes. GUESS.
 const ENTRY_BYTES: u32 = 8;
-/// Maximum number of entries, independent of the program's request: here the stack is the card's own memory.
+/// Maximum number of entries, regardless of the program's request: the model stores the stack in its own memory.
 const ENTRIES_MAX: usize = 0x2000;
 
-/// The stack of a warp.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stack {
     entries: Vec<Entry>,
 }
 
-/// Returns the number of entries that a warp may have with `bytes` of stack in memory.
+/// Returns the number of entries that a warp may push with `bytes` bytes of stack in memory.
 pub(crate) fn limit(bytes: u32) -> usize {
     (OWN_ENTRIES + (bytes / ENTRY_BYTES) as usize).min(ENTRIES_MAX)
 }
@@ -60,8 +60,8 @@ impl Stack {
         room
     }
 
-    /// Lets lanes leave to the innermost entry of a kind, and removes them from the entries above. Returns true if such
-    /// an entry exists.
+    /// Removes lanes from all entries above the innermost entry of a kind. The lanes then wait in that entry. Returns
+    /// true if it exists.
     pub(crate) fn unwind(&mut self, kind: Kind, lanes: u32) -> bool {
         let Some(at) = self.entries.iter().rposition(|entry| entry.kind == kind && entry.lanes & lanes != 0) else {
             return false;
@@ -70,12 +70,12 @@ impl Stack {
         true
     }
 
-    /// Ends lanes.
+    /// Removes lanes that have exited from all entries.
     pub(crate) fn end(&mut self, lanes: u32) {
         self.entries.iter_mut().for_each(|entry| entry.lanes &= !lanes);
     }
 
-    /// Returns the lanes that run next, and their program counter; `None` when all have ended.
+    /// Returns the lanes that run next and their program counter; `None` if all lanes have ended.
     pub(crate) fn pop(&mut self) -> Option<(u32, u32)> {
         while let Some(Entry { lanes, pc, .. }) = self.entries.pop() {
             if lanes != 0 {
@@ -96,7 +96,7 @@ mod tests {
         assert!(stack.push(Kind::Break, 0xf, 100, 8));
         assert!(stack.push(Kind::Join, 0xf, 50, 8));
         assert!(stack.push(Kind::Divergence, 0xc, 20, 8));
-        // Lanes 0 and 1 break; 2 and 3 continue at 20, join at 50 without the others, and break too.
+        // Lanes 0 and 1 break. Lanes 2 and 3 continue at 20, join at 50 without the others, and then break too.
         assert!(stack.unwind(Kind::Break, 0x3));
         assert_eq!(stack.pop(), Some((0xc, 20)));
         assert_eq!(stack.pop(), Some((0xc, 50)));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_lanes_are_nowhere_and_a_full_stack_says_so() {
+    fn ended_lanes_leave_stack_and_full_stack_is_an_error() {
         let mut stack = Stack::default();
         assert!(stack.push(Kind::Return, 0x3, 8, 1));
         assert!(!stack.push(Kind::Return, 0x3, 8, 1));

@@ -1,4 +1,5 @@
-//! Tests of compute: programs, assembled here, on the engine alone. The crate's tests cover launches through PFIFO.
+//! Unit tests of compute: they assemble programs and run them on the engine alone. The crate's tests cover launches
+//! through PFIFO.
 
 mod control;
 mod differential;

@@ -10,10 +10,10 @@ pub(crate) const ALL: u32 = u32::MAX;
 
 /// One word of each lane.
 pub(crate) type Lanes = [u32; LANES];
-/// Two words per lane.
+/// Two words of each lane.
 pub(crate) type Pairs = [u64; LANES];
 
-/// The condition code of all lanes: a mask for each flag.
+/// The condition code of all lanes, with one mask per flag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Flags {
     pub(crate) zero: u32,
@@ -23,7 +23,7 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
-    /// Returns the lanes for which the test holds. A NaN sets the zero and the sign flag.
+    /// Returns the lanes in which the test holds. A NaN has set both the zero and the sign flag.
     pub(crate) const fn test(self, test: CcTest) -> u32 {
         let Self { zero: z, sign: s, carry: c, overflow: o } = self;
         match test {
@@ -66,23 +66,22 @@ pub(crate) enum Condition {
     Ended,
 }
 
-/// A warp.
 #[derive(Clone, Debug)]
 pub(crate) struct Warp {
-    /// R0 to R62; the last row is RZ, which stays zero.
+    /// R0 to R62. The last row is RZ, which stays zero.
     registers: Box<[Lanes; 64]>,
-    /// Lanes in which each predicate holds; the last predicate is PT.
+    /// Mask of the lanes in which each predicate is true. The last predicate is PT.
     predicates: [u32; 8],
     pub(crate) flags: Flags,
     pub(crate) stack: Stack,
-    /// Byte offset in the code segment of the next instruction.
+    /// Byte offset of the next instruction in the code segment.
     pub(crate) pc: u32,
     /// Lanes that execute the next instruction.
     pub(crate) active: u32,
     /// Lanes that are still running.
     pub(crate) alive: u32,
     pub(crate) condition: Condition,
-    /// Index in the block.
+    /// Index of the warp in its block.
     pub(crate) index: u32,
 }
 
@@ -101,8 +100,8 @@ impl Warp {
         }
     }
 
-    /// Sets the state at the start of a program with `registers` registers, which get the contents of the register
-    /// file's rows in `left`, and zero beyond them.
+    /// Sets the initial state of a program with `registers` registers. They receive the rows of the register file in
+    /// `left`; registers beyond those rows are zero.
     pub(crate) fn start(&mut self, index: u32, lanes: u32, pc: u32, registers: u32, left: &[Lanes]) {
         let Self { registers: rows, predicates, flags, stack, pc: at, active, alive, condition, index: number } = self;
         for (number, row) in rows.iter_mut().take(63.min(registers as usize)).enumerate() {
@@ -114,7 +113,7 @@ impl Warp {
         (*at, *active, *alive, *condition, *number) = (pc, lanes, lanes, Condition::Ready, index);
     }
 
-    /// Stores a program's registers in the rows of the register file.
+    /// Copies a program's registers to rows of the register file.
     pub(crate) fn leave_in(&self, rows: &mut [Lanes], registers: u32) {
         let own = self.registers.iter().take(63.min(registers as usize));
         rows.iter_mut().zip(own).for_each(|(row, register)| *row = *register);
@@ -125,12 +124,11 @@ impl Warp {
         &self.registers[usize::from(register.index() & 63)]
     }
 
-    /// Returns the register `offset` after another; for RZ always RZ.
+    /// Returns the register `offset` after `register`. RZ is followed by RZ.
     pub(crate) fn following(&self, register: Register, offset: u8) -> &Lanes {
         &self.registers[following(register, offset)]
     }
 
-    /// Returns a pair of registers.
     pub(crate) fn pair(&self, register: Register) -> Pairs {
         let (low, high) = (self.register(register), self.following(register, 1));
         std::array::from_fn(|lane| u64::from(high[lane]) << 32 | u64::from(low[lane]))
@@ -141,7 +139,7 @@ impl Warp {
         self.set_following(register, 0, values, mask);
     }
 
-    /// Sets the register `offset` after another.
+    /// Sets the register `offset` after `register`.
     pub(crate) fn set_following(&mut self, register: Register, offset: u8, values: &Lanes, mask: u32) {
         let index = following(register, offset);
         if index == 63 {
@@ -158,7 +156,6 @@ impl Warp {
         }
     }
 
-    /// Sets a pair of registers.
     pub(crate) fn set_pair(&mut self, register: Register, values: &Pairs, mask: u32) {
         self.set(register, &values.map(|value| value as u32), mask);
         self.set_following(register, 1, &values.map(|value| (value >> 32) as u32), mask);
@@ -187,7 +184,7 @@ impl Warp {
         merge(&mut self.flags.overflow, flags.overflow);
     }
 
-    /// Removes lanes from the current path. If the path becomes empty, other lanes continue, or the warp ends.
+    /// Removes lanes from the current path. If no lane remains on it, other lanes continue, or the warp ends.
     pub(crate) fn leave(&mut self, lanes: u32) {
         self.active &= !lanes;
         if self.active == 0 {
@@ -203,7 +200,7 @@ fn following(register: Register, offset: u8) -> usize {
     if register.is_zero() { 63 } else { usize::from(register.index() + offset).min(63) }
 }
 
-/// Returns the lanes for which a test holds, as a mask.
+/// Returns the mask of the lanes for which a test holds.
 pub(crate) fn mask_of(test: impl Fn(usize) -> bool) -> u32 {
     (0..LANES).fold(0, |mask, lane| mask | u32::from(test(lane)) << lane)
 }

@@ -1,7 +1,7 @@
-//! Copies: M2MF in PGRAPH, and the copy engines.
+//! Copies by M2MF in PGRAPH, and by the copy engines.
 //!
-//! Parts: [`layout`], the layout of a surface's bytes; [`job`], a copy in flight; [`m2mf`] and [`ce`], the two method
-//! sets that describe a copy.
+//! Parts: [`layout`] computes where the bytes of a surface are, [`job`] is a copy in progress, and [`m2mf`] and [`ce`]
+//! are the two method sets that describe copies.
 
 pub mod ce;
 pub mod job;

@@ -1,26 +1,26 @@
-//! Semaphores in memory: the data of a release and the condition of an acquire, for the host and for engines.
+//! Semaphores in memory: the data that a release writes and the condition of an acquire, for host and engines.
 
 use crate::mmu::{MmuFault, Session};
 use nvspec::addr::GpuVa;
 use nvspec::fifo::host_method::semaphore_d;
 
-/// Format of a release.
+/// Format of the data that a release writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// The payload: 4 bytes.
+    /// Four bytes: the payload.
     OneWord,
-    /// Payload, zero, time in ns as 64 bits: 16 bytes.
+    /// Sixteen bytes: the payload, zero, and the time in ns as 64 bits.
     FourWords,
 }
 
-/// Releases the semaphore at `va`. The payload is written last, in one access, so that a reader of the payload also
-/// sees the time.
+/// Releases the semaphore at `va`. The payload is written last, in one access, so that a reader that sees the payload
+/// also sees the time.
 ///
 /// # Errors
-/// [`MmuFault`]; the payload is then not written.
+/// [`MmuFault`]: the payload has not been written.
 pub fn release(session: &mut Session<'_>, va: GpuVa, payload: u32, form: Form, now_ns: u64) -> Result<(), MmuFault> {
     if form == Form::FourWords {
-        // The fault reports the first byte, for any page of the range.
+        // Translate first: a fault must report the first byte, whichever page of the range is missing.
         session.translate(va, true)?;
         let mut rest = [0; 12];
         rest[4..].copy_from_slice(&now_ns.to_le_bytes());
@@ -29,19 +29,19 @@ pub fn release(session: &mut Session<'_>, va: GpuVa, payload: u32, form: Form, n
     session.write32(va, payload)
 }
 
-/// Comparison of an acquire.
+/// Condition of an acquire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acquire {
-    /// Memory equals the payload.
+    /// The value in memory equals the payload.
     Equal,
-    /// Memory equals the payload or follows it: their signed difference is not negative.
+    /// The value in memory equals the payload or follows it: their signed difference is not negative.
     GreaterOrEqual,
-    /// Memory and payload have a bit in common.
+    /// The value in memory and the payload have a common bit.
     And,
 }
 
 impl Acquire {
-    /// Returns the comparison of the host's semaphore operation; `None` if it is not an acquire.
+    /// Returns the condition of the host's semaphore operation; `None` if the operation is not an acquire.
     #[must_use]
     pub const fn from_operation(operation: u32) -> Option<Self> {
         match operation {
@@ -52,7 +52,7 @@ impl Acquire {
         }
     }
 
-    /// Returns true if `memory` satisfies the acquire of `payload`.
+    /// Returns true if the value `memory` satisfies an acquire with `payload`.
     #[must_use]
     pub const fn is_satisfied(self, memory: u32, payload: u32) -> bool {
         match self {
@@ -63,7 +63,7 @@ impl Acquire {
     }
 }
 
-/// Returns true if the semaphore at `va` satisfies the acquire now.
+/// Returns true if the semaphore at `va` currently satisfies the acquire.
 ///
 /// # Errors
 /// [`MmuFault`].

@@ -1,10 +1,10 @@
-//! The host interface while an engine works for its channel.
+//! A channel's host methods while an engine works for the channel.
 //!
-//! A PBDMA does not wait for its engine: it continues to fetch, and executes host methods, up to the first method for
-//! the engine. Therefore a channel may wait for a semaphore while its engine works, and
+//! A PBDMA does not wait for its engine: it continues to fetch, and executes host methods up to the next method for the
+//! engine. A channel may therefore wait for a semaphore while its engine works, and
 //! [`ACQUIRE_PENDING`](nvspec::regs::pfifo::CHANNEL_STATE::ACQUIRE_PENDING) does not mean that the engine is idle.
-//! GUESS: other host methods do not run ahead; drivers observe a reference, and a release that waits for the engine, in
-//! order.
+//! GUESS: other host methods do not run ahead; drivers observe that references, and releases that wait for the engine,
+//! stay in order.
 
 use super::context::Fetched;
 use super::decoder::{Event, Method};
@@ -13,7 +13,7 @@ use super::{Fifo, Progress};
 use crate::cx::Cx;
 use nvspec::fifo::host_method as host;
 
-/// Maximum number of words in one step.
+/// Maximum number of words that one step executes.
 const WORDS_PER_STEP: u32 = 64;
 
 /// Returns true if the host executes the method without waiting for the engine.
@@ -27,8 +27,7 @@ fn runs_ahead(method: Method) -> bool {
 }
 
 impl Fifo {
-    /// Continues in the push buffer of the channel whose engine is working. Returns the time at which to poll the
-    /// channel's semaphore again.
+    /// Executes further words of the channel whose engine is working. Returns the time of the next semaphore poll.
     pub(super) fn run_ahead(&mut self, index: usize, cx: &mut Cx) -> Progress {
         let now = cx.clock.now();
         if self.pbdmas[index].trapped() || self.blocked(index, cx) {
@@ -50,7 +49,7 @@ impl Fifo {
         let channel = &self.channels[number];
         match channel.retry_at.filter(|at| *at != NEVER && channel.runnable() && channel.has_work) {
             Some(at) => {
-                // The semaphore is polled again, at any position.
+                // Poll the semaphore again, regardless of the position.
                 self.pbdmas[index].waits_at = None;
                 Progress::WaitUntil(at.max(now))
             }
@@ -58,7 +57,7 @@ impl Fifo {
         }
     }
 
-    /// Executes the next word if it does not need the engine. Returns true if the word after it may follow.
+    /// Executes the next word if it does not need the engine. Returns true if the caller may continue after it.
     fn word_ahead(&mut self, index: usize, context: &mut super::context::Context, cx: &mut Cx) -> bool {
         let Ok(Some(word)) = self.next_word(index, context, cx) else { return false };
         let (decoder, event) = context.decoder.feed(word);
@@ -79,7 +78,7 @@ impl Fifo {
                 self.postpone(usize::from(context.channel), cx);
                 false
             }
-            // Errors occur again after the engine's work, and are then reported.
+            // An error occurs again once the engine has ended its work, and is reported then.
             Some(_) => false,
         }
     }

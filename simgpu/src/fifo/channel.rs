@@ -12,37 +12,36 @@ use nvspec::regs::pfifo::{CHANNEL, CHANNEL_STATE};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Error state of a channel, apart from the driver's settings.
+/// Error state of a channel. The driver's settings are separate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Health {
-    /// No error.
+    /// The channel has no error.
     #[default]
     Good,
-    /// The channel stopped on a fault; binding or enabling it again clears the fault.
+    /// A fault stopped the channel. Binding or enabling the channel again clears the fault.
     Faulted,
 }
 
-/// One channel.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Channel {
-    /// Values of the channel's registers as last written.
+    /// Last written values of the channel's registers.
     bind: u32,
     control: u32,
     pub(crate) on_runlist: bool,
     pub(crate) health: Health,
-    /// Set if entries may have to be fetched.
+    /// Set if the channel may have entries to fetch.
     pub(crate) has_work: bool,
-    /// Card time of the doorbell, until its work is started.
+    /// Card time of the doorbell, until work on it starts.
     #[serde(skip)]
     pub(crate) rung_at: Option<CardNs>,
-    /// Time at which the channel's next method, which could not be executed, is retried.
+    /// Time at which the channel retries a method that could not be executed.
     pub(crate) retry_at: Option<CardNs>,
-    /// Interval until the next retry.
+    /// Interval before the next retry.
     pub(crate) retry_ns: u64,
-    /// The PBDMA that the channel runs in; `None`, for any PBDMA, before its first use of an engine.
+    /// The PBDMA that the channel runs in. `None` until the channel has used an engine: it may run in any PBDMA.
     pub(crate) home: Option<usize>,
     userd: Option<BusAddr>,
-    /// GP_PUT when the ring was last empty.
+    /// GP_PUT at the time when the ring was last empty.
     pub(crate) seen_put: Option<u32>,
 }
 
@@ -58,7 +57,7 @@ impl Channel {
         CHANNEL_STATE::ENABLED.is_set(self.control)
     }
 
-    /// Returns true if the channel may be in a PBDMA.
+    /// Returns true if a PBDMA may load the channel.
     pub(crate) fn runnable(&self) -> bool {
         self.on_runlist && self.enabled() && self.health == Health::Good && self.instance().is_some()
     }
@@ -68,7 +67,7 @@ impl Channel {
         self.runnable() && self.has_work && self.retry_at.is_none_or(|at| at <= now)
     }
 
-    /// Returns true if the channel's owner has submitted since the ring was last found empty.
+    /// Returns true if the channel's owner has submitted work since the ring was last empty.
     pub(crate) fn submitted(&self, memory: &Memory) -> bool {
         self.userd.is_some_and(|userd| read_gp_put(userd, memory).is_some_and(|put| Some(put) != self.seen_put))
     }
@@ -82,7 +81,7 @@ impl Channel {
         })
     }
 
-    /// Returns its USERD page, if the page is in VRAM.
+    /// Returns the channel's USERD page if it is in VRAM.
     pub(crate) fn page(&self) -> Option<VramAddr> {
         match self.userd {
             Some(BusAddr::Vram(at)) if at.checked_add(userd::BYTES).is_some() => Some(at),
@@ -90,7 +89,7 @@ impl Channel {
         }
     }
 
-    /// Returns true if its USERD page must be polled: the CPU's writes to host memory are not detected.
+    /// Returns true if the channel's USERD page must be polled, because CPU writes to host memory are not detected.
     pub(crate) fn polled(&self) -> bool {
         matches!(self.userd, Some(BusAddr::System(_)))
     }
@@ -119,14 +118,14 @@ impl Fifo {
     /// Handles a write to the channel's instance register.
     pub(crate) fn bind(&mut self, number: u32, value: u32, cx: &mut Cx) {
         let Ok(id) = u8::try_from(number) else { return };
-        // Ends the previous binding, even if it was not saved.
+        // A new binding ends the previous one, whose state is lost unless it was saved.
         for pbdma in &mut self.pbdmas {
             if pbdma.context.as_ref().is_some_and(|context| context.channel == id) {
                 pbdma.context = None;
             }
         }
         for index in 0..self.slots.len() {
-            // An engine that hangs, or waits on a fault, ignores the channel table.
+            // A hung engine, or one that waits after a fault, ignores the channel table.
             let slot = &self.slots[index];
             let looks = !matches!(slot.condition, Condition::Failed | Condition::Hung);
             if looks && slot.resident.is_some_and(|resident| resident.channel == Some(id)) {
@@ -152,8 +151,8 @@ impl Fifo {
         }
     }
 
-    /// Reads the location of the channel's USERD from RAMFC. Drivers write RAMFC before or after they bind, but before
-    /// they enable.
+    /// Reads the location of the channel's USERD from RAMFC. A driver may write RAMFC before or after it binds the
+    /// channel, but always before it enables the channel.
     pub(crate) fn find_userd(&mut self, id: u8, cx: &Cx) {
         let channel = &mut self.channels[usize::from(id)];
         let page = channel.instance().and_then(|(target, address)| {
@@ -166,7 +165,7 @@ impl Fifo {
         cx.doorbells.set_page(id, channel.page());
     }
 
-    /// Marks the channel for a check.
+    /// Marks the channel as possibly having work.
     pub(crate) fn wake(&mut self, id: u8) {
         if let Some(channel) = self.channels.get_mut(usize::from(id)) {
             channel.has_work = true;
@@ -175,7 +174,7 @@ impl Fifo {
         }
     }
 
-    /// Retries methods that could not be executed, after an event that may make them executable.
+    /// Retries all methods that could not be executed, after an event that may permit them.
     pub(crate) fn retry_waiting(&mut self) {
         for channel in self.channels.iter_mut().filter(|channel| channel.retry_at.is_some()) {
             channel.retry_at = Some(0);

@@ -1,4 +1,4 @@
-//! The state of the channel that a PBDMA serves, and its format in the channel's instance block (RAMFC).
+//! The state of a channel in a PBDMA, and its format in the channel's instance block (RAMFC).
 
 use super::decoder::Decoder;
 use crate::memory::{BusAddr, BusError, Memory};
@@ -7,10 +7,10 @@ use nvspec::addr::{GpuVa, Target};
 use nvspec::fifo::SUBCHANNELS;
 use nvspec::instance::{ramfc, userd};
 
-/// Mask of the address bits above the low word of a GPU virtual address.
+/// Mask of the upper address bits, which follow the low word of a GPU virtual address.
 const HIGH_MASK: u32 = 0xff;
 
-/// Words of the push buffer read ahead. These words are not kept between runs.
+/// Words of the push buffer that were read ahead. They are dropped when a run ends.
 #[derive(Clone, Debug)]
 pub(crate) struct Fetched {
     pub(crate) words: [u32; Self::MAX],
@@ -19,7 +19,7 @@ pub(crate) struct Fetched {
 }
 
 impl Fetched {
-    /// Maximum number of words read ahead.
+    /// Maximum number of words to read ahead.
     pub(crate) const MAX: usize = 64;
 
     pub(crate) const fn empty() -> Self {
@@ -27,7 +27,7 @@ impl Fetched {
     }
 }
 
-/// A channel in a PBDMA.
+/// A channel that is loaded in a PBDMA.
 #[derive(Clone, Debug)]
 pub(crate) struct Context {
     pub(crate) channel: u8,
@@ -37,9 +37,9 @@ pub(crate) struct Context {
     pub(crate) userd: BusAddr,
     gp_base: u64,
     gp_entries: u32,
-    /// Next GPFIFO entry, below `gp_entries`.
+    /// Index of the next GPFIFO entry; below `gp_entries`.
     pub(crate) gp_get: u32,
-    /// Next word of the current segment.
+    /// Address of the next word of the current segment.
     pub(crate) pb_get: u64,
     /// End of the current segment.
     pub(crate) pb_end: u64,
@@ -47,17 +47,17 @@ pub(crate) struct Context {
     pub(crate) reference: u32,
     pub(crate) semaphore: [u32; 4],
     pub(crate) decoder: Decoder,
-    /// Data of the SET_OBJECT of each subchannel; 0 if unbound.
+    /// Data of SET_OBJECT for each subchannel; 0 if unbound.
     pub(crate) objects: [u32; SUBCHANNELS as usize],
     /// The engine that executed the last method.
     pub(crate) engine: Option<crate::faults::EngineId>,
     pub(crate) fetched: Fetched,
 }
 
-/// Reason that a channel could not be loaded.
+/// Reason why a channel could not be loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LoadError {
-    /// The instance block, or memory that it names, is not accessible.
+    /// The instance block, or memory that it refers to, cannot be accessed.
     Unbound(MmuFault),
     /// RAMFC does not have the signature.
     Signature,
@@ -140,7 +140,7 @@ impl Context {
         }
     }
 
-    /// Reports the channel's progress to its owner.
+    /// Publishes the channel's progress in its USERD page.
     pub(crate) fn publish(&self, memory: &Memory) {
         let words = [
             (userd::GET, self.pb_get as u32),
@@ -155,12 +155,12 @@ impl Context {
         }
     }
 
-    /// Returns the owner's end of the ring; `None` if the value is not an index of the ring.
+    /// Returns GP_PUT; `None` if the owner's value is not an index of the ring.
     pub(crate) fn gp_put(&self, memory: &Memory) -> Option<u32> {
         read_gp_put(self.userd, memory).filter(|put| *put < self.gp_entries)
     }
 
-    /// Returns true if the current segment has words left.
+    /// Returns true if the current segment has unread words.
     pub(crate) fn in_segment(&self) -> bool {
         self.pb_get < self.pb_end
     }
@@ -170,7 +170,7 @@ impl Context {
         GpuVa(self.gp_base + 8 * u64::from(self.gp_get))
     }
 
-    /// Counts the entry as consumed.
+    /// Marks the current GPFIFO entry as consumed.
     pub(crate) fn advance_gp(&mut self) {
         self.gp_get = (self.gp_get + 1) & (self.gp_entries - 1);
     }
@@ -182,13 +182,13 @@ fn lost(memory: &Memory, result: Result<(), BusError>) {
     }
 }
 
-/// Returns the page that two words of RAMFC name.
+/// Returns the address of the USERD page from two words of RAMFC.
 pub(crate) fn userd_page(low: u32, high: u32) -> Option<BusAddr> {
     let address = u64::from(high & HIGH_MASK) << 32 | u64::from(low) & !(userd::BYTES - 1);
     BusAddr::from_target(Target::from_bits(low), address)
 }
 
-/// Reads GP_PUT from the page at `userd`, if the page is accessible.
+/// Reads GP_PUT from the page at `userd`; `None` if the page cannot be accessed.
 pub(crate) fn read_gp_put(userd: BusAddr, memory: &Memory) -> Option<u32> {
     memory.read32(userd.offset(userd::GP_PUT)).map_err(|error| memory.count_lost(error)).ok()
 }

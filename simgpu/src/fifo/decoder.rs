@@ -1,5 +1,5 @@
-//! Decodes push buffer dwords to methods. The decoder is a pure function from a word to the next state and an event, so
-//! that a word whose method cannot be executed yet is fed again later.
+//! Decodes the dwords of a push buffer to methods. The decoder is a pure function from a word to its next state and an
+//! event. If a method cannot be executed yet, the same word can therefore be decoded again later.
 
 use nvspec::Field;
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, sub_op};
@@ -8,11 +8,11 @@ use nvspec::instance::ramfc::pb_header;
 /// Fields of the subdevice word of RAMFC.
 mod subdevice {
     use super::Field;
-    /// Subdevices that this channel's device belongs to.
+    /// Mask of the subdevices that include this channel's device.
     pub(super) const ID: Field = Field::new(11, 0);
-    /// Set if methods are executed.
+    /// Set if the device executes methods.
     pub(super) const ACTIVE: Field = Field::new(28, 28);
-    /// The mask that a header has stored for later use.
+    /// The mask that a header stored for later headers.
     // GUESS: drivers write only ID, ACTIVE and bit 29.
     pub(super) const STORED: Field = Field::new(27, 16);
 }
@@ -25,11 +25,11 @@ enum Run {
     IncreaseOnce,
 }
 
-/// A method with its datum.
+/// A method and its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Method {
     pub(crate) subchannel: u8,
-    /// Byte address in the class.
+    /// Byte address of the method in the class.
     pub(crate) address: u32,
     pub(crate) data: u32,
 }
@@ -37,17 +37,17 @@ pub(crate) struct Method {
 /// Result of decoding a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A header, or data for another subdevice.
+    /// No method: the word is a header, or data for another subdevice.
     Nothing,
     /// A method to execute.
     Method(Method),
     /// The rest of the segment must be skipped.
     EndSegment,
-    /// An invalid header.
+    /// The header is invalid.
     BadHeader,
 }
 
-/// Position of the stream in a header's data. The position remains valid at the end of a segment.
+/// Position of the stream within a header's data. The position stays valid across segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decoder {
     run: Run,
@@ -58,11 +58,11 @@ pub(crate) struct Decoder {
     subdevice: u32,
 }
 
-/// Methods are numbered with 12 bits.
+/// Mask of a method number, which has 12 bits.
 const METHOD_MASK: u16 = 0xfff;
 
 impl Decoder {
-    /// Restores the decoder from the saved words of RAMFC.
+    /// Restores the decoder from the words saved in RAMFC.
     pub(crate) fn restore(header: u32, count: u32, subdevice: u32) -> Self {
         let run = match MethodHeader::from(pb_header::TYPE.get(header) << 29).op() {
             HeaderOp::NonIncreasing | HeaderOp::OldNonIncreasing => Run::NonIncreasing,
@@ -79,7 +79,7 @@ impl Decoder {
         }
     }
 
-    /// Returns the saved words of RAMFC: header, count, subdevice.
+    /// Returns the words to save in RAMFC: header, count, subdevice.
     pub(crate) fn save(&self) -> (u32, u32, u32) {
         let opcode = match self.run {
             Run::Increasing => 1,
@@ -176,8 +176,8 @@ impl Decoder {
 
 #[cfg(test)]
 mod tests {
-    //! Tests against an independent encoder, written from the header formats: the encoder turns a list of packets into
-    //! words and the corresponding methods, with separate shifts and masks.
+    //! Tests against an independent encoder, which was written from the header formats. It turns a list of packets into
+    //! words and the corresponding methods, with its own shifts and masks.
 
     use super::*;
     use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Reports of errors of channels.
+//! Reports of channel errors.
 
 use super::Fifo;
 use super::channel::Health;
@@ -15,23 +15,23 @@ use nvspec::regs::pfifo;
 /// Unit that made a faulting access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Client {
-    /// Number of [`nvspec::mmu::fault::hub_client`].
+    /// A number in [`nvspec::mmu::fault::hub_client`].
     Hub(u32),
-    /// Number of [`nvspec::mmu::fault::gpc_client`], of the first cluster.
+    /// A number in [`nvspec::mmu::fault::gpc_client`], for the first cluster.
     Gpc(u32),
 }
 
 /// An MMU fault and its origin.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Report {
-    /// Number of [`nvspec::mmu::fault::unit`].
+    /// A number in [`nvspec::mmu::fault::unit`].
     pub(crate) unit: u32,
     pub(crate) client: Client,
     pub(crate) instance: (Target, u64),
     pub(crate) fault: MmuFault,
 }
 
-/// Stores a fault in the fault registers. A unit with an unread fault keeps that fault.
+/// Stores a fault in the fault registers. If the unit's previous fault has not been read, the new one is dropped.
 pub(crate) fn report(report: Report, cx: &mut Cx) {
     let Report { unit, client, instance, fault } = report;
     let pending = cx.storage.peek(pfifo::MMU_FAULT_ID::OFFSET);
@@ -53,7 +53,7 @@ pub(crate) fn report(report: Report, cx: &mut Cx) {
 }
 
 impl Fifo {
-    /// Stops a channel that faulted outside an engine; other channels continue.
+    /// Stops a channel that faulted outside an engine. Other channels continue to run.
     pub(crate) fn channel_fault(&mut self, channel: u8, what: Report, cx: &mut Cx) {
         self.counters.faults += 1;
         if let Some(channel) = self.channels.get_mut(usize::from(channel)) {
@@ -62,7 +62,7 @@ impl Fifo {
         report(what, cx);
     }
 
-    /// Stops an engine that faulted, and its channel, until the driver makes the scheduler continue.
+    /// Stops a faulting engine and its channel until the driver makes the scheduler continue.
     pub(crate) fn engine_fault(
         &mut self,
         slot: usize,
@@ -101,19 +101,19 @@ impl Fifo {
         }
     }
 
-    /// Makes the scheduler use engines again that stopped on an error. An engine that was not reset stays stopped.
+    /// Lets the scheduler use engines again that stopped on an error. An engine stays stopped until it is reset.
     pub(crate) fn acknowledge_errors(engines: u32, cx: &mut Cx) {
         let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) & !engines);
     }
 
-    /// Saves an engine's context. A missing image is a fault of the context's own channel, not of the next channel. In
-    /// this case the function returns `false`, and the engine has stopped.
+    /// Saves an engine's context. If the context's image is missing, the fault is attributed to the context's own
+    /// channel, and not to the next channel. The engine has then stopped, and the function returns `false`.
     pub(crate) fn evict(&mut self, slot: usize, cx: &mut Cx) -> bool {
         let Some(resident) = self.slots[slot].resident else { return true };
         let client = self.slots[slot].context_client();
         let Err(fault) = self.slots[slot].evict(cx) else { return true };
-        // Another channel may have its number by now.
+        // The channel's number may have been reused by now.
         let owner = |channel: &u8| {
             self.channels.get(usize::from(*channel)).is_some_and(|it| it.instance() == Some(resident.instance))
         };
@@ -122,7 +122,7 @@ impl Fifo {
         false
     }
 
-    /// Reports an engine that could not execute a method or continue its work.
+    /// Reports that an engine could not execute a method or continue its work.
     pub(super) fn engine_error(
         &mut self,
         id: EngineId,
@@ -150,14 +150,14 @@ impl Fifo {
         }
     }
 
-    /// Reports the binding of a class that the engine does not have to a subchannel.
+    /// Reports that a subchannel was bound to a class that the engine does not support.
     pub(super) fn illegal_class(&mut self, id: EngineId, class: u32, method: Method, cx: &mut Cx) {
         self.engine_error(id, None, Some((class, method)), engines::EngineError::IllegalClass, cx);
     }
 }
 
 impl Fifo {
-    /// Faults the engine with this number on the driver's request, to remove its channel.
+    /// Faults engine `number` at the driver's request, which removes the engine's channel.
     pub(crate) fn trigger_fault(&mut self, number: u32, cx: &mut Cx) {
         let Some(id) = super::slot::by_number(number) else { return };
         let client = self.slots[id.index()].fault_client();

@@ -47,7 +47,7 @@ impl Fifo {
                     DONE
                 }
                 mem_op::TLB_INVALIDATE => {
-                    // The method names a directory, but dropping all translations is always correct.
+                    // The method names a directory, but it is always correct to drop all translations.
                     cx.mmu.flush(Flush::default());
                     DONE
                 }
@@ -60,7 +60,7 @@ impl Fifo {
                 DONE
             }
             host::YIELD => Outcome::Yield,
-            // Checksums of the push buffer are not computed.
+            // The model does not compute checksums of the push buffer.
             _ => Outcome::Trap(INTR_0::METHOD_SIZE.mask()),
         }
     }
@@ -70,7 +70,8 @@ impl Fifo {
         let class = host::set_object::CLASS.get(method.data);
         let subchannel = usize::from(method.subchannel & 7);
         if number == engine::SOFTWARE {
-            // A software object: every method, including this one, is handed to the driver, which then skips it.
+            // This is a software object: the PBDMA passes every method, including this one, to the driver, which
+            // executes the method and makes the PBDMA skip it.
             let bound = context.objects[subchannel] == method.data;
             context.objects[subchannel] = method.data;
             return if bound { DONE } else { Outcome::Trap(INTR_0::EMPTY_SUBC.mask()) };
@@ -78,8 +79,8 @@ impl Fifo {
         let Some(id) = slot::by_number(number) else {
             return Outcome::Trap(INTR_0::DEVICE.mask());
         };
-        // GUESS: binding a class that the engine has concerns only the host, and does not load a context. Linux 6.12
-        // binds an object, removes the engine's context, and only then lets the card process the bind.
+        // GUESS: binding a class that the engine supports concerns only the host, and does not load a context. Linux
+        // 6.12 binds an object, removes the engine's context, and only then lets the card process the bind.
         if self.slot(id).class_supported(class) {
             context.objects[subchannel] = method.data;
             return DONE;
@@ -129,7 +130,8 @@ impl Fifo {
         }
     }
 
-    /// Raises the interrupt of the engine for the subchannel's object or, without one, for the channel's last method.
+    /// Raises the interrupt of the engine that the subchannel's object belongs to or, without an object, of the engine
+    /// that the channel used last.
     fn non_stall(&mut self, context: &Context, subchannel: u8, cx: &mut Cx) -> Outcome {
         let object = context.objects[usize::from(subchannel & 7)];
         let id = slot::by_number(host::set_object::ENGINE.get(object))

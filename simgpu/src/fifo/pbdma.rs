@@ -1,4 +1,4 @@
-//! One PBDMA: selects its channel, and fetches and dispatches methods.
+//! One PBDMA: chooses its channel, then fetches and dispatches the channel's methods.
 
 use super::channel::Health;
 use super::context::{Context, Fetched, LoadError};
@@ -19,68 +19,66 @@ use nvspec::regs::{pfifo, pmc};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of words in one step.
+/// Maximum number of words that one step executes.
 const WORDS_PER_STEP: u32 = 512;
-/// Time for which a channel keeps a PBDMA while others wait for it. The time slices of RAMFC are ignored.
+/// Time in ns for which a channel may keep a PBDMA while others wait for it. The time slices in RAMFC are ignored.
 const TIME_SLICE_NS: u64 = 2_000_000;
-/// First and maximum interval before a failed acquire is retried.
+/// First and maximum interval between retries of an acquire, in ns.
 pub(super) const RETRY_NS: (u64, u64) = (10_000, 500_000);
-/// Retry time of a channel that waits for an event instead of a time.
+/// Retry time of a channel that waits for an event and not for a time.
 pub(super) const NEVER: CardNs = CardNs::MAX;
-/// Interval of polling a USERD page in host memory.
+/// Interval in ns between polls of a USERD page in host memory.
 const POLL_NS: u64 = 500_000;
 
-/// Maximum time in a saved card, in ns: the sum of this time and any cost fits in 64 bits.
+/// Maximum time in a saved card, in ns: the sum of this time and any cost still fits into 64 bits.
 const TIME_MAX: CardNs = 1 << 62;
 
-/// A PBDMA.
 #[derive(Debug)]
 pub(crate) struct Pbdma {
     pub(crate) context: Option<Box<Context>>,
-    /// Card time at which its work so far ends; ahead of the clock while an engine is busy.
+    /// Card time at which the PBDMA's work so far ends. It is ahead of the clock while an engine is busy.
     pub(crate) time: CardNs,
     pub(super) slice_end: CardNs,
-    /// Set if the channel waits for a semaphore and keeps the unit until its time slice ends.
+    /// Set if the channel waits for a semaphore and keeps the PBDMA until its time slice ends.
     holds: bool,
-    /// The last channel that ran, for round robin.
+    /// The channel that ran last, for round-robin selection.
     last: Option<u8>,
-    /// Set if the PBDMA was idle, so that the time until now is not used by work.
+    /// Set if the PBDMA was idle, so that the time until now is not charged to work.
     idle: bool,
-    /// A pending interrupt that stops the unit, and its cause.
+    /// The interrupt that stops the PBDMA until the driver clears it.
     trap: Option<Trap>,
-    /// Position in the push buffer whose next method is known to wait for the engine.
+    /// Position in the push buffer of a method that is known to wait for the engine.
     pub(super) waits_at: Option<u64>,
 }
 
-/// Reason that a PBDMA stopped.
+/// Reason why a PBDMA stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Trap {
-    /// Bits of INTR_0.
+    /// Pending bits of INTR_0.
     bits: u32,
     channel: u8,
-    /// Contents of METHOD_0, if the driver may replace the method.
+    /// Contents of METHOD_0 if the driver may replace the method; `None` otherwise.
     method: Option<u32>,
 }
 
-/// Result of a method.
+/// Result of executing a method.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outcome {
     /// The method was executed.
     Done(Done),
-    /// The engine is not ready: retry later.
+    /// The engine is not ready; retry later.
     Later,
-    /// The semaphore is not released yet: retry later. If the flag is set, other channels may use the PBDMA in the
-    /// meantime.
+    /// The semaphore is not released yet; retry later. If true, other channels may use the PBDMA in the meantime.
     NotAcquired(bool),
-    /// Another PBDMA serves that engine.
+    /// Another PBDMA serves the engine.
     Elsewhere(usize),
-    /// The method was executed, and the rest of the time slice is yielded.
+    /// The method was executed, and yields the rest of the time slice.
     Yield,
-    /// Raises the PBDMA's interrupt with these bits; the driver may replace the method.
+    /// The PBDMA must raise its interrupt with these bits. The driver may replace the method.
     Trap(u32),
-    /// The host's own access faulted.
+    /// A memory access by the host itself faulted.
     HostFault(MmuFault),
-    /// The engine stopped: the channel and the engine wait for the driver.
+    /// The engine stopped: the engine and its channel wait for the driver.
     EngineFault,
 }
 
@@ -89,13 +87,13 @@ impl Pbdma {
         Self { context: None, time: 0, slice_end: 0, holds: false, last: None, idle: true, trap: None, waits_at: None }
     }
 
-    /// Returns true if an interrupt stops the unit.
+    /// Returns true if a pending interrupt stops the PBDMA.
     pub(super) fn trapped(&self) -> bool {
         self.trap.is_some()
     }
 }
 
-/// Saved state of a PBDMA without a channel.
+/// Saved state of a PBDMA that has no channel.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedPbdma {
     time: CardNs,
@@ -108,7 +106,7 @@ pub(crate) struct SavedPbdma {
 
 impl Pbdma {
     pub(super) fn save(&self) -> SavedPbdma {
-        // These fields were cleared when the channel left.
+        // These fields were cleared when the channel left the PBDMA.
         let Self { context: _, time, slice_end, holds, last, idle, trap, waits_at: _ } = self;
         let (time, slice_end, holds, last, idle, trap) = (*time, *slice_end, *holds, *last, *idle, *trap);
         SavedPbdma { time, slice_end, holds, last, idle, trap }
@@ -138,7 +136,7 @@ impl Fifo {
             let ahead = self.run_ahead(index, cx);
             return Progress::WaitUntil(self.pbdmas[index].time).or(ahead);
         }
-        // An engine's work always ends before any other step, because it cannot be interrupted.
+        // Finish the engine's work before any other step, because it cannot be interrupted.
         if let Some(progress) = self.work_on(index, cx) {
             return progress.or(self.run_ahead(index, cx));
         }
@@ -183,7 +181,7 @@ impl Fifo {
         progress
     }
 
-    /// Returns true if the PBDMA is disabled, or the scheduler must not use its engines.
+    /// Returns true if the PBDMA is disabled, or if the scheduler must not use its engines.
     pub(super) fn blocked(&self, index: usize, cx: &Cx) -> bool {
         let enabled = cx.storage.peek(pmc::PBDMA_ENABLE::OFFSET) & cx.storage.peek(pfifo::PBDMA_PRESENT::OFFSET);
         if enabled & (1 << index) == 0 {
@@ -194,7 +192,7 @@ impl Fifo {
         engines != 0 && engines & disabled == engines
     }
 
-    /// Continues pending work of the engine that the PBDMA's channel uses. Returns `None` without pending work.
+    /// Continues pending work of the engine that the PBDMA's channel uses. Returns `None` if no work is pending.
     fn work_on(&mut self, index: usize, cx: &mut Cx) -> Option<Progress> {
         let id = self.pbdmas[index].context.as_ref()?.engine?;
         let slot = self.slot(id);
@@ -224,7 +222,7 @@ impl Fifo {
         Some(Progress::Ran)
     }
 
-    /// Returns PTIMER's time of the PBDMA's current work.
+    /// Returns PTIMER's value at the time of the PBDMA's current work.
     pub(super) fn stamp(&self, index: usize, cx: &Cx) -> u64 {
         if cx.time.is_some() { cx.clock.timer_at(self.pbdmas[index].time) } else { cx.clock.timer() }
     }
@@ -243,7 +241,7 @@ impl Fifo {
         }
     }
 
-    /// Returns the next channel for this PBDMA, after the last one that ran.
+    /// Returns the next channel that this PBDMA may run, in round-robin order.
     pub(super) fn candidate(&self, index: usize, now: CardNs) -> Option<u8> {
         let here = |channel: u8| self.channels[usize::from(channel)].home.is_none_or(|home| home == index);
         let elsewhere = |channel: u8| {
@@ -261,7 +259,7 @@ impl Fifo {
         after.iter().chain(before).copied().find(wants)
     }
 
-    /// Selects the PBDMA's channel, and loads it. Returns true if no channel is left to try.
+    /// Chooses and loads a channel for the PBDMA. Returns true if no channel is left to try.
     fn choose(&mut self, index: usize, now: CardNs, cx: &mut Cx) -> bool {
         let current = self.pbdmas[index].context.as_ref().map(|context| context.channel);
         let keeps = current.is_some_and(|channel| {
@@ -290,7 +288,7 @@ impl Fifo {
         pbdma.waits_at = None;
         pbdma.slice_end = now.saturating_add(TIME_SLICE_NS);
         if let Some(model) = cx.time {
-            // The switch starts when the unit is free and has a reason to switch.
+            // The switch starts when the PBDMA is free and another channel has work.
             let begin = if std::mem::take(&mut pbdma.idle) { pbdma.time.max(begins) } else { pbdma.time };
             pbdma.time = begin.saturating_add(model.switch_ns);
         }
@@ -316,14 +314,14 @@ impl Fifo {
         self.raise(index, number, bits, None, cx);
     }
 
-    /// Removes the channel from a PBDMA and saves the channel's state.
+    /// Removes the channel from a PBDMA and saves its state.
     pub(super) fn unload(&mut self, index: usize, cx: &mut Cx) {
         if let Some(context) = self.pbdmas[index].context.take() {
             context.save(&cx.memory);
         }
     }
 
-    /// Returns the time at which to check a channel of this PBDMA again.
+    /// Returns the earliest time at which to check a channel of this PBDMA again.
     fn next_retry(&self, index: usize, cx: &Cx) -> Progress {
         let now = cx.clock.now();
         let mut progress = Progress::Idle;
@@ -342,7 +340,7 @@ impl Fifo {
         progress
     }
 
-    /// Runs the loaded channel for a while.
+    /// Runs the loaded channel for up to [`WORDS_PER_STEP`] words.
     fn run_channel(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Progress {
         let number = usize::from(context.channel);
         self.channels[number].retry_at = None;
@@ -365,7 +363,7 @@ impl Fifo {
                     Outcome::Done(Done::default())
                 }
                 Event::BadHeader => {
-                    // The word is not a method that the driver could replace, so it is skipped.
+                    // The driver cannot replace this word, because it is not a method. Skip it.
                     context.pb_get += 4;
                     cx.storage.poke(DATA_0::at(index as u32), word);
                     self.raise(index, context.channel, INTR_0::PB_HEADER.mask(), None, cx);
@@ -392,7 +390,7 @@ impl Fifo {
                     return Progress::Ran;
                 }
                 Outcome::Later => {
-                    // The event that makes the engine ready triggers a retry.
+                    // An event retries the method when the engine becomes ready.
                     self.channels[number].retry_at = Some(NEVER);
                     return self.pause(index, words, cx);
                 }
@@ -406,7 +404,7 @@ impl Fifo {
                     return Progress::Ran;
                 }
                 Outcome::Trap(bits) => {
-                    // The word is not consumed, because the driver may replace the method.
+                    // Do not consume the word, because the driver may replace the method.
                     let Event::Method(method) = event else { return Progress::Ran };
                     cx.storage.poke(DATA_0::at(index as u32), method.data);
                     self.raise(index, context.channel, bits, Some(method_word(method)), cx);
@@ -426,13 +424,13 @@ impl Fifo {
         Progress::Ran
     }
 
-    /// Returns the progress of a channel that cannot continue after `words` words.
+    /// Returns the progress of a channel that stops after `words` words.
     fn pause(&self, index: usize, words: u32, cx: &Cx) -> Progress {
         let others = !self.pbdmas[index].holds && self.candidate(index, cx.clock.now()).is_some();
         if words > 0 || others { Progress::Ran } else { self.next_retry(index, cx) }
     }
 
-    /// Returns true if the channel must pause between two methods.
+    /// Returns true if the channel must stop between two methods.
     fn must_stop(&self, index: usize, context: &Context, cx: &Cx) -> bool {
         let channel = &self.channels[usize::from(context.channel)];
         let working = context.engine.is_some_and(|id| {
@@ -442,7 +440,7 @@ impl Fifo {
         working || !channel.runnable() || self.pbdmas[index].trap.is_some() || self.pbdmas[index].time > cx.clock.now()
     }
 
-    /// Delays the next poll of an unreleased semaphore, with increasing intervals.
+    /// Delays the next poll of an unreleased semaphore; the interval grows with each poll.
     pub(super) fn postpone(&mut self, number: usize, cx: &Cx) {
         let channel = &mut self.channels[number];
         channel.retry_ns = channel.retry_ns.clamp(RETRY_NS.0, RETRY_NS.1);
@@ -450,7 +448,7 @@ impl Fifo {
         channel.retry_ns = (channel.retry_ns * 2).min(RETRY_NS.1);
     }
 
-    /// Returns the next word of the push buffer. Returns `Ok(None)` at the end, and `Err` if the channel was stopped.
+    /// Returns the next word of the push buffer; `Ok(None)` at the end, and `Err` if the channel was stopped.
     pub(super) fn next_word(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Result<Option<u32>, ()> {
         while !context.in_segment() {
             if !self.next_segment(index, context, cx)? {
@@ -465,7 +463,7 @@ impl Fifo {
         self.fetch(context, cx).map(Some)
     }
 
-    /// Reads ahead in the segment, within a page, and returns the first word.
+    /// Reads ahead in the segment, up to the end of the page, and returns the first word.
     fn fetch(&mut self, context: &mut Context, cx: &mut Cx) -> Result<u32, ()> {
         let at = context.pb_get;
         let to_page_end = 0x1000 - (at & 0xfff);
@@ -522,7 +520,7 @@ impl Fifo {
         self.channel_fault(context.channel, what, cx);
     }
 
-    /// Raises a PBDMA's interrupt and stops the unit until the driver clears it.
+    /// Raises a PBDMA's interrupt and stops the PBDMA until the driver clears the interrupt.
     fn raise(&mut self, index: usize, channel: u8, bits: u32, method: Option<u32>, cx: &mut Cx) {
         self.pbdmas[index].trap = Some(Trap { bits, channel, method });
         let unit = index as u32;
@@ -533,7 +531,7 @@ impl Fifo {
         cx.storage.poke(INTR_0::at(unit), cx.storage.peek(INTR_0::at(unit)) | bits);
     }
 
-    /// Handles the driver's clearing of a PBDMA's interrupts.
+    /// Resumes a PBDMA whose interrupts the driver has cleared.
     pub(crate) fn pbdma_cleared(&mut self, unit: u32, cx: &mut Cx) {
         let index = unit as usize;
         let Some(trap) = self.pbdmas.get(index).and_then(|pbdma| pbdma.trap) else { return };
@@ -542,7 +540,7 @@ impl Fifo {
         }
         self.pbdmas[index].trap = None;
         let Some(method) = trap.method else { return };
-        // A replaced method is skipped: drivers write a NOP in its place. An unchanged method is executed again.
+        // Skip a replaced method: drivers write a NOP in its place. Execute an unchanged method again.
         if cx.storage.peek(METHOD_0::at(unit)) == method {
             return;
         }
@@ -557,7 +555,6 @@ impl Fifo {
         }
     }
 
-    /// Executes a method.
     fn method(&mut self, index: usize, context: &mut Context, method: Method, cx: &mut Cx) -> Outcome {
         let object = context.objects[usize::from(method.subchannel & 7)];
         if method.address < host_method::ENGINE_FIRST {
@@ -582,7 +579,7 @@ impl Fifo {
         }
     }
 
-    /// Makes an engine ready for the channel. If it is not ready, returns the action to take.
+    /// Makes an engine ready for the channel, or returns the outcome of the method if the engine is not ready.
     pub(super) fn use_engine(
         &mut self,
         index: usize,
@@ -617,7 +614,7 @@ impl Fifo {
                     self.pbdmas[index].time = self.pbdmas[index].time.saturating_add(model.switch_ns);
                 }
                 crate::graph::loaded(&self.slots[id.index()], cx);
-                // FECS must write the registers that the image names before the engine executes a method.
+                // FECS must write the registers that the image lists before the engine executes a method.
                 (!cx.context_writes.is_empty()).then_some(Outcome::Later)
             }
             Ok(false) => None,

@@ -1,4 +1,4 @@
-//! PFIFO's saved state, without loaded channels.
+//! Saved state of PFIFO. It never includes loaded channels.
 
 use super::channel::Channel;
 use super::pbdma::{Pbdma, SavedPbdma};
@@ -11,7 +11,6 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// PFIFO with its engines.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedFifo {
     pub(crate) channels: Vec<Channel>,
@@ -22,9 +21,9 @@ pub(crate) struct SavedFifo {
 }
 
 impl Fifo {
-    /// Takes all channels off PBDMAs and engines. If this fails, some channels may already be off.
+    /// Takes all channels off the PBDMAs and the engines. On failure, some channels may already have been taken off.
     pub(crate) fn clear_out(&mut self, cx: &mut Cx) -> Result<(), NotQuiescent> {
-        // Later doorbells are noticed when the card is next idle.
+        // The card takes doorbells that ring after this point when it is next idle.
         self.take_doorbells(cx);
         let loaded = self.pbdmas.iter().filter_map(|pbdma| pbdma.context.as_ref()).map(|context| context.channel);
         let current = self.slots.iter().filter_map(|slot| slot.resident?.channel);
@@ -40,7 +39,7 @@ impl Fifo {
             }
         }
         for index in 0..self.slots.len() {
-            // The engine has a context that the driver loaded without a channel, or work left by a channel.
+            // The engine holds a context that the driver loaded without a channel, or work that a channel left behind.
             if self.slots[index].works(cx.clock.now()) {
                 return Err(NotQuiescent::Working(None));
             }
@@ -53,17 +52,17 @@ impl Fifo {
         Ok(())
     }
 
-    /// Saves the state, with no channel loaded.
+    /// Saves the state. No channel may be loaded.
     pub(crate) fn save(&self) -> SavedFifo {
         let Self {
             channels,
             order,
-            // No channel needs to leave.
+            // No channel has to leave.
             runlist_pending: _,
             preempting: _,
             pbdmas,
             slots,
-            // Work found later starts at the time when it is found: the time of its doorbell is lost.
+            // The time of an unhandled doorbell is lost: its work starts when the restored card finds it.
             not_before: _,
             counters,
         } = self;
@@ -76,7 +75,7 @@ impl Fifo {
         }
     }
 
-    /// Restores the state into a new PFIFO.
+    /// Restores the state into a newly created PFIFO.
     pub(crate) fn restore(&mut self, saved: SavedFifo, cx: &Cx) -> Result<(), Invalid> {
         let SavedFifo { channels, order, pbdmas, slots, counters } = saved;
         let count = self.pbdmas.len();

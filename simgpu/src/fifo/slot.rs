@@ -1,4 +1,4 @@
-//! One engine as the host sees it: the engine model, and the context that it holds.
+//! One engine from the host's point of view: the engine model, and the context that it holds.
 
 use crate::clock::CardNs;
 use crate::cx::Cx;
@@ -15,7 +15,7 @@ use nvspec::regs::pmc;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Amount of work in bytes between opportunities for other users of the card.
+/// Number of bytes of work after which other users of the card may run.
 const PIECE_BYTES: u64 = 256 << 10;
 
 /// State of the engine.
@@ -23,21 +23,21 @@ const PIECE_BYTES: u64 = 256 << 10;
 pub(crate) enum Condition {
     /// The engine's firmware is not running.
     Down,
-    /// The engine works.
+    /// The engine accepts work.
     Good,
     /// The engine waits for the driver to handle an illegal method or bad data.
     Trapped,
-    /// The engine stopped on an MMU fault and does nothing until PMC resets it, even if the fault is acknowledged.
-    /// nouveau resets each engine that faulted (`gf100_fifo_recover_work`).
+    /// The engine stopped on an MMU fault. It does nothing until PMC resets it, even if the driver acknowledges the
+    /// fault. nouveau resets each engine that faulted (`gf100_fifo_recover_work`).
     Failed,
-    /// The engine hangs until it is reset. This only happens by fault injection.
+    /// The engine hangs until it is reset. Only fault injection causes this.
     Hung,
 }
 
-/// A context that an engine holds.
+/// The context that an engine holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resident {
-    /// The channel, if the host loaded it; the driver loads contexts without a channel through FECS.
+    /// The channel if the host loaded the context; `None` if the driver loaded it through FECS, without a channel.
     pub(crate) channel: Option<u8>,
     pub(crate) instance: (Target, u64),
     pub(crate) space: AddressSpace,
@@ -45,35 +45,34 @@ pub(crate) struct Resident {
     pub(crate) image: GpuVa,
 }
 
-/// One engine.
 pub(crate) struct Slot {
     pub(crate) id: EngineId,
     engine: Box<dyn Engine>,
     pub(crate) condition: Condition,
-    /// The channel whose fault stopped the engine; it may differ from the channel of the current context.
+    /// The channel whose fault stopped the engine. The current context may belong to another channel.
     pub(crate) stopped_by: Option<u8>,
     pub(crate) resident: Option<Resident>,
-    /// Set if a byte of the current work's output must be corrupted.
+    /// Set to corrupt a byte of the current work's output.
     corrupt: bool,
-    /// Set if its channel must leave while work is in flight.
+    /// Set if the engine's channel must leave while work is in progress.
     pub(crate) switch: Option<Switch>,
-    /// Card time at which the completed work ends by the time model. Its end is not visible before this time.
+    /// Card time at which completed work ends by the time model. The card does not show its end before this time.
     pub(super) until: CardNs,
 }
 
 /// A context switch that waits for work to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Switch {
-    /// Requested at this time.
+    /// The switch was requested at this time.
     Since(CardNs),
-    /// The switch took too long, which was reported to the driver.
+    /// The switch took too long, and the driver has been told.
     Reported,
 }
 
-/// Cost of an engine call.
+/// Cost and effects of an engine call.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
-    /// Duration according to the time model and injected delays, in ns.
+    /// Time in ns, by the time model and with injected delays.
     pub(crate) ns: u64,
     /// Set if a non-stall interrupt is due.
     pub(crate) non_stall: bool,
@@ -100,7 +99,7 @@ impl Slot {
         number(self.id)
     }
 
-    /// Returns the engine's fault unit.
+    /// Returns the number of the fault unit of the engine.
     pub(crate) fn fault_unit(&self) -> u32 {
         match self.id {
             EngineId::Graph => unit::GR,
@@ -109,7 +108,7 @@ impl Slot {
         }
     }
 
-    /// Returns the engine's fault client for its own accesses.
+    /// Returns the fault client for the engine's own accesses.
     pub(crate) fn fault_client(&self) -> Client {
         Client::Hub(match self.id {
             EngineId::Graph => hub_client::DISPATCH,
@@ -118,7 +117,7 @@ impl Slot {
         })
     }
 
-    /// Returns the engine's fault client for loading and saving contexts.
+    /// Returns the fault client for loading and saving the engine's contexts.
     pub(crate) fn context_client(&self) -> Client {
         Client::Hub(match self.id {
             EngineId::Graph => hub_client::CTXCTL,
@@ -127,7 +126,7 @@ impl Slot {
         })
     }
 
-    /// Returns the engine's bit in PMC's unit enable.
+    /// Returns the engine's bit in PMC's unit enable register.
     pub(crate) fn enable_bit(&self) -> u32 {
         match self.id {
             EngineId::Graph => pmc::ENABLE::PGRAPH.mask(),
@@ -141,24 +140,24 @@ impl Slot {
         self.engine.class_supported(class)
     }
 
-    /// Returns true if work is pending.
     pub(crate) fn pending(&self) -> bool {
         self.engine.pending()
     }
 
-    /// Returns true if the engine is working at card time `now`: work is pending, or completed work ends later.
+    /// Returns true if the engine is busy at card time `now`: work is pending, or completed work has not ended by the
+    /// time model.
     pub(crate) fn works(&self, now: CardNs) -> bool {
         self.pending() || self.until > now
     }
 
-    /// Marks its firmware as running.
+    /// Records that the engine's firmware is running.
     pub(crate) fn start(&mut self) {
         if self.condition == Condition::Down {
             self.condition = Condition::Good;
         }
     }
 
-    /// Restores the power-on state: no firmware, no context, work abandoned.
+    /// Restores the power-on state: the engine has no firmware and no context, and abandons its work.
     pub(crate) fn reset(&mut self) {
         let Self { id: _, engine, condition, stopped_by, resident, corrupt, switch, until } = self;
         engine.reset();
@@ -170,14 +169,15 @@ impl Slot {
         *until = 0;
     }
 
-    /// Continues after the driver has handled the trap.
+    /// Resumes the engine after the driver has handled its trap.
     pub(crate) fn resume(&mut self) {
         if self.condition == Condition::Trapped {
             self.condition = Condition::Good;
         }
     }
 
-    /// Makes the context of the channel with the instance block at `instance` current. Returns true if it changed.
+    /// Makes the context of the channel with the instance block at `instance` current. Returns true if the context
+    /// changed.
     pub(crate) fn make_current(
         &mut self,
         channel: Option<u8>,
@@ -203,7 +203,7 @@ impl Slot {
         Ok(true)
     }
 
-    /// Saves the engine's context, if any. A context that cannot be saved stays in the engine.
+    /// Saves the engine's context, if it has one. If saving fails, the engine keeps the context.
     pub(crate) fn evict(&mut self, cx: &Cx) -> Result<(), MmuFault> {
         if let Some(resident) = self.resident {
             let state = self.engine.save();
@@ -221,7 +221,7 @@ impl Slot {
         self.until = 0;
     }
 
-    /// Drops only the work in flight.
+    /// Drops only the work in progress.
     pub(crate) fn stop(&mut self) {
         let state = self.engine.save();
         self.engine.load(ContextState::from_words(&state.to_words()));
@@ -230,7 +230,7 @@ impl Slot {
     fn image_bytes(&self, cx: &Cx) -> u64 {
         match self.id {
             EngineId::Graph => u64::from(cx.chip.graph_context_bytes),
-            // The context of the copy engines' firmware.
+            // This is the context size of the copy engines' firmware.
             EngineId::Copy0 | EngineId::Copy1 => COPY_CONTEXT_BYTES,
         }
     }
@@ -258,8 +258,8 @@ impl Slot {
         };
         let (low, high) = (word(at)?, word(at + 4)?);
         let va = GpuVa(u64::from(high & 0xff) << 32 | u64::from(low & !0xfff));
-        // GUESS: FECS faults on a channel that has no context, as on an image that is not mapped. nouveau clears the
-        // pointer when it closes a channel, and sends no method after that.
+        // GUESS: FECS faults on a channel without a context as it does on an unmapped image. nouveau clears the pointer
+        // when it closes a channel, and sends no method after that.
         if low & context::VALID == 0 {
             return Err(MmuFault { reason: nvspec::mmu::fault::PTE, va, write: false });
         }
@@ -302,7 +302,7 @@ impl Slot {
         result.map(|()| done)
     }
 
-    /// Does a piece of the pending work.
+    /// Does one step of the pending work.
     pub(crate) fn step(&mut self, now_ns: u64, cx: &mut Cx) -> Result<(Progress, Done), EngineError> {
         let Some(resident) = self.resident else {
             self.engine.reset();
@@ -312,7 +312,7 @@ impl Slot {
         let mut engine_cx =
             EngineCx { memory: &cx.memory, mmu: &cx.mmu, space: &resident.space, now_ns, work: &mut work };
         let result = self.engine.step(&mut engine_cx, PIECE_BYTES);
-        // A kernel reports its writes at its end.
+        // A kernel reports its writes only at its end.
         let later = work.written.is_none() && matches!(result, Ok(Progress::More | Progress::Elsewhere));
         if !later && std::mem::take(&mut self.corrupt) {
             self.spoil(&resident.space, work, cx);
@@ -340,7 +340,7 @@ impl Slot {
         Done { ns, non_stall, released: work.releases > 0 }
     }
 
-    /// Inverts a byte of the last operation's output.
+    /// Inverts a byte of the output of the last operation.
     fn spoil(&self, space: &AddressSpace, work: Work, cx: &Cx) {
         let Some(va) = work.written else { return };
         let mut byte = [0];
@@ -351,7 +351,7 @@ impl Slot {
     }
 }
 
-/// Saved state of an engine without a context.
+/// Saved state of an engine that holds no context.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedSlot {
     condition: Condition,
@@ -375,7 +375,7 @@ impl Slot {
         SavedSlot { condition: *condition, stopped_by: *stopped_by }
     }
 
-    /// Restores the state into a new engine.
+    /// Restores the state into a newly created engine.
     pub(crate) fn restore(&mut self, saved: &SavedSlot) -> Result<(), Invalid> {
         let SavedSlot { condition, stopped_by } = *saved;
         let rests = !matches!(condition, Condition::Failed | Condition::Hung);
@@ -394,7 +394,7 @@ pub(crate) const fn number(id: EngineId) -> u32 {
     }
 }
 
-/// Returns the engine with that number, if it is modelled.
+/// Returns the engine with this number, if the model has it.
 pub(crate) fn by_number(number: u32) -> Option<EngineId> {
     match number {
         engine::GR => Some(EngineId::Graph),
@@ -404,12 +404,12 @@ pub(crate) fn by_number(number: u32) -> Option<EngineId> {
     }
 }
 
-/// Size of the used part of a copy engine's context in bytes.
+/// Number of bytes of a copy engine's context that the model uses.
 const COPY_CONTEXT_BYTES: u64 = 0x100;
 
-/// Offset of the method state in a context image. The driver's own data before it is preserved.
+/// Offset of the method state in a context image. The driver's data before this offset is preserved.
 const STATE_OFFSET: u64 = 0x10;
-/// Marks method state; the low half contains its number of words.
+/// Marks a word that precedes method state. Its low half is the number of words.
 const STATE_MAGIC: u32 = 0x5347_0000;
 /// Maximum number of words of method state.
 const STATE_WORDS_MAX: usize = 1024;

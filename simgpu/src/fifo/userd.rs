@@ -1,8 +1,8 @@
-//! USERD: the page through which a channel's owner submits, and the detection of submissions.
+//! USERD: the page through which a channel's owner submits work, and the detection of submissions.
 //!
-//! A real card polls GP_PUT. This card detects every CPU write to VRAM, through any window, that covers a GP_PUT word
-//! of a bound channel's page; it detects writes by engines when the scheduler is next idle, and polls pages in host
-//! memory while their channel runs.
+//! A real card polls GP_PUT. The model detects every CPU write to VRAM, through any window, that covers a GP_PUT word
+//! in a bound channel's page. It detects writes by engines when the scheduler is idle the next time, and it polls pages
+//! in host memory while their channel runs.
 
 use crate::clock::{CardNs, CardTime};
 use nvspec::addr::VramAddr;
@@ -11,11 +11,11 @@ use nvspec::instance::userd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Marks a channel without a page in VRAM, or without a doorbell.
+/// Value for a channel that has no page in VRAM, or no doorbell.
 const NONE: u64 = u64::MAX;
 
-/// The bound channels' USERD pages in VRAM, and a record of the written ones. The CPU's threads and the scheduler share
-/// this object; both use only single atomic words, in any order.
+/// The USERD pages of bound channels in VRAM, and a record of the pages that were written. The CPU's threads and the
+/// scheduler share this object; they access single atomic words and do not depend on their order.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
     pages: [AtomicU64; CHANNELS as usize],
@@ -35,18 +35,18 @@ impl Doorbells {
         }
     }
 
-    /// Sets the address of channel `channel`'s page.
+    /// Sets the address of the page of `channel`.
     pub(crate) fn set_page(&self, channel: u8, page: Option<VramAddr>) {
         if let Some(slot) = self.pages.get(usize::from(channel)) {
             slot.store(page.map_or(NONE, |page| page.0), Ordering::Release);
         }
     }
 
-    /// Records a CPU write of `len` bytes at `address`. Returns true if the write covers a doorbell.
+    /// Records a CPU write of `len` bytes at `address`. Returns true if the write covers GP_PUT of a channel.
     pub(crate) fn note_write(&self, address: VramAddr, len: u64) -> bool {
         let first = address.0;
         let Some(last) = first.checked_add(len.saturating_sub(1)) else { return false };
-        // The first GP_PUT word at or after the first byte.
+        // Find the first GP_PUT word at or after the first byte.
         let page =
             if first % userd::BYTES > userd::GP_PUT + 3 { address.page().0 + userd::BYTES } else { address.page().0 };
         if page + userd::GP_PUT > last {
@@ -65,13 +65,13 @@ impl Doorbells {
 
     fn ring(&self, channel: usize) {
         if let (Some(word), Some(since)) = (self.rung.get(channel / 64), self.since.get(channel)) {
-            // Keep the first time: a second doorbell adds to the work of the first.
+            // Keep the first time: a second doorbell only adds to the work that the first one announced.
             let _first = since.compare_exchange(NONE, self.time.now(), Ordering::AcqRel, Ordering::Relaxed);
             word.fetch_or(1 << (channel % 64), Ordering::AcqRel);
         }
     }
 
-    /// Returns the channels with doorbells since the last call.
+    /// Returns the channels whose doorbells have rung since the last call.
     pub(crate) fn take(&self) -> u128 {
         let mut channels = 0;
         for (index, word) in self.rung.iter().enumerate() {
@@ -82,8 +82,8 @@ impl Doorbells {
         channels
     }
 
-    /// Returns the time of a taken channel's doorbell, if known. A doorbell rung during the take is taken again, and
-    /// its time may have been taken with the first.
+    /// Returns the time of the doorbell of a channel that [`Self::take`] returned, if known. A doorbell that rings
+    /// during `take` is returned again, although its time may already have been taken.
     pub(crate) fn take_since(&self, channel: usize) -> Option<CardNs> {
         let since = self.since.get(channel)?.swap(NONE, Ordering::AcqRel);
         (since != NONE).then_some(since)

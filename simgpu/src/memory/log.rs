@@ -1,11 +1,11 @@
-//! Log of VRAM accesses by the card's engines, in order, for the study of eviction policies.
+//! A log of the engines' VRAM accesses in order, for the study of eviction policies.
 
 use super::BusAddr;
 use card::AccessCounts;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// Numbers of bytes moved from and to a block of VRAM.
+/// Amounts of data that engines transferred from and to a block of VRAM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
     /// Number of bytes read from the block.
@@ -21,30 +21,30 @@ impl Touched {
     }
 }
 
-/// The blocks of VRAM of [`AccessCounts::BLOCK_BYTES`] accessed by a short part of an engine's work, about one block of
-/// a grid; by number.
+/// The blocks of VRAM ([`AccessCounts::BLOCK_BYTES`] each) that a short step of an engine's work accessed, by block
+/// number. The step is about one block of a grid.
 pub type Touches = BTreeMap<u64, Touched>;
 
-/// The recorded accesses; `None` until the first request.
+/// The recorded accesses; `None` until they are first requested.
 #[derive(Debug, Default)]
 pub(super) struct Log(Mutex<Option<State>>);
 
 #[derive(Debug, Default)]
 struct State {
     ended: Vec<Touches>,
-    /// Accesses of the current piece of work.
+    /// Accesses of the current step.
     open: Touches,
 }
 
 impl Log {
-    /// Records bytes moved from or to the page at `address`.
+    /// Records bytes that were read from the page at `address`, or written to it if `write` is true.
     pub(super) fn add(&self, address: BusAddr, bytes: u64, write: bool) {
         let (BusAddr::Vram(address), Some(state)) = (address, &mut *self.0.lock()) else { return };
         let touched = if write { Touched { read: 0, written: bytes } } else { Touched { read: bytes, written: 0 } };
         state.open.entry(address.0 / AccessCounts::BLOCK_BYTES).or_default().add(touched);
     }
 
-    /// Ends a piece of work. A piece that accesses only blocks of the previous piece is merged with it.
+    /// Ends a step. If it only accessed blocks of the previous step, it is merged into that step.
     pub(super) fn end(&self) {
         let Some(State { ended, open }) = &mut *self.0.lock() else { return };
         let open = std::mem::take(open);
@@ -60,7 +60,7 @@ impl Log {
         }
     }
 
-    /// Returns the accesses since the last call, and continues; the first call starts the recording.
+    /// Returns the accesses since the last call. The first call starts the recording.
     pub(super) fn take(&self) -> Vec<Touches> {
         self.0.lock().replace(State::default()).map_or_else(Vec::new, |state| state.ended)
     }

@@ -1,11 +1,11 @@
-//! Posted writes to host memory: writes in flight that no unit waits for.
+//! Posted writes to host memory: writes in flight, which no unit waits for.
 //!
-//! A write's time through caches and over the bus is not bounded by anything visible to the card's owner. A flush
-//! ([`BAR_FLUSH`](nvspec::regs::pflush::BAR_FLUSH), or a push buffer's) and a semaphore that waits for its engine push
-//! all earlier writes; a read of host memory pushes writes on the same path, from the hub or from shaders. Tests keep
-//! writes in flight ([`crate::SimGpu::hold_posted_writes`]); otherwise they take no time. A write is looked up in the
-//! table of host memory when it arrives, as by an IOMMU: if the address is unmapped then, the write is lost; if it is
-//! mapped to other memory, the write goes there.
+//! The card's owner cannot bound the time that a write takes through caches and over the bus. A flush
+//! ([`BAR_FLUSH`](nvspec::regs::pflush::BAR_FLUSH), or the push buffer's) and a semaphore that waits for its engine
+//! complete all earlier writes. A read of host memory completes the writes on the same path, which is the hub's or the
+//! shaders'. Tests can keep writes in flight ([`crate::SimGpu::hold_posted_writes`]); otherwise writes take no time. As
+//! with an IOMMU, the address of a write is looked up when the write arrives: if the address has been unmapped, the
+//! write is lost; if it now maps other memory, the write changes that memory.
 
 use super::sysmem::SysmemView;
 use super::{BusError, Memory};
@@ -17,13 +17,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Maximum number of bytes in flight.
 // GUESS: a card's buffers are smaller. Tests need this size to check that no code waits for this many writes.
 const MAX_BYTES_IN_FLIGHT: usize = 1 << 20;
-/// Maximum size of a write in bytes, as made by a copy.
+/// Maximum size in bytes of a write that a copy makes.
 pub(super) const MAX_WRITE_BYTES: usize = 4096;
 
-/// Paths to host memory: from the hub (copy engines, PFIFO, apertures), and from shaders.
+/// Number of paths to host memory: one from the hub (copy engines, PFIFO, apertures), and one from the shaders.
 pub(super) const PATHS: usize = 2;
 
-/// Writes in flight.
 #[derive(Debug, Default)]
 pub(super) struct Posted {
     held: AtomicBool,
@@ -38,16 +37,15 @@ struct Queue {
 
 impl Posted {
     pub(super) fn hold(&self, hold: bool) {
-        // Threads that still see the old value write immediately, which is at worst too early.
+        // A thread that still sees the old value writes immediately, which is always permitted.
         self.held.store(hold, Ordering::Release);
     }
 
-    /// Returns true if writes are held.
     pub(super) fn is_held(&self) -> bool {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Adds a write, if it fits. A larger write arrives in parts.
+    /// Adds a write if there is room for it. A large write arrives in parts.
     pub(super) fn add(&self, way: usize, iova: Iova, data: &[u8]) -> bool {
         let mut queue = self.ways[way].lock();
         if queue.bytes != 0 && queue.bytes + data.len() > MAX_BYTES_IN_FLIGHT {
@@ -58,7 +56,7 @@ impl Posted {
         true
     }
 
-    /// Completes all writes of one path, in order.
+    /// Completes all writes on one path, in order.
     pub(super) fn push(&self, way: usize, memory: &Memory, table: &SysmemView<'_>) {
         let mut queue = self.ways[way].lock();
         queue.bytes = 0;

@@ -1,7 +1,7 @@
-//! Access counts of the card's engines by block of memory, for eviction decisions.
+//! Access counts of the engines per block of memory, for eviction decisions.
 //!
-//! Counters take 64 KiB for each GiB that an engine has accessed, and stay allocated: 64 MiB after accesses to all of
-//! the 2^40 bytes of I/O addresses. Any thread may count and read, without locks.
+//! Counters need 64 KiB per GiB that an engine has accessed, and are never freed: 64 MiB after accesses to all 2^40
+//! bytes of I/O addresses. Any thread may count and read without locks.
 
 use super::BusAddr;
 use card::AccessCounts;
@@ -10,38 +10,38 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Number of blocks whose counters are allocated at once.
+/// Number of blocks whose counters are allocated together.
 const GROUP_BLOCKS: u64 = (1 << 30) / AccessCounts::BLOCK_BYTES;
 
-/// The counters of one memory.
+/// The counters of one kind of memory.
 #[derive(Debug)]
 struct Counters {
     groups: Box<[OnceLock<Box<[AtomicU64]>>]>,
 }
 
 impl Counters {
-    /// Creates counters of zero for a memory of `bytes` bytes.
+    /// Creates zeroed counters for a memory of `bytes` bytes.
     fn new(bytes: u64) -> Self {
         let groups = bytes.div_ceil(GROUP_BLOCKS * AccessCounts::BLOCK_BYTES);
         Self { groups: (0..groups).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Adds to the counter of the block at `address`. Addresses after the end of the memory are not counted.
+    /// Adds to the counter of the block at `address`. Ignores addresses beyond the end of the memory.
     fn add(&self, address: u64, bursts: u64) {
         let block = address / AccessCounts::BLOCK_BYTES;
         let Some(group) = self.groups.get((block / GROUP_BLOCKS) as usize) else { return };
         let counters = group.get_or_init(|| (0..GROUP_BLOCKS).map(|_| AtomicU64::new(0)).collect());
-        // The counter would take centuries to wrap.
+        // The counter would need centuries to wrap.
         counters[(block % GROUP_BLOCKS) as usize].fetch_add(bursts, Ordering::Relaxed);
     }
 
-    /// Returns the accessed blocks by number, with their counts; `reset` restarts them from zero.
+    /// Returns the accessed blocks by number, with their counts. `reset` sets the counts to zero.
     fn read(&self, reset: bool) -> impl Iterator<Item = (u64, u64)> {
         let groups = (0..).zip(&self.groups).filter_map(|(index, group)| Some((index, group.get()?)));
         let blocks = groups.flat_map(|(index, group)| (index * GROUP_BLOCKS..).zip(group));
         blocks
             .map(move |(block, counter)| {
-                // This is one access: a concurrent count is either in this reading or in the next.
+                // A single swap counts a concurrent access exactly once: in this reading or in the next.
                 let count = if reset { counter.swap(0, Ordering::Relaxed) } else { counter.load(Ordering::Relaxed) };
                 (block, count)
             })
@@ -49,7 +49,7 @@ impl Counters {
     }
 }
 
-/// Accesses of engines to VRAM and host memory.
+/// Access counts of the engines to VRAM and to host memory.
 #[derive(Debug)]
 pub(super) struct Profile {
     /// Number of blocks of VRAM.
@@ -59,7 +59,7 @@ pub(super) struct Profile {
 }
 
 impl Profile {
-    /// Creates counters of zero for a card with `vram_bytes` bytes of VRAM.
+    /// Creates zeroed counters for a card with `vram_bytes` bytes of VRAM.
     pub(super) fn new(vram_bytes: u64) -> Self {
         Self {
             blocks: vram_bytes.div_ceil(AccessCounts::BLOCK_BYTES) as usize,
@@ -68,7 +68,7 @@ impl Profile {
         }
     }
 
-    /// Counts `bytes` bytes moved from or to the page at `address`, in bursts.
+    /// Counts `bytes` bytes, in bursts, that were transferred from or to the page at `address`.
     pub(super) fn add(&self, address: BusAddr, bytes: u64) {
         let bursts = bytes.div_ceil(AccessCounts::BURST_BYTES);
         match address {
@@ -77,11 +77,11 @@ impl Profile {
         }
     }
 
-    /// Returns the counts; `reset` restarts them from zero.
+    /// Returns the counts. `reset` sets them to zero.
     pub(super) fn read(&self, reset: bool) -> AccessCounts {
         let mut vram = vec![0; self.blocks];
         for (block, count) in self.vram.read(reset) {
-            // The block is after the end of VRAM, in the last group.
+            // The last group extends beyond the end of VRAM: ignore those blocks.
             if let Some(place) = vram.get_mut(block as usize) {
                 *place = count;
             }

@@ -1,7 +1,7 @@
-//! The host memory that the card can access: a table from I/O virtual address to mappings.
+//! The host memory that the card can access: a table that maps I/O virtual addresses to host memory.
 //!
-//! Lock order: the table's lock is taken last, and no other lock is taken under it. An unmapping takes the lock for
-//! writing, so it returns only after the accesses in flight.
+//! Lock order: the table's lock is the last one; no lock is taken while it is held. Removing a mapping locks the table
+//! for writing, so it returns only after accesses in flight have ended.
 
 use super::BusError;
 use card::{DmaError, DmaMemory};
@@ -10,15 +10,15 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use std::collections::BTreeMap;
 use vm_memory::VolatileSlice;
 
-/// The table. Ranges do not overlap and are made of 4 KiB pages below 2^40.
+/// The table. Its ranges consist of 4 KiB pages below 2^40, and do not overlap.
 #[derive(Debug, Default)]
 pub struct Sysmem {
-    /// Memory by its first I/O virtual address.
+    /// Memory, by the first I/O virtual address that maps it.
     table: RwLock<BTreeMap<u64, DmaMemory>>,
 }
 
 impl Sysmem {
-    /// Makes an empty table.
+    /// Creates an empty table.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -27,7 +27,7 @@ impl Sysmem {
     /// Gives the card access to `memory` at `iova`.
     ///
     /// # Errors
-    /// [`DmaError::Unaligned`], [`DmaError::OutOfReach`] or [`DmaError::Overlap`]; the table is then unchanged.
+    /// [`DmaError::Unaligned`], [`DmaError::OutOfReach`] or [`DmaError::Overlap`]: the table has not changed.
     pub fn map(&self, iova: Iova, memory: DmaMemory) -> Result<(), DmaError> {
         let (iova, len) = (iova.0, memory.len() as u64);
         if len == 0 || !iova.is_multiple_of(SMALL_PAGE) || !len.is_multiple_of(SMALL_PAGE) {
@@ -48,10 +48,11 @@ impl Sysmem {
         Ok(())
     }
 
-    /// Removes exactly one mapping. After the return, no access to the mapping is in flight, and none can start.
+    /// Removes the mapping with exactly this range. When the function returns, no access to the memory is in flight,
+    /// and none can start.
     ///
     /// # Errors
-    /// [`DmaError::NotMapped`] when no mapping has exactly that range.
+    /// [`DmaError::NotMapped`] if no mapping has exactly this range.
     pub fn unmap(&self, iova: Iova, len: u64) -> Result<(), DmaError> {
         let mut table = self.table.write();
         match table.get(&iova.0) {
@@ -80,13 +81,13 @@ impl Sysmem {
         self.len() == 0
     }
 
-    /// Returns true if a reader would get the table immediately, because no thread changes it or waits to change it.
+    /// Returns true if a reader would get the lock immediately, because no thread holds it for writing or waits to.
     #[cfg(test)]
     pub(super) fn is_free(&self) -> bool {
         self.table.try_read().is_some()
     }
 
-    /// Locks the table: no mapping is removed while the view lives.
+    /// Locks the table: no mapping can be removed until the view is dropped.
     #[must_use]
     pub fn view(&self) -> SysmemView<'_> {
         SysmemView { table: self.table.read() }
@@ -100,7 +101,7 @@ pub struct SysmemView<'a> {
 }
 
 impl SysmemView<'_> {
-    /// Returns the longest piece at `iova` within one mapping, at most `len` bytes.
+    /// Returns the longest slice from `iova` that is within one mapping and at most `len` bytes long.
     pub(super) fn piece(&self, iova: Iova, len: u64, write: bool) -> Result<VolatileSlice<'_, ()>, BusError> {
         let unmapped = BusError::Unmapped { iova };
         let (start, memory) = self.table.range(..=iova.0).next_back().ok_or(unmapped)?;
@@ -109,7 +110,7 @@ impl SysmemView<'_> {
         if write && !memory.writable() {
             return Err(BusError::ReadOnly { iova });
         }
-        // Both fit `usize`: they are less than the length of a mapping.
+        // Both values fit into `usize`, because they are smaller than a mapping.
         memory.slice(offset as usize, rest.min(len) as usize).map_err(|_| unmapped)
     }
 }

@@ -45,13 +45,13 @@ fn vram_that_is_not_touched_costs_nothing() {
     vram.write32(VramAddr(VRAM_MAX / 2), 1).expect("middle");
     assert_eq!(vram.read32(VramAddr(VRAM_MAX - 4)), Ok(0x1234_5678));
     assert_eq!(vram.read32(VramAddr(VRAM_MAX - 8)), Ok(0));
-    // The scrubber writes zeros over memory that is already zero.
+    // A scrubber overwrites memory that is already zero.
     let zeros = vec![0; 1 << 20];
     for at in (0..VRAM_MAX / 8).step_by(zeros.len()) {
         vram.write(VramAddr(at), &zeros).expect("zeros");
     }
     assert!(resident().saturating_sub(before) < VRAM_MAX / 16, "{} bytes came to be resident", resident() - before);
-    // Zeros over other data are stored.
+    // Zeros that replace other data are stored.
     vram.write(VramAddr(VRAM_MAX / 2), &zeros).expect("zeros");
     assert_eq!(vram.read32(VramAddr(VRAM_MAX / 2)), Ok(0));
 }
@@ -167,7 +167,7 @@ fn withdrawing_waits_for_accesses_under_way() {
             memory.sysmem.unmap(Iova(0), PAGE).expect("unmap");
             returned.store(true, Ordering::SeqCst);
         });
-        // The lock refuses new readers once a writer waits for it.
+        // The lock refuses new readers while a writer is waiting.
         while memory.sysmem.is_free() {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! The card's own memory: one anonymous mapping without reserved swap, so untouched memory costs nothing.
+//! The card's own memory: one anonymous mapping without reserved swap, so that untouched memory uses no host memory.
 
 use super::BusError;
 use nvspec::addr::VramAddr;
@@ -9,18 +9,18 @@ use std::fs::File;
 use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
-/// Smallest VRAM, in bytes: the size that a driver's own tables need.
+/// Smallest VRAM size in bytes: a driver's own tables need this much.
 pub const VRAM_MIN: u64 = 16 << 20;
-/// Maximum size of VRAM in bytes: the size of the family's largest board.
+/// Maximum VRAM size in bytes: the largest board of the family has this much.
 pub const VRAM_MAX: u64 = 6 << 30;
-/// Granularity of VRAM sizes in bytes.
+/// Granularity of the VRAM size in bytes.
 const VRAM_UNIT: u64 = 1 << 20;
-/// Seals that fix the file's length: an access after its end would kill the process.
+/// Seals that fix the length of the file, because an access beyond its end would kill the process.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
-/// Page size of the host.
+/// Page size of the host in bytes.
 const HOST_PAGE: usize = 4096;
 
-/// Reason that VRAM of the requested size could not be created.
+/// Reason why VRAM of the requested size could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum VramError {
     /// The size is out of range or not a multiple of 1 MiB.
@@ -34,7 +34,7 @@ pub enum VramError {
         size: u64,
     },
     /// The file for shareable memory could not be created.
-    #[error("there is no file of {size:#x} bytes for VRAM")]
+    #[error("a file of {size:#x} bytes for VRAM could not be created")]
     File {
         /// Requested size in bytes.
         size: u64,
@@ -42,7 +42,7 @@ pub enum VramError {
         #[source]
         source: std::io::Error,
     },
-    /// The received file is not the expected file.
+    /// The received file has the wrong length or seals.
     #[error("VRAM of {size:#x} bytes was handed over in a file of {length:#x} bytes, or in one that can be cut")]
     Other {
         /// Requested size in bytes.
@@ -61,17 +61,17 @@ pub enum VramError {
     },
 }
 
-/// The card's own memory. The memory is initially zero; any thread may read and write it.
+/// The card's own memory. It is initially zero, and any thread may read and write it.
 #[derive(Debug)]
 pub struct Vram {
     region: MmapRegion,
     size: u64,
-    /// The memory's file, if another process can take it over.
+    /// The file of the memory, if another process can take the memory over.
     file: Option<File>,
 }
 
 impl Vram {
-    /// Allocates `size` bytes, all zero.
+    /// Allocates `size` zeroed bytes.
     ///
     /// # Errors
     /// [`VramError`].
@@ -84,7 +84,7 @@ impl Vram {
         Ok(Self { region, size, file: None })
     }
 
-    /// Allocates `size` bytes in an anonymous file that can be handed to another process ([`Self::file`]).
+    /// Allocates `size` zeroed bytes in an anonymous file, which can be handed to another process ([`Self::file`]).
     ///
     /// # Errors
     /// [`VramError`].
@@ -101,10 +101,10 @@ impl Vram {
         Self::of_file(made.map_err(|source| VramError::File { size, source: source.into() })?, size)
     }
 
-    /// Takes over the memory of another process's card.
+    /// Takes over the memory of a card in another process.
     ///
     /// # Errors
-    /// [`VramError`]: also if it has a different size, or could be truncated while in use.
+    /// [`VramError`], also if the file has a different size, or could be truncated while in use.
     pub fn of_file(file: File, size: u64) -> Result<Self, VramError> {
         let refused = |source| VramError::File { size, source };
         let seals = fcntl_get_seals(&file).map_err(|source| refused(source.into()))?;
@@ -119,7 +119,7 @@ impl Vram {
         Ok(Self { region, size, file: Some(file) })
     }
 
-    /// Returns the file of the memory, for another process to take over; `None` unless the memory is
+    /// Returns the file of the memory, so that another process can take it over; `None` unless the memory is
     /// [shared](Self::shared).
     #[must_use]
     pub fn file(&self) -> Option<&File> {
@@ -138,20 +138,20 @@ impl Vram {
         self.size
     }
 
-    /// Returns the range, which must be completely in VRAM.
+    /// Returns a slice of a range, which must be entirely within VRAM.
     pub(super) fn piece(&self, address: VramAddr, len: u64) -> Result<VolatileSlice<'_, ()>, BusError> {
         let beyond = BusError::BeyondVram { address, len, size: self.size };
         if address.0 >= self.size || len > self.size - address.0 {
             return Err(beyond);
         }
-        // Both fit `usize`: they are less than the size of a mapping.
+        // Both values fit into `usize`, because they are smaller than a mapping.
         self.region.get_slice(address.0 as usize, len as usize).map_err(|_| beyond)
     }
 
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`]; nothing is then read.
+    /// [`BusError::BeyondVram`]: no byte has been read.
     pub fn read(&self, address: VramAddr, data: &mut [u8]) -> Result<(), BusError> {
         if !data.is_empty() {
             self.piece(address, data.len() as u64)?.copy_to(data);
@@ -162,7 +162,7 @@ impl Vram {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`]; nothing is then written.
+    /// [`BusError::BeyondVram`]: no byte has been written.
     pub fn write(&self, address: VramAddr, data: &[u8]) -> Result<(), BusError> {
         if data.len() >= HOST_PAGE && data.iter().all(|byte| *byte == 0) {
             return self.clear(address, data.len());
@@ -173,7 +173,8 @@ impl Vram {
         Ok(())
     }
 
-    /// Fills with zeros. Does not overwrite zeros, so scrubbing untouched memory does not allocate host memory.
+    /// Fills a range with zeros. Pages that are zero already are not written, so that scrubbing untouched memory
+    /// allocates no host memory.
     fn clear(&self, address: VramAddr, len: usize) -> Result<(), BusError> {
         let mut now = [0; HOST_PAGE];
         let mut done = 0;
@@ -182,7 +183,7 @@ impl Vram {
             let run = (len - done).min(HOST_PAGE - at as usize % HOST_PAGE);
             let whole = (len - done) / HOST_PAGE * HOST_PAGE;
             if let Some(file) = self.file.as_ref().filter(|_| run == HOST_PAGE && whole > 0) {
-                // Reading a page of a file would allocate the page.
+                // Reading a page of the file would allocate it, so punch holes.
                 let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 self.piece(address.offset(done as u64), whole as u64)?;
                 if fallocate(file, holes, at, whole as u64).is_ok() {
@@ -200,7 +201,7 @@ impl Vram {
         Ok(())
     }
 
-    /// Reads 32 bits, in one access when aligned.
+    /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
     /// [`BusError::BeyondVram`].
@@ -214,7 +215,7 @@ impl Vram {
         Ok(u32::from_le_bytes(bytes))
     }
 
-    /// Writes 32 bits, in one access when aligned.
+    /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
     /// [`BusError::BeyondVram`].

@@ -1,8 +1,8 @@
 //! Sessions of accesses through one address space.
 //!
-//! Work is charged for the bytes that it moves: code that works for a channel counts its accesses ([`Session::count`]
-//! and the `counted` functions; copies always do). The count is stored with the translation of the access, so that
-//! counting is one addition, and is sorted by memory when the translation is replaced.
+//! Work is charged for the bytes that it transfers, so code that works for a channel counts its accesses
+//! ([`Session::count`] and the `counted` functions; copies always count). Counting is a single addition to the
+//! translation of the access; when the translation is replaced, its count is attributed to a memory.
 
 use super::tlb::TlbEntry;
 use super::walk::{check, place, walk};
@@ -21,12 +21,12 @@ pub struct CopyFault {
     pub fault: MmuFault,
 }
 
-/// Number of pages that a copy translates ahead.
+/// Number of pages that a copy translates in advance.
 const PAGES_AT_ONCE: usize = 64;
-/// Number of pieces that a copy plans ahead.
+/// Number of runs that a copy plans in advance.
 const PIECES_AT_ONCE: usize = 8;
 
-/// Bytes that are contiguous on both sides of a copy.
+/// A run of bytes that is contiguous on both sides of a copy.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     from: BusAddr,
@@ -34,7 +34,7 @@ struct Piece {
     len: u64,
 }
 
-/// The next pieces of a copy.
+/// The next runs of a copy.
 #[derive(Debug)]
 struct Plan {
     pieces: [Piece; PIECES_AT_ONCE],
@@ -49,7 +49,7 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Adds a piece, merged with the last one if both sides are adjacent. Returns false if the plan is full.
+    /// Adds a run, merged with the last one if they are adjacent on both sides. Returns false if the plan is full.
     fn add(&mut self, piece: Piece) -> bool {
         if let Some(last) = self.count.checked_sub(1).map(|last| &mut self.pieces[last])
             && last.from.offset(last.len) == piece.from
@@ -65,16 +65,16 @@ impl Plan {
     }
 }
 
-/// The last translation in one direction: valid for the addresses `start..end`, which are in one page.
+/// The last translation in one direction. It is valid for the addresses `start..end`, which are in one page.
 #[derive(Clone, Copy, Debug)]
 struct Recent {
     start: u64,
     end: u64,
     address: BusAddr,
     kind: u8,
-    /// Number of bytes moved through this translation and not sorted yet.
+    /// Number of bytes that were transferred through this translation and are not attributed to a memory yet.
     moved: u64,
-    /// Set if the counts are needed.
+    /// Set if the counts must be attributed to a memory.
     sorted: bool,
 }
 
@@ -91,7 +91,7 @@ impl Recent {
 const NO_RECENT: Recent =
     Recent { start: 0, end: 0, address: BusAddr::Vram(nvspec::addr::VramAddr(0)), kind: 0, moved: 0, sorted: false };
 
-/// A session of accesses. While it lives, flushes and unmappings of host memory wait.
+/// A session of accesses. Flushes, and removals of host memory, wait until it is dropped.
 #[derive(Debug)]
 pub struct Session<'a> {
     mmu: &'a Mmu,
@@ -100,9 +100,9 @@ pub struct Session<'a> {
     view: View<'a>,
     reads: Recent,
     writes: Recent,
-    /// Number of bytes moved from or to system memory.
+    /// Number of bytes transferred from or to system memory.
     bus_bytes: u64,
-    /// Set if counts of VRAM are needed, too.
+    /// Set if bytes in VRAM must be counted too.
     profiled: bool,
     _gate: RwLockReadGuard<'a, ()>,
 }
@@ -116,14 +116,15 @@ impl<'a> Session<'a> {
         Self { mmu, space, access, view, reads, writes, bus_bytes: 0, profiled, _gate: gate }
     }
 
-    /// Counts bytes as moved by the last access, a write or a read. An access to several pages counts for the last.
+    /// Counts bytes as transferred by the last read, or by the last write if `write` is true. An access to several
+    /// pages counts for the last page.
     pub fn count(&mut self, write: bool, bytes: u64) {
         let recent = if write { &mut self.writes } else { &mut self.reads };
         recent.moved += bytes;
     }
 
-    /// Returns the bytes moved from or to system memory since the last call; bytes moved in both directions count
-    /// twice. Without such a call at the end, counts of the last pages are lost.
+    /// Returns the bytes transferred from or to system memory since the last call; bytes transferred in both directions
+    /// count twice. Call it at the end of the session, or the counts of the last pages are lost.
     pub fn take_bus_bytes(&mut self) -> u64 {
         self.sort(false);
         self.sort(true);
@@ -131,10 +132,10 @@ impl<'a> Session<'a> {
         std::mem::take(&mut self.bus_bytes)
     }
 
-    /// Sorts a translation's counts by its memory.
+    /// Attributes the count of a translation to its memory.
     fn sort(&mut self, write: bool) {
         let recent = if write { &mut self.writes } else { &mut self.reads };
-        // Sorting is usually not needed: the target is VRAM, and no profile is active.
+        // This is the usual case: the target is VRAM, and no profile is active.
         if !recent.sorted || recent.moved == 0 {
             return;
         }
@@ -145,12 +146,12 @@ impl<'a> Session<'a> {
         self.view.memory().count_moved(address, moved, write);
     }
 
-    /// Completes all writes to host memory in flight.
+    /// Completes all writes to host memory that are in flight.
     pub fn push_posted(&self) {
         self.view.push_posted();
     }
 
-    /// Translates one address, for reading or for writing.
+    /// Translates one address, for a read or for a write.
     ///
     /// # Errors
     /// [`MmuFault`].
@@ -162,9 +163,9 @@ impl<'a> Session<'a> {
         let entry = self.entry(va, write)?;
         let fail = |reason| MmuFault { reason, va, write };
         check(entry.pte, write, self.access.privileged).map_err(fail)?;
-        // GUESS: the card has no peers, and the reason's later name is "unsupported aperture".
+        // GUESS: the reason's later name is "unsupported aperture", and the card has no peers.
         let (address, to_end) = place(entry, va).ok_or(fail(fault::COMPRESSED_SYSRAM))?;
-        // The limit may be within the page.
+        // The limit of the address space may be within the page.
         let bytes = to_end.min((self.space.limit.0 - va.0).saturating_add(1));
         self.sort(write);
         let sorted = self.profiled || matches!(address, BusAddr::System(_));
@@ -178,7 +179,7 @@ impl<'a> Session<'a> {
     }
 
     fn entry(&self, va: GpuVa, write: bool) -> Result<TlbEntry, MmuFault> {
-        // The limit belongs to the channel, not to the directory, so it is also checked for cached pages.
+        // The limit belongs to the channel and not to the directory, so cached pages are checked as well.
         if va.0 > self.space.limit.0 {
             return Err(MmuFault { reason: fault::VA_LIMIT, va, write });
         }
@@ -192,10 +193,10 @@ impl<'a> Session<'a> {
         Ok(entry)
     }
 
-    /// Reads bytes. Unanswered addresses read as ones.
+    /// Reads bytes. Bytes that no memory answers read as ones.
     ///
     /// # Errors
-    /// [`MmuFault`]; `data` may be filled in part.
+    /// [`MmuFault`]: part of `data` may have been filled.
     pub fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -214,7 +215,7 @@ impl<'a> Session<'a> {
     /// Writes bytes. Unanswered writes are lost.
     ///
     /// # Errors
-    /// [`MmuFault`]; the bytes before the bad one are written.
+    /// [`MmuFault`]: the bytes before the faulting one have been written.
     pub fn write(&mut self, va: GpuVa, data: &[u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -228,10 +229,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Reads bytes like [`Self::read`], and counts them as moved.
+    /// Reads bytes like [`Self::read`], and counts them as transferred.
     ///
     /// # Errors
-    /// [`MmuFault`]; `data` may be filled in part, and that part is counted.
+    /// [`MmuFault`]: part of `data` may have been filled, and that part is counted.
     pub fn read_counted(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -244,10 +245,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Writes bytes like [`Self::write`], and counts them as moved.
+    /// Writes bytes like [`Self::write`], and counts them as transferred.
     ///
     /// # Errors
-    /// [`MmuFault`]; the bytes before the bad one are written, and counted.
+    /// [`MmuFault`]: the bytes before the faulting one have been written and counted.
     pub fn write_counted(&mut self, va: GpuVa, data: &[u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -260,7 +261,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Reads 32 bits, in one access when aligned.
+    /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
     /// [`MmuFault`].
@@ -277,7 +278,7 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Writes 32 bits, in one access when aligned.
+    /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
     /// [`MmuFault`].
@@ -316,11 +317,12 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Copies `len` bytes, lowest address first, and counts them as moved on both sides. At unanswered addresses, reads
-    /// return ones and writes are lost.
+    /// Copies `len` bytes in ascending order of addresses, and counts them on both sides. Where no memory answers,
+    /// reads return ones and writes are lost.
     ///
     /// # Errors
-    /// [`CopyFault`], with the number of bytes copied before. The source is accessed before the destination.
+    /// [`CopyFault`], with the number of bytes that were copied before. For each run, the source is accessed before the
+    /// destination.
     pub fn copy(&mut self, from: GpuVa, to: GpuVa, len: u64) -> Result<(), CopyFault> {
         let mut copied = 0;
         if let Some(piece) = self.short_copy(from, to, len) {
@@ -343,14 +345,14 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Returns the copy as one piece if source and target are within the last used pages, as for a row of a block or a
-    /// short line.
+    /// Returns the copy as a single run if source and target are within the last used pages, as for a row of a block or
+    /// a short line.
     fn short_copy(&self, from: GpuVa, to: GpuVa, len: u64) -> Option<Piece> {
         let (source, target) = (self.reads.place(from)?, self.writes.place(to)?);
         (source.bytes >= len && target.bytes >= len).then_some(Piece { from: source.address, to: target.address, len })
     }
 
-    /// Translates a copy's pages before its first access: a lock in between would wait for earlier stores.
+    /// Translates the pages of a copy before its first access: a lock taken in between would wait for earlier stores.
     fn plan(&mut self, plan: &mut Plan, from: GpuVa, to: GpuVa, len: u64) -> Result<(), MmuFault> {
         let mut planned = 0;
         for _ in 0..PAGES_AT_ONCE {
@@ -363,7 +365,7 @@ impl<'a> Session<'a> {
             if !plan.add(Piece { from: source.address, to: target.address, len: bytes }) {
                 break;
             }
-            // The planned part is copied in any case.
+            // The planned runs are copied even if a later page faults.
             self.count(false, bytes);
             self.count(true, bytes);
             planned += bytes;
@@ -378,7 +380,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Copies a piece with unanswered parts: copies, slowly, the readable bytes to writable addresses.
+    /// Copies a run that no memory answers in part: copies the readable bytes to writable addresses, slowly.
     #[cold]
     fn copy_over_a_hole(&self, from: BusAddr, to: BusAddr, len: u64) {
         let mut buffer = [0; 256];
@@ -388,7 +390,7 @@ impl<'a> Session<'a> {
             if self.view.read(from.offset(done), part).is_err() {
                 part.fill(0xff);
             }
-            // The caller has counted each loss once.
+            // The caller has already counted the loss.
             let _lost = self.view.write(to.offset(done), part);
             done += part.len() as u64;
         }

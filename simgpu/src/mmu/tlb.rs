@@ -1,24 +1,24 @@
 //! A TLB: keeps translations until they are flushed or displaced.
 //!
-//! The TLB consists of two direct-mapped tables, one for each page size, divided into sets with a lock each. It holds
-//! far more entries than a real card's TLB, which reveals a missing flush more reliably.
+//! The TLB consists of two direct-mapped tables, one per page size. They are divided into sets, each with its own lock.
+//! The TLB holds far more entries than that of a real card, which makes it more likely to reveal a missing flush.
 
 use crate::memory::BusAddr;
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::Pte;
 use parking_lot::Mutex;
 
-/// Number of sets, each with a lock.
+/// Number of sets.
 const SETS: usize = 64;
 /// Number of small pages that a set holds.
 const SMALL_LINES: usize = 128;
 /// Number of large pages that a set holds.
 const LARGE_LINES: usize = 16;
 
-/// A page and its directory.
+/// Key of an entry: a directory and a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlbKey {
-    /// Address of the page directory.
+    /// Bus address of the page directory.
     pub directory: BusAddr,
     /// An address within the page.
     pub va: GpuVa,
@@ -46,7 +46,7 @@ impl TlbEntry {
 pub struct TlbCounters {
     /// Number of lookups that found a translation.
     pub hits: u64,
-    /// Number of lookups that needed a walk.
+    /// Number of lookups that required a walk.
     pub misses: u64,
     /// Number of flushes.
     pub flushes: u64,
@@ -63,7 +63,7 @@ struct Line {
 struct Set {
     small: [Option<Line>; SMALL_LINES],
     large: [Option<Line>; LARGE_LINES],
-    /// Set if no entry was added since the last full flush, so that a flush has no effect.
+    /// Set if no entry has been added since the last full flush, so that a flush need not do anything.
     empty: bool,
     counters: TlbCounters,
 }
@@ -86,14 +86,14 @@ impl Default for Tlb {
     }
 }
 
-/// Spreads directories over the table, so that two address spaces with the same addresses do not collide.
+/// Returns an offset per directory, so that the same addresses in two address spaces do not collide.
 fn spread(directory: BusAddr) -> u64 {
     let (BusAddr::Vram(nvspec::addr::VramAddr(address)) | BusAddr::System(nvspec::addr::Iova(address))) = directory;
     (address >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
 }
 
 impl Tlb {
-    /// Returns the set of a large page and of the small pages in it, so that a lookup takes one lock.
+    /// Returns the set of a page. A large page and its small pages share a set, so that a lookup takes one lock.
     fn set(&self, key: TlbKey) -> &Mutex<Set> {
         let which = (key.va.0 / LARGE_PAGE).wrapping_add(spread(key.directory));
         &self.sets[(which % SETS as u64) as usize]
@@ -101,7 +101,7 @@ impl Tlb {
 
     fn small_line(key: TlbKey) -> usize {
         let page = key.va.0 / SMALL_PAGE;
-        // The bits above the set's bits are included, so that addresses 8 MiB apart do not always collide.
+        // Include the bits above those of the set, so that addresses that are 8 MiB apart do not always collide.
         ((page ^ (page >> 11)).wrapping_add(spread(key.directory) >> 6) % SMALL_LINES as u64) as usize
     }
 
@@ -141,7 +141,7 @@ impl Tlb {
         }
     }
 
-    /// Drops translations of `directory` and of the page at `page`; `None` means any directory or page.
+    /// Drops the translations of the page at `page` in `directory`; `None` means every directory or page.
     pub fn flush(&self, directory: Option<BusAddr>, page: Option<GpuVa>) {
         for (index, set) in self.sets.iter().enumerate() {
             let mut set = set.lock();
@@ -157,7 +157,7 @@ impl Tlb {
         }
     }
 
-    /// Returns the number of hits, misses and flushes.
+    /// Returns the numbers of hits, misses and flushes.
     #[must_use]
     pub fn counters(&self) -> TlbCounters {
         self.sets.iter().fold(TlbCounters::default(), |sum, set| {

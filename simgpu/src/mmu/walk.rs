@@ -1,4 +1,4 @@
-//! The page walker: a directory entry, then the large-page table, then the small-page table.
+//! The page walker: reads a directory entry, then the large-page table, then the small-page table.
 
 use super::tlb::TlbEntry;
 use super::{AddressSpace, MmuFault};
@@ -6,10 +6,10 @@ use crate::memory::{BusAddr, View};
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VA_BITS};
 use nvspec::mmu::{ENTRY_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, TableTarget, fault, kind};
 
-/// Finds the page of `va`. `write` is only recorded in the fault; [`check`] checks permissions.
+/// Finds the page table entry of `va`. Does not check permissions ([`check`] does); `write` is for the fault only.
 ///
 /// # Errors
-/// [`MmuFault`] with the card's reason.
+/// [`MmuFault`] with the reason that the card would report.
 pub fn walk(view: &View<'_>, space: &AddressSpace, va: GpuVa, write: bool) -> Result<TlbEntry, MmuFault> {
     let fail = |reason| MmuFault { reason, va, write };
     if va.0 > space.limit.0 || va.0 >> VA_BITS != 0 {
@@ -18,7 +18,7 @@ pub fn walk(view: &View<'_>, space: &AddressSpace, va: GpuVa, write: bool) -> Re
     let entry = |table: BusAddr, index: u64| {
         view.read64(table.offset(index * ENTRY_BYTES)).map_err(|error| view.memory().count_lost(error))
     };
-    // GUESS: an unanswered table access faults like a missing table.
+    // GUESS: a table that no memory answers faults like a missing table.
     let pde = Pde::from(entry(space.directory, va.0 >> PDE_SHIFT).map_err(|()| fail(fault::PDE))?);
     let large = BusAddr::from_table(pde.large_target(), pde.large_address());
     let small = BusAddr::from_table(pde.small_target(), pde.small_address());
@@ -39,7 +39,7 @@ pub fn walk(view: &View<'_>, space: &AddressSpace, va: GpuVa, write: bool) -> Re
     Err(fail(fault::PTE))
 }
 
-/// Checks that the page allows the access.
+/// Checks that the page permits the access.
 ///
 /// # Errors
 /// The fault reason.
@@ -53,7 +53,7 @@ pub fn check(pte: Pte, write: bool, privileged: bool) -> Result<(), u32> {
     let system = pte.aperture().is_system();
     match kind::uncompressed(pte.kind()) {
         None => Err(fault::KIND),
-        // GUESS: encrypted pages are not supported, and no other fault reason fits.
+        // GUESS: encrypted pages are not supported, and no other fault reason fits better.
         Some(_) if pte.encrypted() => Err(fault::KIND),
         Some(plain) if system && plain != pte.kind() => Err(fault::COMPRESSED_SYSRAM),
         Some(_) => Ok(()),
@@ -65,7 +65,7 @@ pub fn check(pte: Pte, write: bool, privileged: bool) -> Result<(), u32> {
 pub fn place(entry: TlbEntry, va: GpuVa) -> Option<(BusAddr, u64)> {
     let bytes = entry.page_bytes();
     let offset = va.0 % bytes;
-    // GUESS: the address bits below a large page's size are not used.
+    // GUESS: the card ignores the address bits below the size of a large page.
     let page = BusAddr::from_aperture(entry.pte.aperture(), entry.pte.address() & !(bytes - 1))?;
     Some((page.offset(offset), bytes - offset))
 }

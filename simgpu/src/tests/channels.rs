@@ -1,4 +1,4 @@
-//! Channels: copies, semaphores, interrupts, switching.
+//! Tests of channels: copies, semaphores, interrupts, and switches.
 
 use super::driver::{
     CE0, CE1, Driver, M2MF, PAGE, acquire, ce_copy, m2mf_copy, methods, object, release, small, words,
@@ -88,7 +88,7 @@ fn release_writes_payload_and_time() {
 
 #[test]
 fn acquire_waits_for_another_channel_in_every_form() {
-    // Each form has the operation, the payload, and the memory before and after.
+    // Each case has the operation, the payload, and the value in memory before and after the release.
     let forms = [(1, 7, 6, 7), (4, 7, 6, 8), (8, 4, 3, 12), (1 | 1 << 12, 7, 6, 7), (4 | 1 << 12, 7, 0xffff_fff0, 7)];
     for (how, payload, before, after) in forms {
         let mut driver = Driver::new(&small());
@@ -104,7 +104,7 @@ fn acquire_waits_for_another_channel_in_every_form() {
         if how & (1 << 12) != 0 {
             driver.push(&mut other, &release(SEM, after));
         } else {
-            // The channel keeps the PBDMA: only the CPU can release the semaphore.
+            // The channel keeps the PBDMA, so only the CPU can release the semaphore.
             driver.poke(at, after);
         }
         driver.advance(10_000_000);
@@ -150,12 +150,12 @@ fn channels_on_the_runlist_take_turns_and_keep_their_state() {
         let seed = index as u32;
         driver.buffer(channel, A, 1, seed);
         targets.push(driver.buffer(channel, B, 1, 99));
-        // Send all methods except the launch.
+        // Send all methods of the copy except the launch.
         let copy = m2mf_copy(A, B, PAGE as u32);
         driver.push(channel, &words(&[object(M2MF), copy[..copy.len() - 2].to_vec()]));
     }
     driver.run_until_idle();
-    // The launches follow later, in the opposite order: each channel must use its own addresses.
+    // Then send the launches in the opposite order: each channel must use its own addresses.
     for channel in channels.iter_mut().rev() {
         driver.push(channel, &methods(2, 0x300, &[0x0010_0110]));
         driver.run_until_idle();
@@ -222,7 +222,7 @@ fn doorbell_rung_by_a_copy_is_seen() {
     driver.run_until_idle();
     let at = driver.buffer(&other, SEM, 1, 9);
     driver.queue(&mut other, &release(SEM, 1));
-    // The writer maps the other's USERD and releases a semaphore into its GP_PUT.
+    // The writer maps the other channel's USERD page, and releases a semaphore onto its GP_PUT.
     let userd = u64::from(driver.peek(other.instance + 8)) & !0xfff;
     driver.map(writer.space, A, super::driver::At::Vram(userd), 1);
     driver.push(&mut writer, &methods(0, 0x10, &[0, A as u32 + 0x8c, 1, 2 | 1 << 24]));
@@ -265,8 +265,8 @@ fn context_image_register_list_is_written_once_across_bar0() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(1);
     let list = driver.buffer(&channel, SEM, 1, 4);
-    // A state register, a register with behaviour, a register of another unit, an undeclared offset, and an offset
-    // after BAR0.
+    // Access a state register, a register with behaviour, a register of another unit, an undeclared offset, and an
+    // offset beyond BAR0.
     let unit = pmc::ENABLE::CE0.mask();
     for (index, value) in
         (0..).zip([0x0041_8810, 0x8000_0042, 0x0000_0200, !unit, 0x0040_9500, 0x1234, 0x0040_9501, 1, 0x0140_9500, 1])
@@ -281,7 +281,7 @@ fn context_image_register_list_is_written_once_across_bar0() {
     assert_eq!(driver.rd(pmc::ENABLE::OFFSET), !unit);
     assert_eq!(driver.rd(nvspec::regs::fecs::COMMAND_DATA::OFFSET), 0x1234);
     assert_eq!(driver.peek(channel.image), 0);
-    // The channel continues to work.
+    // The channel still works.
     driver.push(&mut channel, &release(SEM, 0xcafe));
     driver.run_until_idle();
     assert_eq!(driver.peek(list), 0xcafe);
@@ -294,7 +294,7 @@ fn channels_with_nothing_to_fetch_do_not_hide_one_that_has() {
     let ids: Vec<u8> = channels.iter().map(|channel| channel.id).collect();
     for worker in &mut channels {
         let at = driver.buffer(worker, SEM, 1, 9);
-        // The runlist wakes all channels; one of them has work.
+        // The runlist wakes all channels, but only one of them has work.
         driver.push(worker, &release(SEM, 0xcafe));
         driver.submit_runlist(&ids);
         driver.run_until_idle();

@@ -1,5 +1,5 @@
-//! A minimal driver: page tables, channels and push buffers, written in the hardware's formats and through the card's
-//! own windows. The driver shares the constants of `nvspec` with the card, but no code.
+//! A minimal driver: creates page tables, channels and push buffers in the hardware's formats, through the card's own
+//! windows. It shares `nvspec`'s constants with the card, but no code.
 
 use crate::{Config, SimGpu};
 use card::{Aperture, Card, DmaMemory};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use vm_memory::MmapRegion;
 
 pub const PAGE: u64 = 0x1000;
-/// Address of the doorbells in BAR1.
+/// Address of the USERD pages in BAR1.
 pub const USERD_VA: u64 = 0;
 const BAR1_PAGES: u64 = 1024;
 /// Virtual addresses of a channel's ring, push buffer and context image.
@@ -20,7 +20,7 @@ pub const IMAGE_VA: u64 = 0x40_0000;
 const RING_LOG2: u32 = 4;
 const PUSH_BYTES: u64 = 0x1_0000;
 
-/// A page of VRAM, or of host memory at an I/O virtual address.
+/// A page of VRAM (by its address), or a page of host memory (by its I/O virtual address).
 #[derive(Clone, Copy, Debug)]
 pub enum At {
     Vram(u64),
@@ -57,7 +57,7 @@ pub struct Channel {
 }
 
 impl Driver {
-    /// Makes and initializes a card with a manual clock.
+    /// Creates a card with a manual clock and initializes it.
     pub fn new(config: &Config) -> Self {
         Self::on(Arc::new(SimGpu::for_test(config)))
     }
@@ -77,7 +77,7 @@ impl Driver {
         driver
     }
 
-    /// Enables interrupts, units, the scheduler, firmware.
+    /// Enables interrupts, units and the scheduler, and loads firmware.
     pub fn enable(&self) {
         self.wr(pmc::ENABLE::OFFSET, u32::MAX);
         self.wr(pmc::INTR_EN_0::OFFSET, 1);
@@ -96,7 +96,7 @@ impl Driver {
         self.start_engines();
     }
 
-    /// Resets engines by their bits in PMC's unit enable, and starts their firmware.
+    /// Resets engines, given as bits of PMC's unit enable register, and starts their firmware.
     pub fn reset_engine(&self, units: u32) {
         self.wr(pmc::ENABLE::OFFSET, !units);
         self.wr(pmc::ENABLE::OFFSET, u32::MAX);
@@ -147,7 +147,7 @@ impl Driver {
         self.rd(pramin::BASE + (at & 0xffff) as u32)
     }
 
-    /// Maps host memory for the card at `iova`.
+    /// Maps new host memory for the card at `iova`.
     pub fn host(&self, iova: u64, pages: u64) -> Arc<MmapRegion> {
         let len = (pages * PAGE) as usize;
         let region = Arc::new(MmapRegion::new(len).expect("host memory"));
@@ -156,15 +156,15 @@ impl Driver {
         region
     }
 
-    /// Makes an empty address space.
+    /// Creates an empty address space.
     pub fn space(&mut self) -> Space {
         let space = Space { directory: self.vram(16), table: self.vram(64) };
-        // Enter the small-page table in VRAM.
+        // Enter the small-page table, which is in VRAM.
         self.poke(space.directory + 4, ((space.table >> 12) as u32) << 4 | 1);
         space
     }
 
-    /// Stores `space` in an instance block.
+    /// Stores `space` in the instance block at `instance`.
     pub fn join(&self, instance: u64, space: Space) {
         self.poke(instance + 0x200, space.directory as u32);
         self.poke(instance + 0x204, (space.directory >> 32) as u32);
@@ -172,7 +172,7 @@ impl Driver {
         self.poke(instance + 0x20c, 0xff);
     }
 
-    /// Maps pages as valid and writable.
+    /// Maps pages, valid and writable.
     pub fn map(&self, space: Space, va: u64, at: At, pages: u64) {
         for page in 0..pages {
             let (address, high) = match at {
@@ -203,7 +203,7 @@ impl Driver {
         self.wr(pfb::MMU_INVALIDATE::OFFSET, 0x8000_0003);
     }
 
-    /// Makes a bound and enabled channel that is not on the runlist yet.
+    /// Creates a channel that is bound and enabled, but not on the runlist yet.
     pub fn channel(&mut self, id: u8) -> Channel {
         let space = self.space();
         let channel = Channel {
@@ -266,7 +266,7 @@ impl Driver {
         self.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | channels.len() as u32);
     }
 
-    /// Makes a channel that is alone on the runlist.
+    /// Creates a channel and submits a runlist with only this channel.
     pub fn only_channel(&mut self, id: u8) -> Channel {
         let channel = self.channel(id);
         self.submit_runlist(&[id]);
@@ -286,13 +286,13 @@ impl Driver {
         self.card.aperture_write(Aperture::Bar1, at, &put.to_le_bytes());
     }
 
-    /// Queues a segment and rings the doorbell.
+    /// Queues a segment and rings the channel's doorbell.
     pub fn push(&self, channel: &mut Channel, words: &[u32]) {
         self.queue(channel, words);
         self.ring_doorbell(channel, channel.put);
     }
 
-    /// Queues a segment without a doorbell.
+    /// Queues a segment without ringing the doorbell.
     pub fn queue(&self, channel: &mut Channel, words: &[u32]) {
         let bytes = words.len() as u64 * 4;
         if channel.used + bytes > PUSH_BYTES {
@@ -320,7 +320,7 @@ impl Driver {
         self.run_until_idle();
     }
 
-    /// Maps `pages` fresh pages of VRAM at `va` in the channel's address space and fills them with a pattern.
+    /// Maps `pages` new pages of VRAM at `va` in the channel's address space, and fills them with a pattern.
     pub fn buffer(&mut self, channel: &Channel, va: u64, pages: u64, seed: u32) -> u64 {
         let at = self.vram(pages);
         self.map(channel.space, va, At::Vram(at), pages);
@@ -330,7 +330,7 @@ impl Driver {
         at
     }
 
-    /// Returns true if VRAM at `at` holds the pattern.
+    /// Returns true if the VRAM at `at` holds the pattern.
     pub fn holds(&self, at: u64, pages: u64, seed: u32) -> bool {
         (0..pages * PAGE / 4).all(|index| self.peek(at + 4 * index) == pattern(seed, index))
     }
@@ -347,7 +347,7 @@ pub fn pattern(seed: u32, index: u64) -> u32 {
     (index as u32 ^ seed.rotate_left(7)).wrapping_mul(0x9e37_79b1).wrapping_add(seed)
 }
 
-/// Returns push buffer words: data to increasing methods.
+/// Returns the push buffer words that write data to consecutive methods.
 pub fn methods(subchannel: u32, method: u32, data: &[u32]) -> Vec<u32> {
     let header = 1 << 29 | (data.len() as u32) << 16 | subchannel << 13 | method >> 2;
     std::iter::once(header).chain(data.iter().copied()).collect()
@@ -357,13 +357,13 @@ pub const M2MF: (u32, u32) = (2, 0x9039);
 pub const CE0: (u32, u32) = (4, 0x4_90b5);
 pub const CE1: (u32, u32) = (4, 0x5_90b8);
 
-/// Returns words that bind an object to its subchannel.
+/// Returns the words that bind an object to its subchannel.
 pub fn object(binding: (u32, u32)) -> Vec<u32> {
     let (subchannel, object) = binding;
     methods(subchannel, 0, &[object])
 }
 
-/// Returns methods that copy `bytes` bytes (one line) with M2MF.
+/// Returns the methods that copy one line of `bytes` bytes with M2MF.
 pub fn m2mf_copy(from: u64, to: u64, bytes: u32) -> Vec<u32> {
     let mut words = methods(2, 0x238, &[(to >> 32) as u32, to as u32]);
     words.extend(methods(2, 0x30c, &[(from >> 32) as u32, from as u32, bytes, bytes, bytes, 1]));
@@ -371,7 +371,7 @@ pub fn m2mf_copy(from: u64, to: u64, bytes: u32) -> Vec<u32> {
     words
 }
 
-/// Returns methods that copy whole pages with a copy engine.
+/// Returns the methods that copy whole pages with a copy engine.
 pub fn ce_copy(from: u64, to: u64, pages: u32) -> Vec<u32> {
     let (page, lines) = (PAGE as u32, pages);
     let mut words =
@@ -380,22 +380,22 @@ pub fn ce_copy(from: u64, to: u64, pages: u32) -> Vec<u32> {
     words
 }
 
-/// Returns methods that release 16 bytes.
+/// Returns the methods that release a semaphore with 16 bytes of data.
 pub fn release(va: u64, payload: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, 2])
 }
 
-/// Returns methods that acquire with operation `how`.
+/// Returns the methods that acquire a semaphore with operation `how`.
 pub fn acquire(va: u64, payload: u32, how: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, how])
 }
 
-/// Concatenates all parts.
+/// Concatenates the parts.
 pub fn words(parts: &[Vec<u32>]) -> Vec<u32> {
     parts.concat()
 }
 
-/// Returns a card of 64 MiB.
+/// Returns the configuration of a card with 64 MiB.
 pub fn small() -> Config {
     Config { vram_mib: 64, ..Config::default() }
 }

@@ -1,4 +1,4 @@
-//! Errors, and the driver's recovery.
+//! Tests of errors, and of the driver's recovery.
 
 use super::driver::{
     CE0, CE1, Driver, IMAGE_VA, M2MF, PAGE, ce_copy, m2mf_copy, methods, object, release, small, words,
@@ -29,7 +29,7 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1 << unit);
     assert_eq!(driver.rd(pfifo::FAULT_INST::at(unit)), (bad.instance >> 12) as u32);
     assert_eq!(driver.rd(pfifo::FAULT_VA_LO::at(unit)), (B + PAGE) as u32);
-    // Reason 2, hub, write, client 1 (copy engine 0).
+    // Expect reason 2, hub, write, client 1 (copy engine 0).
     assert_eq!(driver.rd(pfifo::FAULT_TYPE::at(unit)), 0x1c2);
     assert_eq!(driver.rd(pfifo::SCHED_ENABLE_ACK::OFFSET), 1 << 4);
     assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(4)) & 0x9000_007f, 0x9000_0001, "busy with channel 1");
@@ -39,7 +39,7 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
     driver.run_until_idle();
     assert!(driver.holds(to, 1, 3), "the other engine goes on");
 
-    // Recover like a driver: fix, acknowledge, reset the engine, restart the channel.
+    // Recover like a driver: fix the mapping, acknowledge the fault, reset the engine, and restart the channel.
     driver.wr(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     driver.wr(pfifo::SCHED_ENABLE_ACK::OFFSET, 1 << 4);
@@ -94,7 +94,7 @@ fn missing_context_image_is_ctxctls_fault() {
     driver.push(&mut channel, &methods(M2MF.0, 0x100, &[0]));
     driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1);
-    // Reason 2, hub, write, client 5 (CTXCTL).
+    // Expect reason 2, hub, write, client 5 (CTXCTL).
     assert_eq!(driver.rd(pfifo::FAULT_TYPE::at(0)), 0x5c2);
     assert_eq!(driver.rd(pfifo::FAULT_VA_LO::at(0)), IMAGE_VA as u32);
 }
@@ -104,7 +104,7 @@ fn channel_without_pgraph_context_copies_and_faults_on_pgraph() {
     let mut driver = Driver::new(&small());
     let (mut copies, mut good) = (driver.channel(1), driver.channel(2));
     driver.submit_runlist(&[1, 2]);
-    // nouveau does the same when it closes a channel.
+    // Clear the pointers as nouveau does when it closes a channel.
     [0x210, 0x214].into_iter().for_each(|offset| driver.poke(copies.instance + offset, 0));
     for (channel, seed) in [(&copies, 1), (&good, 3)] {
         driver.buffer(channel, A, 1, seed);
@@ -118,7 +118,7 @@ fn channel_without_pgraph_context_copies_and_faults_on_pgraph() {
     driver.buffer(&copies, B, 1, 9);
     driver.push(&mut copies, &words(&[m2mf_copy(A, B, PAGE as u32)]));
     driver.run_until_idle();
-    // Reason 2, hub, client 5 (CTXCTL); the engine waits for the driver.
+    // Expect reason 2, hub, client 5 (CTXCTL). The engine waits for the driver.
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1);
     assert_eq!(driver.rd(pfifo::FAULT_TYPE::at(0)), 0x542);
     assert_eq!(driver.rd(pfifo::FAULT_INST::at(0)), (copies.instance >> 12) as u32);
@@ -246,7 +246,7 @@ fn hung_engine_holds_its_channel_until_it_is_reset() {
     driver.advance(1_000_000_000);
     assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 0x0010_0001, "the kick does not end");
     assert_eq!((driver.rd(pfifo::INTR::OFFSET) & 0x100, driver.rd(pfifo::SCHED_ERROR_REASON::OFFSET)), (0x100, 0x0a));
-    // Both drivers check that the engine is busy, and in the middle of a switch.
+    // Both drivers check that the engine is busy and in the middle of a switch.
     assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(0)), 0x9004_1001);
     driver.wr(pfifo::INTR::OFFSET, 0x100);
     driver.advance(5_000_000_000);
@@ -285,7 +285,7 @@ fn triggered_fault_removes_hung_channel_from_engine() {
     driver.wr(pfifo::FAULT_TRIGGER::at(5), 0x116);
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1 << 0x16);
     assert_eq!(driver.rd(pfifo::FAULT_INST::at(0x16)), (hung.instance >> 12) as u32);
-    // Recover like a driver: take the channel off, reset the engine, acknowledge the errors.
+    // Recover like a driver: disable the channel, reset the engine, and acknowledge the errors.
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     driver.wr(pmc::ENABLE::OFFSET, !0x80);
     driver.wr(pmc::ENABLE::OFFSET, u32::MAX);
@@ -331,7 +331,7 @@ fn card_lost_from_bus_reads_ones_and_stays_dead_after_reset() {
     let mut read = [0; 4];
     driver.card.aperture_read(Aperture::Bar1, 0, &mut read);
     assert_eq!((driver.rd(pmc::ENABLE::OFFSET), driver.rd(pramin::BASE), read), (u32::MAX, u32::MAX, [0xff; 4]));
-    // A reset does not restore the card either.
+    // A reset does not bring the card back either.
     driver.card.reset();
     assert_eq!(driver.rd(pmc::BOOT_0::OFFSET), u32::MAX);
 }

@@ -1,4 +1,4 @@
-//! Sends any sequence of writes to the card: it continues and becomes idle.
+//! Sends arbitrary writes to the card. The card must keep working and become idle.
 
 use super::driver::{Channel, Driver, PUSH_VA, methods, small};
 use crate::fifo::Progress;
@@ -6,15 +6,15 @@ use card::{Aperture, Card};
 use nvspec::regs;
 use proptest::prelude::*;
 
-/// An operation of a driver, with values that are often valid.
+/// An operation of a driver. Its values are often valid.
 #[derive(Clone, Debug)]
 enum Op {
-    /// A register of the table by its index, an index in an array, and a value.
+    /// Writes a register: its index in the table, its index in an array, and the value.
     Write(usize, u32, u32),
     Read(usize, u32),
     AnyWrite(u32, u32),
     Aperture(bool, u64, Vec<u8>),
-    /// A word of the channel's instance block, ring, push buffer, image, or of the page tables.
+    /// Writes a word of the channel's instance block, ring, push buffer or image, or of the page tables.
     Poke(u8, u32, u32),
     Push(Vec<u32>),
     Doorbell(u32),
@@ -121,7 +121,7 @@ proptest! {
         for op in ops {
             apply(&driver, &mut channel, op);
         }
-        // The loop ends: a push buffer is finite, with any contents. The rest may only wait for time.
+        // This loop must end, because any push buffer is finite. The only work left may be waits for a later time.
         let mut gpu = driver.card.gpu();
         let rested = (0..200_000).any(|_| gpu.step() != Progress::Ran);
         prop_assert!(rested);

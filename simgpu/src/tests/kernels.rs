@@ -1,4 +1,4 @@
-//! Kernels of channels: launches, semaphores, errors, switches and time, through PFIFO.
+//! Tests of kernels that channels launch through PFIFO: semaphores, errors, switches, and time.
 
 use super::driver::{At, Channel, Driver, PAGE, acquire, methods, object, release, small, words};
 use crate::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, SimGpu, TimeModel};
@@ -12,8 +12,8 @@ pub(super) const BANK: u64 = 0x180_0000;
 pub(super) const DATA: u64 = 0x200_0000;
 pub(super) const SEM: u64 = 0x300_0000;
 
-/// Adds the second parameter to each word of the data (first parameter), after a loop with the number of rounds in the
-/// third parameter.
+/// Loops for the number of rounds in the third parameter, then adds the second parameter to each word of the data at
+/// the first parameter.
 pub(super) const ADD: &str = ".kernel k
     S2R R0, SR_TID.X
     S2R R1, SR_CTAID.X
@@ -29,7 +29,7 @@ pub(super) const ADD: &str = ".kernel k
     ST [R4], R5
     EXIT";
 
-/// Stores code and a bank of constants in a channel's address space. Returns the VRAM address of the data.
+/// Stores code and a constant bank in a channel's address space. Returns the VRAM address of the data.
 pub(super) fn prepare(driver: &mut Driver, channel: &Channel, source: &str) -> u64 {
     let program = sm20::assemble(source).expect("a program");
     let code = driver.buffer(channel, CODE, 1, 0);
@@ -40,7 +40,7 @@ pub(super) fn prepare(driver: &mut Driver, channel: &Channel, source: &str) -> u
     driver.buffer(channel, DATA, 4, 0)
 }
 
-/// Returns methods that set all state.
+/// Returns the methods that set all state of a launch.
 pub(super) fn set_up(params: &[u32]) -> Vec<u32> {
     let mut parts = vec![
         object(COMPUTE),
@@ -63,7 +63,7 @@ pub(super) fn launch(blocks: u32, threads: u32) -> Vec<u32> {
     ])
 }
 
-/// Returns methods that release a semaphore through the compute class, with a time stamp.
+/// Returns the methods that release a semaphore through the compute class, with a timestamp.
 pub(super) fn query(va: u64, payload: u32) -> Vec<u32> {
     methods(1, class::SEMAPHORE_ADDRESS_HIGH, &[0, va as u32, payload, 1 << 20])
 }
@@ -122,7 +122,7 @@ fn channel_state_survives_interruption_between_any_two_methods() {
     let data = [&first, &second].map(|channel| prepare(&mut driver, channel, ADD));
     let before = data.map(|at| driver.peek(at));
     let other = words(&[set_up(&[DATA as u32, 20, 1]), launch(1, 32)]);
-    // The first channel's methods arrive one word at a time; between two words, the other channel runs a kernel.
+    // Send the methods of the first channel one word at a time. Between two words, the other channel runs a kernel.
     let whole = words(&[set_up(&[DATA as u32, 10, 3]), launch(1, 32), launch(1, 32)]);
     for (round, word) in (0u32..).zip(&whole) {
         driver.push(&mut first, &[*word]);
@@ -218,14 +218,14 @@ fn time_of_a_kernel_follows_from_its_instructions() {
         assert_eq!(driver.peek(at + 16), 1);
         stamp(at + 16) - stamp(at)
     };
-    // Each of four warps executes 10 instructions, and three more for each round; PTIMER counts in steps of 32 ns.
+    // Each of the four warps executes 10 instructions, plus three per round. PTIMER counts in steps of 32 ns.
     for rounds in [1, 100, 5000] {
         let expected = 1_000 + 4 * (10 + 3 * u64::from(rounds));
         assert!(elapsed(rounds).abs_diff(expected) <= 32, "{} for {rounds}, not {expected}", elapsed(rounds));
     }
 }
 
-/// Adds to a word of each thread, with a stride in bytes, in rounds.
+/// Adds to one word per thread, in rounds. The words are a stride apart, in bytes.
 const STRIDE: &str = ".kernel k
     S2R R0, SR_TID.X
     MOV R1, c[0][0x24]
@@ -239,14 +239,14 @@ const STRIDE: &str = ".kernel k
     @P0 BRA round
     EXIT";
 
-/// Returns a model in which kernels take 10 us for each launch, plus their own time, with this speed of the bus.
+/// Returns a time model in which each launch takes 10 us plus the kernel's own time, with this bus bandwidth.
 fn model(compute: ComputeTiming, bus_bytes_per_second: u64) -> TimeModel {
     let timing = EngineTiming { bytes_per_second: 0, launch_ns: 10_000 };
     TimeModel { graph: timing, compute, copy: timing, switch_ns: 100, bus_bytes_per_second }
 }
 
-/// Returns the time between two semaphores around kernels of 16 warps, on a card with its own clock and `workers`
-/// threads. The pages of the data with a bit in `host` are in host memory.
+/// Returns the time between two semaphores around kernels of 16 warps, on a card with a running clock and `workers`
+/// threads. Data pages whose bit is set in `host` are in host memory.
 fn time_between_semaphores(
     workers: usize,
     time: TimeModel,
@@ -267,7 +267,7 @@ fn time_between_semaphores(
     let kernels = launch(4, 128).repeat(launches);
     let setup = set_up(&[DATA as u32, stride, rounds]);
     driver.push(&mut channel, &words(&[setup, query(SEM, 1), kernels, query(SEM + 16, 1)]));
-    // TIMEOUT: a thousand times the usual time; the test then fails.
+    // TIMEOUT: a thousand times the usual time. A longer wait means that the kernel hangs.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while driver.peek(at + 16) != 1 {
         assert!(std::time::Instant::now() < deadline, "it does not end");
@@ -281,7 +281,8 @@ fn time_between_semaphores(
 fn kernel_time_depends_on_work_and_not_on_worker_count() {
     let clock = ComputeTiming { warp_instructions_per_second: 1_000_000_000, bytes_per_second: 0 };
     let memory = ComputeTiming { bytes_per_second: 1_000_000_000, ..clock };
-    // A warp's accesses to contiguous words are one transaction of 128 bytes; accesses to separate lines are 32.
+    // If a warp accesses contiguous words, it makes one transaction of 128 bytes; if it accesses separate lines, it
+    // makes 32.
     for (compute, stride, per_access) in [(clock, 4, 0), (memory, 4, 1), (memory, 128, 32)] {
         for (rounds, launches) in [(3u32, 1), (40, 1), (40, 3)] {
             let instructions = 16 * (5 + 6 * u64::from(rounds));
@@ -301,8 +302,8 @@ fn kernel_time_depends_on_work_and_not_on_worker_count() {
 fn transactions_of_host_memory_take_the_time_of_the_bus() {
     let compute = ComputeTiming { warp_instructions_per_second: 1_000_000_000, bytes_per_second: 1_000_000_000 };
     let rounds = 20;
-    // The cases give the transactions of each warp's access, and the number of host memory transactions of each block
-    // of four warps.
+    // Each case has the stride, the pages in host memory, the transactions of a warp's access, and the host memory
+    // transactions of a block of four warps.
     for (stride, host, per_access, per_block) in
         [(4, 0, 1, 0), (4, 1, 1, 4), (128, 0b0010, 32, 32), (128, 0b1011, 32, 96)]
     {
@@ -335,7 +336,7 @@ fn launches_can_be_made_to_hang() {
 }
 
 #[test]
-fn launches_can_be_made_to_go_wrong() {
+fn launches_can_be_made_to_corrupt_data() {
     let fault = Fault { engine: EngineId::Graph, kind: FaultKind::Corrupt, after: 1, count: 1 };
     let mut driver = Driver::new(&Config { faults: vec![fault], ..small() });
     let mut channel = driver.only_channel(5);
@@ -365,7 +366,7 @@ fn kernels_run_with_any_number_of_worker_threads() {
         let before = driver.peek(data);
         let all = words(&[set_up(&[DATA as u32, 3, 1000]), launch(4, 256).repeat(5), query(SEM + 16, 0xcafe)]);
         driver.push(&mut channel, &all);
-        // TIMEOUT: a thousand times the usual time; the test then fails.
+        // TIMEOUT: a thousand times the usual time. A longer wait means that the kernel hangs.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while driver.peek(at) != 0xbeef {
             assert!(std::time::Instant::now() < deadline, "{workers} workers do not end");
@@ -373,7 +374,7 @@ fn kernels_run_with_any_number_of_worker_threads() {
         }
         assert_eq!(driver.peek(data), before.wrapping_add(15));
         assert_eq!(driver.peek(data + PAGE - 4), super::driver::pattern(0, PAGE / 4 - 1).wrapping_add(15));
-        // A reset of the card ends an endless kernel while its threads run.
+        // A reset of the card ends an endless kernel even while the kernel's threads run.
         driver.push(&mut channel, &words(&[set_up(&[DATA as u32, 3, 0x7fff_ffff]), launch(64, 32)]));
         while driver.rd(pgraph::STATUS::OFFSET) & 1 == 0 {
             assert!(std::time::Instant::now() < deadline, "{workers} workers do not begin");

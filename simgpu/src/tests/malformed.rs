@@ -1,5 +1,5 @@
-//! Invalid kernels and methods: they cause the hardware's error for their channel, and another channel continues to
-//! compute.
+//! Invalid kernels and methods: the card reports the hardware's error for their channel, while another channel keeps
+//! computing.
 
 use super::driver::{Channel, Driver, methods, small, words};
 use super::kernels::{ADD, CODE, DATA, SEM, launch, prepare, query, reset_pgraph, set_up};
@@ -11,24 +11,25 @@ use nvspec::regs::{fecs, pfifo, pgraph, sm_trap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Error reported by the card.
+/// The error that the card must report.
 #[derive(Clone, Copy, Debug)]
 enum Error {
     Warp(u32),
-    /// Reason and address of a fault, and true for a write.
+    /// An MMU fault of a shader: the reason, the address, and true for a write.
     Shader(u32, u64, bool),
     /// An MMU fault of a method's own access, with the same fields.
     Method(u32, u64, bool),
-    /// Error code of that method's data.
+    /// A data error: its code, and the method's data.
     Data(u32, u32),
     Illegal(u32),
 }
 
-/// An unmapped address, and a read-only page.
+/// An address that is not mapped.
 const UNMAPPED_ADDR: u64 = 0x555_5000;
+/// Address of a read-only page.
 const READ_ONLY: u64 = 0x440_0000;
 
-/// A card with a failing channel and a computing channel.
+/// A card with one channel that fails and one channel that computes.
 struct Pair {
     driver: Driver,
     bad: Channel,
@@ -51,7 +52,7 @@ impl Pair {
         Self { driver, bad, good, data, stamp }
     }
 
-    /// Sends a set-up, `more` methods and a launch on the bad channel.
+    /// Sends the setup, `more` methods and a launch on the failing channel.
     fn err(&mut self, more: &[Vec<u32>]) {
         let limits = [
             methods(1, class::SHARED_SIZE, &[64]),
@@ -71,8 +72,8 @@ impl Pair {
     }
 }
 
-/// Checks that the bad channel fails as expected, and that the good one computes before, and after the driver has
-/// handled the error.
+/// Checks that the failing channel reports the expected error, and that the other channel computes both before and
+/// after the driver handles the error.
 #[track_caller]
 fn errs(code: &str, more: &[Vec<u32>], error: Error) {
     let mut pair = Pair::new(Driver::new(&small()), code);
@@ -92,7 +93,7 @@ fn errs(code: &str, more: &[Vec<u32>], error: Error) {
         assert_eq!(driver.rd(pgraph::INTR::OFFSET), 0, "{code}");
     };
     match error {
-        // The client is 1 of the first cluster (its texture unit and L1), or the hub's client 4 (dispatch).
+        // The client is 1 of the first cluster (its texture unit and L1), or 4 of the hub (dispatch).
         Error::Shader(reason, va, write) => faulted(1 << 8, reason, va, write),
         Error::Method(reason, va, write) => faulted(1 << 6 | 4 << 8, reason, va, write),
         Error::Warp(error) => {
@@ -178,7 +179,7 @@ fn accesses_that_are_misaligned_or_outside() {
 }
 
 #[test]
-fn memory_that_is_not_there_or_read_only() {
+fn unmapped_and_read_only_memory_faults() {
     errs("MOV R0, c[0][0x24]\nLD R1, [R0+0x10]", &[], Error::Shader(fault::PTE, UNMAPPED_ADDR + 0x10, false));
     errs("MOV R0, c[0][0x24]\nST [R0+0x10], R1", &[], Error::Shader(fault::PTE, UNMAPPED_ADDR + 0x10, true));
     errs("MOV R0, c[0][0x24]\nATOM.ADD R1, [R0], R2", &[], Error::Shader(fault::PTE, UNMAPPED_ADDR, true));
@@ -190,7 +191,7 @@ fn memory_that_is_not_there_or_read_only() {
     errs("MOV R0, RZ\nMOV R1, 0x1\nLD.E R2, [R0]", &[], Error::Shader(fault::PDE, 1 << 32, false));
     // Access an address beyond the channel's limit of 2^40.
     errs("MOV R0, RZ\nMOV R1, 0x100\nLD.E R2, [R0]", &[], Error::Shader(fault::VA_LIMIT, 1 << 40, false));
-    // Use an unbound bank, and unbound local memory.
+    // Use an unbound constant bank, and unbound local memory.
     let bank = [
         methods(1, class::CONSTANT_SIZE, &[0x100, 0, UNMAPPED_ADDR as u32]),
         methods(1, class::CONSTANT_BIND, &[0x101]),
@@ -230,10 +231,10 @@ fn methods_and_launches_that_no_card_could_do() {
     errs("EXIT", &upload, Error::Method(fault::PTE, UNMAPPED_ADDR + 0x40, true));
 }
 
-/// Waits until the card reports the condition, with a limit by the host's clock.
+/// Waits until `until` returns true, up to a limit in host time.
 #[track_caller]
 fn wait(what: &str, mut until: impl FnMut() -> bool) {
-    // TIMEOUT: a thousand times the usual time; the test then fails.
+    // TIMEOUT: a thousand times the usual time. A longer wait means that the card hangs.
     let deadline = Instant::now() + Duration::from_secs(60);
     while !until() {
         assert!(Instant::now() < deadline, "{what}");
@@ -255,7 +256,7 @@ fn endless_kernel_is_removed_by_reset_and_other_channel_runs() {
             let busy = |driver: &Driver| driver.rd(pgraph::STATUS::OFFSET) & 1 != 0;
             wait("it does not begin", || busy(&pair.driver));
             pair.computes(3);
-            // Neither a flush of translations nor a register read waits for the kernel's end.
+            // Neither a TLB flush nor a register read waits for the end of the kernel.
             pair.driver.flush();
             pair.driver.wr(pfifo::CHANNEL_STATE::at(3), 0x001f_0000);
             pair.driver.wr(pfifo::PREEMPT::OFFSET, 3);

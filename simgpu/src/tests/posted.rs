@@ -1,4 +1,4 @@
-//! Posted writes to host memory in flight.
+//! Tests of posted writes to host memory that are in flight.
 
 use super::driver::{At, CE0, Channel, Driver, PAGE, ce_copy, methods, object, pattern, release, small, words};
 use nvspec::regs::{pfb, pflush};
@@ -9,7 +9,7 @@ const A: u64 = 0x100_0000;
 const B: u64 = 0x200_0000;
 const SEM: u64 = 0x300_0000;
 const HOST: u64 = 0x8000_0000;
-/// The page of barriers.
+/// I/O virtual address of the flush page.
 const FLUSH_PAGE: u64 = 0x9000_0000;
 
 struct Scene {
@@ -20,7 +20,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Holds writes; [`Self::copy`] then copies pattern 1 to host memory.
+    /// Creates a card that holds posted writes. [`Self::copy`] then copies pattern 1 to host memory.
     fn new() -> Self {
         let mut driver = Driver::new(&small());
         let channel = driver.only_channel(1);

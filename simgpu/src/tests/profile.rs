@@ -1,4 +1,4 @@
-//! Access counts of engines and kernels by memory block.
+//! Tests of the access counts of engines and kernels per memory block.
 
 use super::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
 use super::kernels::{ADD, BANK, DATA, launch, prepare, query, set_up};
@@ -17,7 +17,7 @@ fn profiled() -> Driver {
     Driver::new(&Config { profile: true, ..small() })
 }
 
-/// Addresses of blocks, and their access counts.
+/// Addresses of blocks, with the number of accesses to each.
 type Touched = Vec<(u64, u64)>;
 
 /// Returns the accessed blocks of VRAM and of host memory.
@@ -26,8 +26,8 @@ fn touched(counts: &AccessCounts) -> (Touched, Touched) {
     (vram.map(|(block, count)| (block * BLOCK, *count)).collect(), counts.system.clone().into_iter().collect())
 }
 
-/// Maps 64 pages of VRAM that start 16 pages before the end of a block, at `va` of the channel. Returns the end of the
-/// block.
+/// Maps 64 pages of VRAM at `va` in the channel's address space. They start 16 pages before the end of a block; returns
+/// that end.
 fn across_blocks(driver: &mut Driver, channel: &Channel, va: u64) -> u64 {
     let at = driver.vram(4 * BLOCK / PAGE).next_multiple_of(BLOCK) + BLOCK;
     driver.map(channel.space, va, At::Vram(at - 16 * PAGE), 64);
@@ -82,13 +82,13 @@ fn kernels_are_counted_by_transactions() {
     let at = across_blocks(&mut driver, &channel, BANK);
     let data = across_blocks(&mut driver, &channel, DATA);
     driver.host(DATA, 1);
-    // The third page of the data is in host memory, the others are at the end of a block.
+    // The third page of the data is in host memory; the others are at the end of a block.
     driver.map(channel.space, DATA + 2 * PAGE, At::Host(DATA), 1);
     driver.buffer(&channel, SEM, 1, 9);
     driver.push(&mut channel, &words(&[set_up(&[DATA as u32, 100, 7]), launch(16, 256), query(SEM, 1)]));
     driver.run_until_idle();
     let counts = driver.card.access_counts(true).expect("a profile");
-    // Three parameters; each page is loaded and stored, a transaction for each warp.
+    // Expect three accesses to the parameters. Each data page is loaded and stored, with one transaction per warp.
     let expected = (vec![(at - BLOCK, 3), (data - BLOCK, 2 * 3 * BURSTS)], vec![(DATA, 2 * BURSTS)]);
     assert_eq!(touched(&counts), expected);
 }
@@ -98,7 +98,8 @@ fn unanswered_accesses_are_counted_in_no_vram_block() {
     let mut driver = profiled();
     let mut channel = driver.only_channel(1);
     driver.buffer(&channel, A, 1, 1);
-    // Access addresses beyond the card's 64 MiB, in the same gibibyte and after it, and unmapped host memory.
+    // Access VRAM addresses beyond the card's 64 MiB, in the same gibibyte and in later ones, and host memory that is
+    // not mapped.
     for (page, at) in [At::Vram(80 << 20), At::Vram(3 << 30), At::Vram((1 << 40) - PAGE)].into_iter().enumerate() {
         driver.map(channel.space, B + page as u64 * PAGE, at, 1);
     }
@@ -121,7 +122,7 @@ fn touches_are_reported_in_order_after_first_call() {
     };
     page(&mut driver, &mut channel, 0);
     assert_eq!(driver.card.take_touches(), [], "nobody has asked");
-    // Make one access in the first blocks, two in the next blocks, and one in the first blocks again.
+    // Access the first blocks once, the next blocks twice, and the first blocks once more.
     for index in [0, 16, 17, 1] {
         page(&mut driver, &mut channel, index);
     }

@@ -1,4 +1,4 @@
-//! Registers and windows.
+//! Tests of registers and windows.
 
 use super::driver::{At, Driver, PAGE, small};
 use crate::{Config, SimGpu};
@@ -8,7 +8,7 @@ use nvspec::regs::{self, pbfb, pbfb_bcast, pbus, pfb, pfifo, pmc, ppci, ptop};
 use nvspec::{Access, RegInfo};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Registers whose reads differ from the stored value; each has a separate test or is a constant of the chip.
+/// Registers whose reads differ from the stored value. Each is either tested separately or a constant of the chip.
 const COMPUTED: &[&str] = &[
     "BOOT_0",
     "ENABLE",
@@ -145,7 +145,7 @@ fn windows_show_the_same_memory() {
     assert_eq!(data, [0x78, 0x56, 0x34, 0x12, 0, 0, 0, 0]);
     driver.card.aperture_write(Aperture::Bar1, 0x10_0009, &[0xaa, 0xbb]);
     assert_eq!(driver.peek(at + 8), 0x12bb_aa78);
-    // BAR3 was never bound: its offsets are VRAM addresses.
+    // BAR3 has not been bound, so its offsets are VRAM addresses.
     driver.card.aperture_read(Aperture::Bar3, at + 8, &mut data[..4]);
     assert_eq!(data[..4], [0x78, 0xaa, 0xbb, 0x12]);
 }
@@ -173,7 +173,7 @@ fn unmapped_aperture_page_reads_ones_and_reports_fault() {
     let unit = 4;
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1 << unit);
     assert_eq!(driver.rd(pfifo::FAULT_VA_LO::at(unit)), 0x12_3456);
-    // Reason 2 (page not present), hub, client 7 (BAR read).
+    // Expect reason 2 (page not present), hub, client 7 (BAR read).
     assert_eq!(driver.rd(pfifo::FAULT_TYPE::at(unit)), 0x742);
     assert_eq!(driver.rd(pmc::INTR_0::OFFSET), pmc::INTR_0::PFIFO.mask());
     driver.wr(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
@@ -250,7 +250,7 @@ fn pramin_follows_its_window() {
 }
 
 #[test]
-fn card_without_post_has_no_memory_and_says_so() {
+fn card_without_post_reports_no_memory() {
     let card = SimGpu::new(&Config { posted: false, ..small() }).unwrap();
     for _ in 0..2 {
         assert!(!ptop::DEVINIT_STATUS::DONE.is_set(card.read32(ptop::DEVINIT_STATUS::OFFSET)));

@@ -1,4 +1,4 @@
-//! A card that is halted, saved and restored, with its memory handed over.
+//! Tests of halting, saving and restoring a card, with a handover of its memory.
 
 use super::driver::{CE0, Channel, Driver, ce_copy, methods, object, release, small, words};
 use crate::memory::Vram;
@@ -17,8 +17,8 @@ fn config() -> Config {
     Config { shared: true, ..small() }
 }
 
-/// Returns a driver with a channel that copies pages back and forth, and the addresses of its semaphore and of one
-/// side.
+/// Returns a driver with a channel that copies pages back and forth, the address of its semaphore, and that of one of
+/// the buffers.
 fn copier(config: &Config) -> (Driver, Channel, u64, u64) {
     let mut driver = Driver::new(config);
     let mut channel = driver.only_channel(1);
@@ -39,7 +39,7 @@ fn encoded(card: &SimGpu) -> Vec<u8> {
     postcard::to_allocvec(&card.save().expect("it is halted")).expect("it can be encoded")
 }
 
-/// Encodes the saved card without the time of saving.
+/// Encodes the saved card without the time of the save.
 fn at_any_time(card: &SimGpu) -> Vec<u8> {
     let mut saved = card.save().expect("it is halted");
     saved.clock.host = 0;
@@ -51,7 +51,7 @@ fn memory(card: &SimGpu, config: &Config) -> Vram {
     Vram::of_file(file, u64::from(config.vram_mib) << 20).expect("the card's own")
 }
 
-/// Hands the card over, as to another process.
+/// Hands the card over as to another process.
 fn handed_over(card: &SimGpu, config: &Config) -> SimGpu {
     let bytes = encoded(card);
     let saved: SavedCard = postcard::from_bytes(&bytes).expect("it was just encoded");
@@ -71,7 +71,7 @@ fn handed_over_card_continues_queued_work() {
             driver.card.halt().expect("it rests");
             let next = handed_over(&driver.card, &config);
             driver.card = Arc::new(next);
-            // The queued work is complete, and only the next card executed it.
+            // The queued work is not lost: the restored card executes it.
             assert_eq!(driver.userd(&channel, nvspec::instance::userd::GP_PUT), put);
             driver.card.go_on();
         }
@@ -147,7 +147,7 @@ fn other_memory_is_refused() {
     let file = || driver.card.vram_file().expect("it is shared").try_clone().expect("a descriptor");
     assert!(Vram::of_file(file(), bytes * 2).is_err());
     assert!(file().set_len(0).is_err(), "nobody can cut it");
-    // Create a file of the same length that can be truncated.
+    // Create a file of the same length, but without the seals that prevent truncation.
     let other = rustix::fs::memfd_create("other", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a file");
     let other = std::fs::File::from(other);
     other.set_len(bytes).expect("a length");
@@ -164,7 +164,7 @@ fn zeros_take_no_memory() {
     assert!(blocks() > 0);
     vram.write(at(0x1000), &vec![0; 0x10_1000]).expect("inside");
     assert_eq!(blocks(), 0);
-    // The same applies to partially zeroed pages.
+    // Pages that are only partly zeroed must not become holes.
     vram.write(at(0x2000), &[7; 0x3000]).expect("inside");
     vram.write(at(0x2800), &[0; 0x2000]).expect("inside");
     let mut held = [1; 0x3000];
@@ -196,7 +196,7 @@ fn cards_that_cannot_be_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// An edited saved card is refused, or results in a card that may behave in any way except panic.
+    /// Edits a saved card. It must be refused, or become a card that may misbehave but never panics.
     #[test]
     fn edited_bytes_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let (mut driver, mut channel, ..) = copier(&config());

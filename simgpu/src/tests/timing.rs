@@ -1,4 +1,4 @@
-//! The time model, with a manual clock.
+//! Tests of the time model, with a manual clock.
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
 use crate::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
@@ -8,7 +8,7 @@ const A: u64 = 0x100_0000;
 const B: u64 = 0x200_0000;
 const SEM: u64 = 0x300_0000;
 
-/// Returns a configuration whose timing is a byte per nanosecond, a microsecond per launch, and 100 ns per switch.
+/// Returns a configuration in which a byte takes 1 ns, a launch 1 us, and a switch 100 ns.
 fn slow() -> Config {
     let timing = EngineTiming { bytes_per_second: 1_000_000_000, launch_ns: 1_000 };
     Config {
@@ -33,7 +33,7 @@ fn semaphore_after_copy_arrives_when_copy_time_passes() {
     driver.push(&mut channel, &words(&[object(M2MF), m2mf_copy(A, B, 4 * PAGE as u32), release(SEM, 1)]));
     driver.run_until_idle();
     assert_ne!(driver.peek(sem), 1);
-    // The time consists of loading the channel, loading the context, the launch, and the copy.
+    // The time is the sum of loading the channel, loading its context, the launch, and the copy.
     let takes = 100 + 100 + 1_000 + 4 * PAGE;
     driver.advance(takes - 1);
     assert_ne!(driver.peek(sem), 1);
@@ -83,7 +83,7 @@ fn late_host_does_not_make_the_card_slower() {
 #[test]
 fn late_host_does_not_delay_start_of_card_work() {
     let takes = |switches: u64| 100 * switches + 1_000 + 4 * PAGE;
-    // Test with and without the driver taking the channel off before the card's thread runs.
+    // Test both with and without the driver taking the channel off before the card's thread runs.
     for off in [false, true] {
         let mut driver = Driver::new(&slow());
         let mut channel = driver.only_channel(1);
@@ -92,7 +92,7 @@ fn late_host_does_not_delay_start_of_card_work() {
         let sem = driver.buffer(&channel, SEM, 1, 3);
         let stamp = |driver: &Driver| u64::from(driver.peek(sem + 8));
         let copy = words(&[object(M2MF), m2mf_copy(A, B, 4 * PAGE as u32), release(SEM, 1)]);
-        // A newly bound channel is checked, and has no work.
+        // Let the card check the newly bound channel, which has no work.
         driver.run_until_idle();
         driver.advance(1_000);
         driver.push(&mut channel, &copy);
@@ -105,7 +105,7 @@ fn late_host_does_not_delay_start_of_card_work() {
         driver.advance(takes(2));
         let (begins, switches) = if off { (4_000, 2) } else { (1_000, 1) };
         assert_eq!(stamp(&driver), (begins + takes(switches)) & !31, "{off}");
-        // The same applies after completed work.
+        // The same must hold after work has completed.
         let rung = 8_000 + takes(2);
         driver.push(&mut channel, &copy);
         driver.card.gpu().advance(2_000);
@@ -136,7 +136,7 @@ fn copy_engine_and_pgraph_work_at_the_same_time() {
     }
 }
 
-/// A way in which a driver takes a channel off its engine.
+/// A way in which a driver removes a channel from its engine: its name, and the function for it.
 type Removal = (&'static str, fn(&mut Driver));
 
 #[test]
@@ -159,7 +159,7 @@ fn removed_channel_keeps_engine_until_its_work_time_passes() {
         }
         let sem = driver.buffer(&next, SEM, 1, 3);
         driver.push(&mut long, &words(&[object(M2MF), m2mf_copy(A, B, 16 * PAGE as u32)]));
-        // The channel and its context are loaded, and the copy is in flight.
+        // At this point the channel and its context have been loaded, and the copy is in progress.
         (0..3).for_each(|_| driver.advance(100));
         take_off(&mut driver);
         driver.push(&mut next, &words(&[object(M2MF), m2mf_copy(A, B, 64), release(SEM, 1)]));
@@ -189,13 +189,13 @@ fn engine_reset_ends_remaining_time_of_its_work() {
     driver.wr(pmc::ENABLE::OFFSET, units & !pmc::ENABLE::PGRAPH.mask());
     driver.wr(pmc::ENABLE::OFFSET, units);
     assert!(!pfifo::ENGINE_STATUS::BUSY.is_set(driver.rd(pfifo::ENGINE_STATUS::at(0))));
-    // The rest of the push buffer is host methods, and the unit that fetches it is free immediately.
+    // The rest of the push buffer consists of host methods, and the PBDMA is free immediately.
     driver.advance(100);
     assert_eq!(driver.peek(sem), 1);
 }
 
 #[test]
-fn injected_delay_comes_on_top_even_without_a_model() {
+fn injected_delay_is_added_even_without_a_model() {
     let mut driver = Driver::new(&small());
     driver.card.inject(Fault { engine: EngineId::Copy0, kind: FaultKind::Delay { ns: 5_000 }, after: 0, count: 1 });
     let mut channel = driver.only_channel(1);
@@ -210,10 +210,11 @@ fn injected_delay_comes_on_top_even_without_a_model() {
     assert_eq!(driver.peek(sem), 1);
 }
 
-/// Selects the pages of a buffer in host memory, by number.
+/// Returns true if the page with this number of a buffer is in host memory.
 type Host = fn(u64) -> bool;
 
-/// Maps `pages` pages at `va` of the channel; pages selected by `host` are in host memory at its I/O virtual address.
+/// Maps `pages` pages at `va` in the channel's address space. Pages that `host` selects are in host memory, at the I/O
+/// virtual address `va`.
 fn buffer(driver: &mut Driver, channel: &Channel, va: u64, pages: u64, host: Host) {
     let vram = driver.vram(pages);
     driver.host(va, pages);
@@ -226,7 +227,7 @@ fn buffer(driver: &mut Driver, channel: &Channel, va: u64, pages: u64, host: Hos
 #[test]
 fn bytes_of_a_copy_that_cross_the_bus_take_its_time() {
     let (none, all, some): (Host, Host, Host) = (|_| false, |_| true, |page| page % 4 == 1);
-    // Each case has the nanoseconds per byte of a copy: one for the engine itself, and the given number for each byte
+    // The last field of a case is the copy's time per byte in ns: one for the engine, plus the bus time of each byte
     // that crosses the bus.
     let cases: [(u64, Host, Host, u64); 7] = [
         (4, none, none, 16),
@@ -234,7 +235,7 @@ fn bytes_of_a_copy_that_cross_the_bus_take_its_time() {
         (4, none, all, 16 * 4),
         (4, all, all, 2 * 16 * 4),
         (8, some, none, 4 * 8),
-        // In this case the engine is slower than the bus.
+        // Here the engine is slower than the bus.
         (3, some, none, 16),
         (0, all, all, 16),
     ];
@@ -250,7 +251,7 @@ fn bytes_of_a_copy_that_cross_the_bus_take_its_time() {
             buffer(&mut driver, &channel, A, 16, from_host);
             buffer(&mut driver, &channel, B, 16, to_host);
             let sem = driver.buffer(&channel, SEM, 1, 3);
-            // The first copy loads the channel on its engine.
+            // The first copy also loads the channel on its engine, so measure the second.
             let twice = [object(class), copy.clone(), release(SEM, 1), copy, release(SEM + 16, 1)];
             driver.push(&mut channel, &words(&twice));
             driver.run_until_idle();

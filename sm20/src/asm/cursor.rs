@@ -93,7 +93,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Takes the following characters for which `wanted` holds.
+    /// Takes characters as long as `wanted` returns true for them.
     pub(super) fn take(&mut self, wanted: impl Fn(char) -> bool) -> &'a str {
         let rest = self.rest();
         let length = rest.find(|c| !wanted(c)).unwrap_or(rest.len());

@@ -4,6 +4,7 @@ use super::cursor::{Cursor, Failure};
 use super::expression::expression;
 use super::layout::{Draft, Layout, Place};
 use super::symbols::{Named, Symbols, plain_predicate, plain_register, usable};
+use crate::asm::Parameter;
 use crate::ir::Form;
 
 /// Maximum of `.align` in bytes.
@@ -18,7 +19,7 @@ const MAX_BARRIERS: i64 = 16;
 /// Maximum size of the parameters in bytes.
 const MAX_PARAMS: i64 = 4096;
 
-/// First pass. `word` is the directive, at `start`; `cursor` is after it.
+/// First pass over a directive. `start` is the position of `word`, its name, and `cursor` is behind it.
 pub(super) fn first_pass<'a>(
     layout: &mut Layout<'a>,
     word: &str,
@@ -44,7 +45,7 @@ pub(super) fn first_pass<'a>(
         ".equ" => {
             let at = operand(cursor);
             let name = new_name(&mut cursor)?;
-            // A comma may follow.
+            // The comma is optional.
             _ = cursor.eat(",");
             let value = expression(&mut cursor, &layout.symbols)?;
             cursor.finish()?;
@@ -60,13 +61,12 @@ pub(super) fn first_pass<'a>(
             cursor.finish()?;
             layout.open_kernel(name, at)
         }
-        ".registers" | ".shared" | ".local" | ".barriers" | ".params" => {
+        ".registers" | ".shared" | ".local" | ".barriers" => {
             let limit = match word {
                 ".registers" => MAX_REGISTERS,
                 ".shared" => MAX_SHARED,
                 ".local" => MAX_LOCAL,
-                ".barriers" => MAX_BARRIERS,
-                _ => MAX_PARAMS,
+                _ => MAX_BARRIERS,
             };
             let value = ranged(&mut cursor, &layout.symbols, limit)?;
             cursor.finish()?;
@@ -77,12 +77,46 @@ pub(super) fn first_pass<'a>(
                 ".registers" => (kernel.registers, *registers) = (value, true),
                 ".barriers" => (kernel.barriers, *barriers) = (value, true),
                 ".shared" => kernel.shared_bytes = value,
-                ".local" => kernel.local_bytes = value,
-                _ => kernel.params = value,
+                _ => kernel.local_bytes = value,
             }
             Ok(())
         }
+        ".params" => {
+            let (bytes, parameters) = parameters(&mut cursor, &layout.symbols)?;
+            let Some(Draft { kernel, .. }) = layout.kernels.last_mut() else {
+                return start.fail(format!("{word} belongs to a kernel, and none has begun"));
+            };
+            (kernel.params, kernel.parameters) = (bytes, parameters);
+            Ok(())
+        }
         _ => start.fail(format!("there is no directive {word}")),
+    }
+}
+
+/// Reads the size of all parameters; or the size of each of them, separated by commas. Each is then aligned to its size
+/// if that is 1, 2, 4, 8 or 16 bytes, otherwise to 4 bytes.
+fn parameters(cursor: &mut Cursor<'_>, symbols: &Symbols) -> Result<(u32, Vec<Parameter>), Failure> {
+    let first = ranged(cursor, symbols, MAX_PARAMS)?;
+    if !cursor.eat(",") {
+        cursor.finish()?;
+        return Ok((first, Vec::new()));
+    }
+    let mut list = vec![Parameter { offset: 0, bytes: first }];
+    let mut end = first;
+    loop {
+        let at = operand(*cursor);
+        let bytes = ranged(cursor, symbols, MAX_PARAMS)?;
+        let align = if bytes.is_power_of_two() && bytes <= 16 { bytes } else { 4 };
+        let offset = end.next_multiple_of(align);
+        end = offset.saturating_add(bytes);
+        if i64::from(end) > MAX_PARAMS {
+            return at.fail(format!("parameters have at most {MAX_PARAMS} bytes"));
+        }
+        list.push(Parameter { offset, bytes });
+        if !cursor.eat(",") {
+            cursor.finish()?;
+            return Ok((end, list));
+        }
     }
 }
 

@@ -77,6 +77,6 @@ fn number(word: &str) -> Option<i64> {
         Some("0b") => u64::from_str_radix(digits.get(2..)?, 2),
         _ => digits.parse(),
     };
-    // The upper half of the 64-bit range is for `.quad`, with the same bits.
+    // `.quad` accepts the upper half of the unsigned 64-bit range, and stores the same bits.
     magnitude.ok().map(u64::cast_signed)
 }

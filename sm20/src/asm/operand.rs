@@ -60,10 +60,10 @@ fn template(mnemonic: &str) -> Option<(Op, bool)> {
     has_long.then_some((op, true))
 }
 
-/// The suffixes of a mnemonic; each is taken by the modifier to which it belongs.
+/// The suffixes of a mnemonic. Each modifier takes the suffix that belongs to it.
 struct Suffixes<'a> {
     mnemonic: &'a str,
-    /// Suffixes that are not taken yet, with their columns; `None` once taken.
+    /// Suffixes with their columns. An entry becomes `None` when a modifier takes the suffix.
     left: Vec<Option<(&'a str, u32)>>,
 }
 
@@ -109,7 +109,7 @@ impl<'a> Suffixes<'a> {
     }
 }
 
-/// Reads operands for an operation's description.
+/// Reads operands as an operation's description requires them.
 struct Operands<'a, 'b> {
     cursor: &'a mut Cursor<'b>,
     symbols: &'a Symbols,
@@ -407,7 +407,7 @@ impl Visitor for Operands<'_, '_> {
 
     fn address(&mut self, address: &mut Address) -> Read<()> {
         self.next()?;
-        // Try the number as unsigned as well: it may be an address without a register.
+        // Read the number again as unsigned: it may be an address without a register.
         let (base, offset) = self.base_and_offset((i32::MIN.into(), u32::MAX.into()))?;
         address.base = base;
         let unsigned = u32::try_from(offset).map(u32::cast_signed);

@@ -1,11 +1,11 @@
-//! Fields of encodings. Each field knows its bits, and reads an operand from them or writes it to them.
+//! Fields of encodings. A field stores its bit positions, and reads an operand from these bits or writes it to them.
 
 use std::marker::PhantomData;
 
 use super::bits::{low8, low16, low32, mask, place, place_signed, take, take_signed};
 use crate::ir::*;
 
-/// Reason that a field has no value, or that a value does not fit into a field.
+/// Reason why a field has no value, or why a value does not fit into a field.
 pub(crate) type Reason = &'static str;
 
 const NOT_A_REGISTER: Reason = "only a register can be encoded here";
@@ -345,8 +345,8 @@ impl Immediate {
     }
 }
 
-/// Reads a word of a constant bank. Its address is in bits 28 to 41 and the bank in bits 42 to 45; bit 26 is the bank's
-/// fifth bit.
+/// Reads an operand in a constant bank. Bits 28 to 41 are its address, bits 42 to 45 are the low bits of the bank's
+/// number, and bit 26 is the highest bit.
 fn get_constant(word: u64) -> Result<Source, Reason> {
     if take(word, 27, 1) != 0 {
         return Err(RESERVED);

@@ -9,7 +9,7 @@ const DST: Reg = Reg(14);
 const A: Reg = Reg(20);
 const P: Pred = Pred(17);
 const SRC: Small = Small { at: 26, select: 8 };
-/// Source of three-operand operations, in which the third operand replaces the guard.
+/// Source of operations with three operands, where the third operand takes the bits of the guard.
 const SRC_OF_3: Small = Small { at: 26, select: 6 };
 const THIRD: RegSrc = RegSrc(8);
 const CC: Flag = Flag(23);
@@ -158,7 +158,7 @@ rows! { GUARDLESS, Absent, false, 0;
     Bpt 0x8000_001f / 0xf800_001f { kind: coded(5), number: Num32 { at: 7, width: 20 } }
 }
 
-/// The same table for the 32-bit encodings.
+/// Instructions that exist but are not modelled, as in the table of 64-bit encodings.
 pub(super) static UNSUPPORTED: &[(&str, u64, u64)] = &[
     ("VABSDIFF2", 0x0000_0108, 0x0000_07ff),
     ("VADD2", 0x0000_0308, 0x0000_0fff),

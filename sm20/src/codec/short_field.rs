@@ -7,7 +7,8 @@ use crate::ir::*;
 const SUCH_SOURCE: Reason = "this kind of operand cannot be encoded in 32 bits";
 const TOO_WIDE: Reason = "the value does not fit the 32-bit encoding's field";
 
-/// The banks that short encodings can name; the selector value before the first bank means a register.
+/// The constant banks that a short encoding can address. The selector value below that of the first bank selects a
+/// register.
 const BANKS: [u8; 3] = [0, 1, 16];
 
 /// A register, or one of the first 64 words of three constant banks, at `at`. The selector is at `select`.

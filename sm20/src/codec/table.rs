@@ -8,7 +8,7 @@ use crate::ir::Op;
 pub(super) enum Guarding {
     /// The bits are the guard.
     Guard,
-    /// Ignored by the hardware. Compilers write 0 or 7 (PT) to these bits. To detect guards that were set by mistake,
+    /// The hardware ignores these bits. Compilers write 0 or 7 (PT) to them. To detect guards that were set by mistake,
     /// only these two values are accepted, and 0 is written.
     Ignored,
     /// The bits are used for another purpose.
@@ -49,11 +49,12 @@ pub(super) fn named<T>(field: &'static str, result: Result<T, Reason>) -> Result
     result.map_err(|why| (field, why))
 }
 
-/// Defines a static table from its name, the use of the guard's bits, true if bit 4 is the join flag, and the
-/// additional bits of every mask (bit 3 for the 64-bit encodings, whose opcodes the sources give without it).
+/// Defines a static table. The arguments are its name, the use of the guard's bits, true if bit 4 is the join flag, and
+/// the bits that are added to every mask (bit 3 for the 64-bit encodings, because the sources give their opcodes
+/// without it).
 ///
-/// Rows follow: `Variant value / mask { field: codec, ... }`, with several fields before a colon for a codec that
-/// encodes them together. Bits in neither mask nor fields are reserved.
+/// Each row has the form `Variant value / mask { field: codec, ... }`. Several fields before one colon are encoded
+/// together by its codec. Bits that belong to neither the mask nor a field are reserved.
 macro_rules! rows {
     ($table:ident, $guarding:ident, $joins:literal, $size:literal;
      $($variant:ident $value:literal / $mask:literal {
@@ -68,7 +69,7 @@ macro_rules! rows {
             fields: || {
                 $(let $first = $codec;)*
                 let fields = union(&[$(Field::mask(&$first)),*]);
-                // Never called: it determines the type of each field's operand.
+                // Never called: this closure only lets the compiler infer the type of each field's operand.
                 let _types = || -> Result<Op, Reason> {
                     $(let group!($first $($more)*) = Field::get(&$first, 0)?;)*
                     Ok(Op::$variant { $($first $(, $more)*),* })

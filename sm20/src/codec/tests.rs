@@ -1,4 +1,4 @@
-//! Tests of the tables: they are consistent, and agree in both directions over the whole space of words.
+//! Tests of the tables: each table is consistent, and decoding and encoding agree for words of all kinds.
 
 use super::*;
 use crate::tests::text::word_of;
@@ -72,7 +72,8 @@ fn every_row_is_the_same_in_both_directions() {
         let (fields, _) = (row.fields)();
         let free = covered(row) & !row.mask;
         assert_eq!(free & fields, fields);
-        // A five-bit field with eight meanings next to a field with one of four types makes one word in sixteen valid.
+        // One word in sixteen is valid: eight of the 32 values of one field are valid, and one of the four values of
+        // the field next to it.
         let valid = (0..4000).filter(|_| round_trip(row.value | random.u64(..) & free)).count();
         assert!(valid >= 50, "{}: only {valid} of 4000 words decode", row.name);
     }
@@ -94,7 +95,7 @@ fn single_bits_that_no_field_covers_are_refused() {
 fn every_operation_has_an_encoding() {
     for (name, template) in Op::TEMPLATES {
         let op = match template() {
-            // A target is relative by default.
+            // Without this change the target would be relative, which this operation does not support.
             Op::Jmp { test, uniform, limit, .. } => {
                 Op::Jmp { target: crate::Target::Absolute(0), test, uniform, limit }
             }
@@ -110,7 +111,7 @@ fn every_operation_has_an_encoding() {
 
 #[test]
 fn guards_that_mean_nothing() {
-    // SSY with the two guards that compilers emit, and with an invalid guard.
+    // Decode SSY with the two guards that compilers emit, and with an invalid guard.
     assert_eq!(decode(0x6000_0000_0000_0007), decode(0x6000_0000_0000_1c07));
     assert!(matches!(decode(0x6000_0000_0000_0407), Err(DecodeError::Field { field: "guard", .. })));
 }
@@ -145,7 +146,7 @@ fn a_million_words_through_instructions_and_text() {
     let (mut good, mut last) = (0, 0);
     let mut seen = std::collections::HashSet::new();
     for round in 0..1_000_000usize {
-        // Walks start from every row, so that no walk stays in an area where most words are valid.
+        // Start walks from every row, so that no walk stays in an area where most words are valid.
         if round % 64 == 0 {
             last = beginnings[round / 64 % beginnings.len()];
         }
@@ -156,7 +157,7 @@ fn a_million_words_through_instructions_and_text() {
         (good, last) = (good + 1, word);
         let instruction = decode(word).unwrap();
         seen.insert(instruction.op.mnemonic());
-        // Text takes longer and does not depend on bits that the words do not have, so it is tested less often.
+        // Test the text less often: it takes longer, and does not depend on undefined bits.
         if good % 8 == 0 {
             let text = instruction.to_string();
             assert_eq!(word_of(&text), Ok(canonical(word)), "{text}");

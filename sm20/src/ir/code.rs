@@ -66,11 +66,11 @@ codes! {
 
     /// Combination of a set instruction's comparison with a predicate.
     PredicateLogic: 2 {
-        /// The comparison and the predicate both hold.
+        /// Both the comparison and the predicate are true.
         #[default] And = 0 "AND",
-        /// At least one of them holds.
+        /// At least one of them is true.
         Or = 1 "OR",
-        /// Exactly one of them holds.
+        /// Exactly one of them is true.
         Xor = 2 "XOR",
     }
 
@@ -140,9 +140,9 @@ codes! {
     PermuteMode: 3 {
         /// Each nibble of b selects a byte of c:a, or its sign.
         #[default] Index = 0 "",
-        /// Four bytes forwards from the byte that b names.
+        /// Four ascending bytes, starting with the byte that b selects.
         Forward4 = 1 "F4E",
-        /// Four bytes backwards.
+        /// Four descending bytes, starting with the byte that b selects.
         Backward4 = 2 "B4E",
         /// One byte, replicated.
         Replicate8 = 3 "RC8",
@@ -286,13 +286,13 @@ codes! {
 
     /// Action of a barrier instruction. The first three actions wait; without results they are BAR.SYNC.
     BarrierOp: 3 {
-        /// Wait, and count the threads whose predicate holds.
+        /// Waits, and counts the threads whose predicate is true.
         #[default] Popc = 0 "POPC",
-        /// Wait, and test whether the predicate holds in all threads.
+        /// Waits, and tests whether the predicate is true in all threads.
         And = 1 "AND",
-        /// Wait, and test whether the predicate holds in any thread.
+        /// Waits, and tests whether the predicate is true in any thread.
         Or = 2 "OR",
-        /// Arrive, without waiting.
+        /// Arrives at the barrier without waiting.
         Arrive = 4 "ARV",
     }
 
@@ -428,7 +428,7 @@ impl IntType {
     }
 }
 
-/// A comparison: the set of relations between two numbers for which it holds. All sixteen sets can be encoded.
+/// A comparison, as the set of relations between two numbers for which it is true. All sixteen sets can be encoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Compare(u8);
 
@@ -464,7 +464,7 @@ impl Compare {
         self.0
     }
 
-    /// Returns true if the comparison holds for numbers in this relation; `None` means unordered. Integers are always
+    /// Returns true if the comparison is true for numbers in this relation. `None` means unordered; integers are always
     /// ordered.
     pub const fn holds(self, order: Option<core::cmp::Ordering>) -> bool {
         let bit = match order {

@@ -28,8 +28,8 @@ macro_rules! ops {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Op {
             $($(#[$meta])* $variant { $($field: $type),* },)*
-            /// An instruction that exists but is not modelled (texture, surface, graphics, video); it must be refused
-            /// with a fault.
+            /// An instruction that exists but is not modelled (texture, surface, graphics, video). The interpreter must
+            /// refuse it with a fault.
             Unsupported {
                 /// NVIDIA's mnemonic, or the name of a group.
                 name: &'static str,
@@ -76,11 +76,11 @@ ops! {
     IScAdd "ISCADD" { dst: Register, write_cc: bool, a: Register, b: Source, shift: u8, mode: AddMode }
     /// |a - b| + c.
     ISad "ISAD" { dst: Register, write_cc: bool, a: Register, b: Source, c: Source, signed: bool }
-    /// The lesser operand if `select` holds, otherwise the greater one.
+    /// The smaller operand if `select` is true, otherwise the larger one.
     IMnMx "IMNMX" {
         dst: Register, write_cc: bool, a: Register, b: Source, select: PredicateOperand, signed: bool, extended: Extended,
     }
-    /// All ones (1.0 if `float_result` is set) if the comparison holds, otherwise zero.
+    /// All ones (1.0 if `float_result` is set) if the comparison is true, otherwise zero.
     ISet "ISET" {
         dst: Register, write_cc: bool, a: Register, b: Source, compare: Compare, signed: bool, carry_in: bool,
         float_result: bool, logic: PredicateLogic, accumulate: PredicateOperand,
@@ -90,7 +90,7 @@ ops! {
         p: Predicate, q: Predicate, a: Register, b: Source, compare: Compare, signed: bool, carry_in: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// a if the comparison of c with zero holds, otherwise b.
+    /// a if the comparison of c with zero is true, otherwise b.
     ICmp "ICMP" { dst: Register, a: Register, b: Source, c: Source, compare: Compare, signed: bool }
 
     // Logic, shifts, bit fields.
@@ -109,7 +109,7 @@ ops! {
     /// Bit field of a, whose bits are reversed first if `reverse` is set. The position is in b's bits 0 to 7, and the
     /// length in bits 8 to 15.
     Bfe "BFE" { dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, reverse: bool }
-    /// c with a's low bits inserted into the field that b names as in BFE.
+    /// c, where a's low bits replace the bit field that b selects as in BFE.
     Bfi "BFI" { dst: Register, write_cc: bool, a: Register, b: Source, c: Source }
     /// Number of the highest set bit (if signed, of the highest bit that differs from the sign), or all ones if no such
     /// bit exists. With `shift_amount`, the left shift that moves this bit to bit 31 instead.
@@ -133,8 +133,8 @@ ops! {
         dst: Register, write_cc: bool, a: Register, b: Source, c: Source, negate_product: bool, negate_c: bool,
         rounding: Rounding, ftz: bool, fmz: bool, saturate: bool,
     }
-    /// The lesser operand if `select` holds, otherwise the greater one. Given a NaN and a number, the result is the
-    /// number.
+    /// The smaller operand if `select` is true, otherwise the larger one. If only one operand is a NaN, the result is
+    /// the other operand.
     FMnMx "FMNMX" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand, ftz: bool,
     }
@@ -148,7 +148,7 @@ ops! {
         p: Predicate, q: Predicate, a: FloatOperand, b: FloatOperand, compare: Compare, ftz: bool, logic: PredicateLogic,
         accumulate: PredicateOperand,
     }
-    /// a if the comparison of c with zero holds, otherwise b.
+    /// a if the comparison of c with zero is true, otherwise b.
     FCmp "FCMP" { dst: Register, a: Register, b: Source, c: Source, compare: Compare, ftz: bool }
     /// Multi-function unit.
     Mufu "MUFU" { dst: Register, a: FloatOperand, function: MultiFunction, saturate: bool }
@@ -205,7 +205,7 @@ ops! {
 
     /// b. In each group of four lanes, the lanes whose bit in `lanes` is set take part.
     Mov "MOV" { dst: Register, b: Source, lanes: u8 }
-    /// a if `select` holds, otherwise b.
+    /// a if `select` is true, otherwise b.
     Sel "SEL" { dst: Register, a: Register, b: Source, select: PredicateOperand }
     /// Bytes of c:a that b selects.
     Prmt "PRMT" { dst: Register, a: Register, b: Source, c: Source, mode: PermuteMode }
@@ -281,7 +281,7 @@ ops! {
         operation: BarrierOp, p: Predicate, dst: Register, barrier: BarrierOperand, count: BarrierOperand,
         a: PredicateOperand,
     }
-    /// `dst` gets the mask of active lanes for which `a` holds, and `p` gets the vote's result.
+    /// `dst` receives the mask of active lanes for which `a` is true, and `p` receives the result of the vote.
     Vote "VOTE" { dst: Register, p: Predicate, a: PredicateOperand, mode: VoteMode }
 
     // Control.
@@ -322,7 +322,7 @@ ops! {
     Kil "KIL" { test: CcTest }
     /// Breaks out of a loop.
     Brk "BRK" { test: CcTest }
-    /// Continues with the next round of a loop.
+    /// Continues with the next iteration of a loop.
     Cont "CONT" { test: CcTest }
     /// Jumps to the innermost PLONGJMP.
     Longjmp "LONGJMP" { test: CcTest }

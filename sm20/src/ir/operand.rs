@@ -2,8 +2,8 @@
 
 /// A general-purpose register: R0 to R62, or RZ. RZ reads as zero and discards writes.
 ///
-/// Pairs and quads of registers (doubles, 64-bit addresses, wide loads) are named by their lowest register. The
-/// hardware requires this register to be aligned, which the interpreter checks.
+/// An instruction refers to a pair or quad of registers (doubles, 64-bit addresses, wide loads) by the lowest one. The
+/// hardware requires that register to be aligned, which the interpreter checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Register(u8);
 
@@ -236,7 +236,7 @@ impl SpecialRegister {
     /// High word of the clock.
     pub const CLOCK_HI: Self = Self(0x51);
 
-    /// Names that the assembler knows; other registers are written `SR_0x..`.
+    /// Names that the assembler accepts. Other registers are written `SR_0x..`.
     pub const NAMES: [(Self, &'static str); 36] = [
         (Self::LANE_ID, "SR_LANEID"),
         (Self::VIRT_CFG, "SR_VIRTCFG"),

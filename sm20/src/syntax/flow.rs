@@ -229,7 +229,7 @@ pub(super) fn control<V: Visitor>(op: &mut Op, v: &mut V) -> Result<(), V::Error
             v.required(kind)?;
             v.number(number, None)?;
         }
-        // Unsupported instructions are written as data; other functions handle all other operations.
+        // Unsupported instructions are written as data. The other functions handle the remaining operations.
         _ => {}
     }
     Ok(())

@@ -33,7 +33,7 @@ impl Display for Address {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match (self.base.is_zero(), self.offset) {
             (_, 0) => write!(f, "[{}]", self.base),
-            // With a 64-bit base, RZ is written, so that `.E` has a register.
+            // A 64-bit base is always printed, even if it is RZ: `.E` needs a register.
             (true, offset) if !self.wide && offset > 0 => write!(f, "[{offset:#x}]"),
             (_, offset) => write!(f, "[{}{}]", self.base, Displacement(offset)),
         }

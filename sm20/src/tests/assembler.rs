@@ -58,6 +58,17 @@ fn padding_is_made_of_instructions() {
 }
 
 #[test]
+fn parameters_given_one_by_one_are_aligned_to_their_size() {
+    let program = program(".kernel k\n.params 4, 8, 1, 12, 16\nEXIT");
+    let kernel = program.kernel("k").unwrap();
+    let list: Vec<(u32, u32)> = kernel.parameters.iter().map(|one| (one.offset, one.bytes)).collect();
+    assert_eq!(list, [(0, 4), (8, 8), (16, 1), (20, 12), (32, 16)]);
+    assert_eq!(kernel.params, 48);
+    let errors = crate::assemble(".kernel k\n.params 4000, 97\nEXIT").unwrap_err();
+    assert!(errors[0].message.contains("at most 4096"), "{errors:?}");
+}
+
+#[test]
 fn kernels() {
     let source = "
         .equ threads 256
@@ -88,11 +99,12 @@ fn kernels() {
         local_bytes: 16,
         barriers: 2,
         params: 24,
+        parameters: Vec::new(),
     };
     assert_eq!(program.kernel("first"), Some(&first));
     let second = program.kernel("second").unwrap();
     assert_eq!((second.entry_offset, second.size), (40, 24));
-    // The register count includes R9 and R10 for the load, and the barriers are 0 to 3.
+    // The register count includes R9 and R10 for the load. The barriers 0 to 3 are used.
     assert_eq!((second.registers, second.barriers), (11, 4));
     let expected = [
         "RET",

@@ -1,7 +1,8 @@
-//! `light-vmm SOCKET MIB`: a VM whose VMM is only a client of the mediator, for hosts on which QEMU would be too slow.
+//! `light-vmm SOCKET MIB`: a VM whose VMM is nothing but a client of the mediator, for hosts on which QEMU would be too
+//! slow.
 //!
-//! The program starts the vGPU, writes a page to each chunk of a VRAM of MIB MiB, makes the GPU copy each of them, and
-//! verifies every byte of the copies. Then it waits until the device disappears, and reports this.
+//! The program starts the vGPU, writes a page in each chunk of MIB MiB of VRAM, makes the GPU copy each page, and
+//! verifies every byte of the copies. It then waits until the device disappears, and reports that.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,10 +14,11 @@ use rig::driver::{At, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
 use rig::{Machine, RemoteGuest};
 
 const MIB: u64 = 1 << 20;
-/// Chunk size in bytes, unless configured otherwise.
+/// Default size of a chunk in bytes.
 const CHUNK: u64 = 2 * MIB;
-/// GPU virtual addresses at which the chunks' pages and their copies are mapped.
+/// GPU virtual address at which pages of the chunks are mapped.
 const FROM: u64 = 0x100_0000;
+/// GPU virtual address of the copies.
 const TO: u64 = 0x200_0000;
 
 fn main() -> ExitCode {

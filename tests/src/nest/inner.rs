@@ -1,7 +1,7 @@
 //! VMs inside a machine, under the machine's own KVM, with vGPUs of its daemon.
 //!
-//! Each VM has a serial line to this process: its QEMU uses one line of the machine's serial PCI card. A VM's RAM
-//! consists of the machine's huge pages, because each page lent to a card is a message to the outer daemon.
+//! Each VM has a serial line to this process: its QEMU uses a line of the machine's serial PCI card. A VM's RAM
+//! consists of huge pages of the machine, because each page that is lent to a card is a message to the outer daemon.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -19,13 +19,13 @@ use crate::guest::{self, Smoke};
 use crate::vm;
 use crate::{VmConfig, wait};
 
-/// Device number of the first line in the machine, after the lines of a PC.
+/// Number of the first line's device in the machine, after the lines of a PC.
 const FIRST_LINE: usize = 4;
 /// File in the machine for an argument that contains spaces: the kernel's command line.
 const WORDS: &str = "etc/vm.cfg";
 /// Size of a huge page in MiB.
 const HUGE_MIB: u32 = 2;
-/// Maximum time from QEMU's start to a guest's init.
+/// Time from the start of QEMU to that of a guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 
 /// Description of a VM.
@@ -47,7 +47,7 @@ impl InnerSpec {
         Self { name, kernel: "6.1", paravirtual: false, memory_mib: 320 }
     }
 
-    /// Returns the path of the VM's files in the machine, without the suffix that differs for each file.
+    /// Returns the path of the VM's files in the machine, without the suffix of each file.
     fn image(&self) -> String {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
@@ -59,7 +59,7 @@ impl InnerSpec {
         }
     }
 
-    /// Returns the QEMU arguments that follow the program's name and start the VM in the machine.
+    /// Returns QEMU's arguments, without the program's name, that start the VM in the machine.
     fn words(&self, line: usize) -> Vec<String> {
         let Self { name, memory_mib, .. } = self;
         let (image, line) = (self.image(), FIRST_LINE + line);
@@ -81,7 +81,7 @@ pub(super) fn add_images(specs: &[InnerSpec], files: &mut Files) -> Result<()> {
     if specs.is_empty() {
         return Ok(());
     }
-    // The kernel's timer check mistakes a busy host for a broken machine.
+    // The kernel's timer check takes a busy host for a broken machine.
     let words = "[machine]\n  append = \"console=ttyS0 no_timer_check panic=0 loglevel=7\"\n";
     files.write(WORDS, 0o644, words.as_bytes());
     let mut there = Vec::new();
@@ -100,14 +100,13 @@ pub(super) fn add_images(specs: &[InnerSpec], files: &mut Files) -> Result<()> {
 
 /// Configures the machine to run guests. Returns the listening sockets for the VMs' serial lines.
 ///
-/// The machine has two CPUs if the required QEMU could be built, otherwise one.
+/// The machine gets two CPUs if the required QEMU could be built, and otherwise one.
 pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) -> Result<Vec<UnixListener>> {
     let huge_mib = shape.huge_mib + shape.vms.iter().map(|spec| spec.memory_mib).sum::<u32>();
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));
     ensure!(whole && huge_mib.is_multiple_of(HUGE_MIB), "RAM that is not made of huge pages");
     config.memory_mib += huge_mib;
-    // With one thread per processor, two of five machines failed; with a single thread, the stock driver takes too
-    // long.
+    // With one thread per processor, two of five machines failed; with a single thread, the stock driver is too slow.
     let wants_threads = shape.vms.iter().any(|spec| !spec.paravirtual);
     let threads = if wants_threads { images::ensure_svm(&images::Progress::stderr())? } else { None };
     match threads {
@@ -185,13 +184,13 @@ impl<'a> InnerVm<'a> {
         }
     }
 
-    /// Runs a command in the guest; a nonzero exit code is an error.
+    /// Runs a command in the guest. A nonzero exit code is an error.
     pub fn ok(&self, command: &str, limit: Duration) -> Result<Output> {
         let ran = self.agent.run_within(command, limit).and_then(Output::success);
         ran.map_err(|error| self.explain(error)).with_context(|| format!("VM {}: {command}", self.name))
     }
 
-    /// Starts a command in the guest that runs concurrently with other commands.
+    /// Starts a command in the guest that runs concurrently with others.
     pub fn start(&self, command: &str) -> Result<Pending<'a>> {
         self.agent.start(command)
     }
@@ -213,12 +212,12 @@ impl<'a> InnerVm<'a> {
         Ok(())
     }
 
-    /// Runs `gpu-workloads` with `args` until it ends. Fails unless all results were verified.
+    /// Runs `gpu-workloads` with `args` until it ends. Fails unless every result was verified.
     pub fn smoke(&self, args: &str) -> Result<Smoke> {
         self.finish(self.start(&format!("run /bin/gpu-workloads {args}"))?, args)
     }
 
-    /// Waits for a started workload.
+    /// Waits for a workload that was started.
     pub fn finish(&self, pending: Pending<'_>, args: &str) -> Result<Smoke> {
         let output = pending.wait_within(COMMAND_LIMIT).map_err(|error| self.explain(error))?;
         let smoke = guest::parse_smoke(&output)?;
@@ -230,7 +229,7 @@ impl<'a> InnerVm<'a> {
         Ok(smoke)
     }
 
-    /// Reboots the guest cleanly; [`InnerVm::wait_ready`] then waits for its next start.
+    /// Reboots the guest cleanly. [`InnerVm::wait_ready`] then waits for its next start.
     pub fn reboot(&mut self) -> Result<()> {
         self.boots = self.agent.boots() + 1;
         self.machine.say(&format!("VM {} reboots", self.name));

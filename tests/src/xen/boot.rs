@@ -1,8 +1,8 @@
 //! Starts a kernel that the device model has written to a domain's memory.
 //!
-//! The firmware of an HVM domain reads the kernel and its initial RAM disk from the device model byte by byte, with two
-//! exits and an emulated instruction for each byte, which takes minutes on an emulated processor. So the device model
-//! writes both into memory itself, and the firmware gets a 1 KiB file that starts them (`boot.s`).
+//! The firmware of an HVM domain reads the kernel and its initial RAM disk from the device model byte by byte. Each
+//! byte costs two exits and an emulated instruction, which takes minutes on an emulated processor. The device model
+//! therefore writes both to memory itself, and the firmware gets a 1 KiB file that starts them (`boot.s`).
 
 use std::process::Command;
 
@@ -10,13 +10,13 @@ use anyhow::{Context, Result, ensure};
 
 use crate::wait::Scratch;
 
-/// Source of the program.
+/// Source of the program that starts the kernel.
 const SOURCE: &str = include_str!("boot.s");
-/// Address of the kernel's file in a domain's memory, for which the program is assembled.
+/// Address of the kernel file in a domain's memory. The program is assembled for this address.
 pub const KERNEL: u32 = 0x800_0000;
-/// Address of the RAM disk.
+/// Address of the RAM disk in a domain's memory.
 pub const RAMDISK: u32 = 0xa00_0000;
-/// Offset of the RAM disk's size in the program.
+/// Offset in the program of the RAM disk's size.
 const RAM_DISK_SIZE_AT: usize = 0x260;
 
 /// Creates the program for a RAM disk of `ramdisk_bytes` bytes.

@@ -35,7 +35,7 @@ struct Host {
 }
 
 impl Host {
-    /// Boots a VM in seat `name`, which is configured in the daemon, with or without its driver.
+    /// Boots a VM in seat `name`, which the daemon's configuration contains, with or without its driver.
     fn seated(&mut self, name: String, drives: bool) -> Result<Seat> {
         let mut config = VmConfig::new(&name, tests::images()?, ["6.1", "6.12"][self.random.usize(..2)])?;
         config = config.with_gpu(self.daemon.vm_socket(&name));
@@ -85,7 +85,7 @@ impl Host {
                 }
             }
         }
-        // The other VMs work meanwhile; a VMM that lost its device may still run.
+        // The other VMs keep working. A VMM that has lost its device may still run.
         if let Some(other) = self.seats.iter().find(|seat| seat.drives) {
             guest::smoke(&other.vm, "copy --engine ce0 --from vram --to gart --size 262144")?;
         }
@@ -116,8 +116,8 @@ impl Host {
         })
     }
 
-    /// Reads the daemon's resources from its own accounts and from the kernel. The accounts are read first, because the
-    /// connection needs a descriptor.
+    /// Reads the daemon's resources from its own accounts and from the kernel. The accounts are read first, because
+    /// that connection itself uses a descriptor.
     fn holdings(&self) -> Result<(Value, Vec<String>, Holdings)> {
         let holdings = Holdings::for_process(self.daemon.pid(), CARD_MIB << 10)?;
         let card = self.daemon.ctl_json(&["card", "show", "card0"])?;
@@ -134,15 +134,15 @@ fn come_and_go(name: &str, count: usize) -> Result<()> {
     let daemon = Daemon::start(name, |paths| card_toml(paths, CARD_MIB as u32))?;
     let seed = setting("GPU_MEDIATOR_CHURN_SEED", 1) << 8 | count as u64;
     let mut host = Host { daemon, random: fastrand::Rng::with_seed(seed), seats: Vec::new() };
-    // These resources are allocated with the first VM and kept.
+    // Add a VM, because the daemon allocates some resources with the first VM and keeps them.
     host.add("first")?;
     drop(Client::connect(&host.daemon.vm_socket("first"))?);
     host.daemon.ctl(&["vm", "remove", "first"])?.success()?;
-    // The earlier connections must not hide a later leak.
+    // Wait until the earlier connections are closed. Otherwise they could hide a leak.
     std::thread::sleep(Duration::from_millis(500));
     let (card, files, before) = host.holdings()?;
 
-    // All VMs boot concurrently; every second VM has a driver.
+    // Boot all VMs concurrently. Every second VM has a driver.
     for index in 0..count {
         let name = format!("vm{index}");
         host.add(&name)?;

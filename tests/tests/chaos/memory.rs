@@ -53,7 +53,7 @@ fn verified(vm: &Vm, output: &Output) -> Result<()> {
 
 #[test]
 fn oversubscribed_guests_verify_and_one_dies_mid_relocation() -> Result<()> {
-    // A card with 48 MiB for two VMs of 96 MiB each. One VM is paravirtual, which must make no difference.
+    // Start a card with 48 MiB for two VMs of 96 MiB each. One VM is paravirtual, which must not change the results.
     let vms = vm_toml("stays", 96) + "paravirtual = { offered = true }\n" + &vm_toml("dies", 96);
     let mut daemon = Daemon::start("stirred", |paths| stirred_toml(paths, 64, 16, 128, 2) + &vms)?;
     let stays = launch(&config(&daemon, "stays", "6.12")?.paravirtual()?)?;
@@ -90,7 +90,8 @@ fn daemon_killed_in_mid_relocation_serves_again_after_a_restart() -> Result<()> 
     wait_moved(&daemon, "before", 20)?;
     daemon.kill_and_restart()?;
     drop(work);
-    // Host memory was lost with the process. VMs start again, including one with the same name.
+    // The host memory of evicted chunks was lost with the process. Check that VMs start again, including one with the
+    // same name.
     let after = boot(&daemon, "after", "6.1")?;
     before.ensure_healthy()?;
     before.kill()?;
@@ -106,8 +107,8 @@ fn daemon_killed_in_mid_relocation_serves_again_after_a_restart() -> Result<()> 
 
 #[test]
 fn guest_on_the_largest_chunks_is_verified_while_they_move() -> Result<()> {
-    // The card has one chunk of 64 MiB for a VM that uses two; the mediator has one, keeps one for the VM's page tables
-    // and two in reserve.
+    // Of the card's 64 MiB chunks, the VM may use one although it needs two. The mediator uses one itself, keeps one
+    // for the VM's page tables, and two in reserve.
     let daemon = Daemon::start("large", |paths| stirred_toml(paths, 384, 256, 65536, 4) + &vm_toml("large", 128))?;
     let vm = boot(&daemon, "large", "6.12")?;
     guest::smoke(&vm, "workload --name memory --working-set 48m --rounds 1")?;

@@ -1,5 +1,5 @@
-//! Tests work that faults or hangs: the guest's driver is notified as by a real card, and kills only the affected
-//! channel.
+//! Tests work that faults or hangs: the guest's driver receives the same report as from a real card, and kills only the
+//! affected channel.
 
 use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
@@ -7,7 +7,7 @@ use tests::{Daemon, Pending, Vm, VmConfig, klog};
 
 use super::paravirt::offered;
 
-/// Returns kernel log lines in which nouveau reports a fault, a killed channel, or recovery.
+/// Returns kernel log lines with which nouveau reports a fault, a killed channel, or recovery.
 fn troubles(log: &[klog::Line]) -> Vec<&str> {
     let words =
         ["fault", "killed", "TIMEOUT", "timeout", "recover", "rc:", "ILLEGAL", "DATA_ERROR", "errored", "TRAP", "trap"];
@@ -17,7 +17,7 @@ fn troubles(log: &[klog::Line]) -> Vec<&str> {
         .collect()
 }
 
-/// Returns such lines of the guest's kernel, without the first `before` lines.
+/// Returns these lines from the guest's kernel log, without the first `before` lines.
 fn news(vm: &Vm, before: usize) -> Result<Vec<String>> {
     Ok(troubles(&vm.kernel_log()?).into_iter().skip(before).map(str::to_owned).collect())
 }
@@ -27,7 +27,7 @@ struct Scene {
     daemon: Daemon,
     vm: Vm,
     neighbour: Vm,
-    /// Number of such lines that the neighbour's kernel had logged before.
+    /// Number of fault lines that the neighbour's kernel had logged at the start.
     quiet: usize,
 }
 
@@ -37,7 +37,7 @@ impl Scene {
         Self::with(name, kernel, card, false)
     }
 
-    /// Same as [`Self::new`]; with `knows`, the faulty guest has the paravirtual driver.
+    /// Like [`Self::new`]; with `knows`, the faulty guest has the paravirtual driver.
     fn with(name: &str, kernel: &str, card: &str, knows: bool) -> Result<Self> {
         let faulty = if knows { offered("faulty", 192, "") } else { vm_toml("faulty", 192) };
         let vms = faulty + "hang_limit_ms = 1500\n" + &vm_toml("neighbour", 192);
@@ -69,7 +69,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Checks that the faulty guest had one hang, and that the neighbour's work was correct until the end, without
+    /// Checks that the faulty guest had one hang, and that the neighbour's work was correct until the end and caused no
     /// kernel messages.
     fn finish(&self, good: Pending<'_>) -> Result<()> {
         assert_eq!(guest::counter(&self.daemon, "faulty", "hangs")?, 1);
@@ -82,14 +82,14 @@ impl Scene {
     }
 }
 
-/// Causes three kinds of faults in sequence in one guest, next to a guest that copies the whole time.
+/// Causes three kinds of faults in sequence in one guest. The neighbour copies during the whole test.
 fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
-    // The software card hangs long after the two other kinds were tested, which launch only a few copies. The
-    // mediator's own kernel, which clears PGRAPH between VMs, also launches on this engine, and would sometimes trigger
-    // the hang.
+    // The first two kinds of faults take only a few launches, so the hang after 200 launches cannot occur during them.
+    // The residue must be kept: otherwise the mediator's own kernel, which clears PGRAPH between VMs, would launch on
+    // this engine as well, and could trigger the hang.
     let hang = "residue = \"keep\"\n\n[[card.fault]]\nengine = \"graph\"\nkind = \"hang\"\nafter = 200\n";
     let scene = Scene::new("faults", kernel, hang)?;
-    // The neighbour uses only the copy engines, for which no fault is armed.
+    // The neighbour uses only the copy engines, which have no injected fault.
     let copies = "run /bin/gpu-workloads copy --engine ce0 --from gart --to gart --size 300000 --count 150";
     let good = scene.neighbour.start(copies)?;
     scene.faulty("unmapped", &[&["7f12340000", "PGRAPH", "gpu-workloads"]])?;
@@ -98,7 +98,7 @@ fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
     scene.finish(good)
 }
 
-/// Makes a guest's kernels fail in four ways, next to a guest that computes the whole time on the same engine.
+/// Makes a guest's kernels fail in four ways. The neighbour computes on the same engine during the whole test.
 fn only_the_culprit_is_told_of_its_kernels(kernel: &str, knows: bool) -> Result<()> {
     let scene = Scene::with("kernels", kernel, "", knows)?;
     let good = scene.neighbour.start("run /bin/gpu-workloads workload --name mmul --duration 15")?;
@@ -130,7 +130,7 @@ mod full {
         only_the_culprit_is_told("6.1")
     }
 
-    /// Tests the same with the paravirtual driver, which must not change the other results.
+    /// Runs the same test with the paravirtual driver, which must not change the other results.
     #[test]
     fn linux_6_12_pv_is_notified_of_gpu_kernel_errors_and_recovers() -> Result<()> {
         only_the_culprit_is_told_of_its_kernels("6.12", true)

@@ -1,4 +1,4 @@
-//! An operator's first hour, from the documentation alone: from the package to two VMs on the page.
+//! An operator's first hour, following only the documentation: from the package to two VMs on the status page.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,16 +14,16 @@ use tests::wait::Scratch;
 
 use crate::service::package;
 
-/// The operator's page.
+/// The guide for operators.
 const PAGE: &str = include_str!("../../../docs/guides/operating.md");
-/// A program of this machine, which the commands use.
+/// The host's curl, which the guide's commands use.
 const CURL: &str = "/usr/bin/curl";
-/// The page's address.
+/// Address of the status page.
 const ADDRESS: &str = "http://127.0.0.1:9470";
-/// Time limit of the commands and of waits, for hangs only.
+/// Time limit of commands and waits, which only detects hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Adds curl, with this machine's libraries in a folder of their own, so that the host's stay as they are.
+/// Adds curl. This machine's libraries go to a separate folder, so that they do not replace the guest's libraries.
 fn add_curl(files: &mut Files) -> Result<()> {
     files.copy(Path::new(CURL), "opt/curl/curl", 0o755)?;
     let mut loader = None;
@@ -37,18 +37,18 @@ fn add_curl(files: &mut Files) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command, and parses its output. Its messages are not part of it.
+/// Runs a command, and parses its standard output.
 fn json(host: &Host, command: &str) -> Result<Value> {
     let text = host.vm().run_within(&format!("sh {command}"), LIMIT)?.success().context(command.to_owned())?.text();
     serde_json::from_str(&text).with_context(|| format!("{command}:\n{text}"))
 }
 
-/// Returns the page's answer for a path of the API.
+/// Returns the status page's answer for a path of the API.
 fn shown(host: &Host, path: &str) -> Result<Value> {
     json(host, &format!("curl --silent --show-error --fail {ADDRESS}/{path}"))
 }
 
-/// Checks that the page's values are those of the tool.
+/// Checks that the status page shows the same values as the tool.
 fn page_shows_both_vms(host: &Host) -> Result<()> {
     for (path, arguments) in [
         ("v1/vms", "vm list"),
@@ -62,7 +62,7 @@ fn page_shows_both_vms(host: &Host) -> Result<()> {
     let vms = shown(host, "v1/vms")?;
     let names: Vec<_> = vms["vms"].as_array().context("a list")?.iter().map(|vm| &vm["name"]).collect();
     ensure!(names == ["alice", "bob"], "{vms:#}");
-    // The page asks for these, and for the cards above.
+    // The status page requests these two paths, and the cards above.
     let memory = shown(host, "v1/memory")?.to_string();
     let time = shown(host, "v1/schedulers")?.to_string();
     for name in ["alice", "bob"] {
@@ -89,7 +89,7 @@ fn first_hour_ends_with_two_vms_on_the_page() -> Result<()> {
     ensure!(said.contains("<title>") && said.contains("bob    card0"), "{said}");
     page_shows_both_vms(&host)?;
 
-    // It is read-only, for this host only, and needs no further right.
+    // The status page is read-only, listens only on this host, and needs no further right.
     let code = |arguments: &str| {
         host.ok(&format!("curl --silent --output /dev/null --write-out '%{{http_code}}' {arguments} {ADDRESS}/v1/vms"))
     };
@@ -100,7 +100,7 @@ fn first_hour_ends_with_two_vms_on_the_page() -> Result<()> {
         "another address answers"
     );
 
-    // Without the drop-in, the service names it.
+    // Without the drop-in, the service must not start, and its log must refer to the drop-in.
     host.ok("rm /etc/systemd/system/gpu-mediator.service.d/page.conf && systemctl daemon-reload")?;
     ensure!(host.sh("systemctl restart gpu-mediator")?.code != 0, "the page is served without a network");
     let journal = host.ok("journalctl --no-pager --unit=gpu-mediator --lines=20 --output=cat")?;

@@ -1,4 +1,4 @@
-//! C programs of Gdev's interface in a guest: the same sources that `cuda/rig` runs on the fake CUDA driver.
+//! C programs that use Gdev's interface, in a guest. `cuda/rig` runs the same sources on the fake CUDA driver.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,37 +14,48 @@ use super::stories::complaints;
 
 /// Name of the VM.
 const VM: &str = "gdev";
+/// Name of the VM whose vGPU a host process drives.
+const HOST: &str = "host";
 
 /// Returns the library that cargo has built next to the tests.
-fn library() -> Result<PathBuf> {
+fn library(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
-    let path = own.parent().and_then(Path::parent).context("the test is in no folder")?.join("libgdev.so");
+    let path = own.parent().and_then(Path::parent).context("the test is in no folder")?.join(name);
     ensure!(path.is_file(), "{} is not built", path.display());
     Ok(path)
 }
 
-/// Compiles a C program of the examples.
-fn compiled(folder: &Path, name: &str) -> Result<PathBuf> {
-    let c = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gdev/c");
-    let (library, program) = (library()?, folder.join(name));
+/// Compiles a C program of a crate's examples, which needs the library at `library`.
+fn compiled(folder: &Path, part: &str, name: &str, library: &Path) -> Result<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gdev").join(part);
+    let program = folder.join(name);
     let beside = library.parent().context("the library is in no folder")?;
     let mut compiler = Command::new("cc");
     compiler.args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-o"]).arg(&program);
-    compiler.arg("-I").arg(c.join("include")).arg(c.join(format!("examples/c/{name}.c")));
-    compiler.arg("-L").arg(beside).arg("-lgdev").arg(format!("-Wl,-rpath,{}", beside.display()));
+    compiler.arg("-I").arg(source.join("include")).arg(source.join(format!("examples/c/{name}.c")));
+    compiler.arg(library).arg(format!("-Wl,-rpath,{}", beside.display()));
     let output = compiler.output().context("no C compiler")?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(program)
 }
 
+/// Returns the library of the driver API under the name that programs need.
+fn driver_library(folder: &Path) -> Result<PathBuf> {
+    let path = folder.join("libcuda.so.1");
+    std::os::unix::fs::symlink(library("libgdev_cuda.so")?, &path)?;
+    Ok(path)
+}
+
 #[test]
 fn c_programs_compute_and_share_memory_in_a_guest() -> Result<()> {
     let scratch = Scratch::new("gdev")?;
-    let daemon = Daemon::start("gdev", |paths| card_toml(paths, 320) + &offered(VM, 160, ""))?;
+    let daemon = Daemon::start("gdev", |paths| card_toml(paths, 320) + &offered(VM, 160, "") + &offered(HOST, 64, ""))?;
     let mut files = Files::default();
     for name in ["add", "wrong", "shared"] {
-        files.program(&compiled(scratch.path(), name)?, &format!("gdev/{name}"))?;
+        files.program(&compiled(scratch.path(), "c", name, &library("libgdev.so")?)?, &format!("gdev/{name}"))?;
     }
+    let driver = compiled(scratch.path(), "driver-api", "driver", &driver_library(scratch.path())?)?;
+    files.program(&driver, "gdev/driver")?;
     files.write("gdev/add.sm20", 0o644, include_bytes!("../../../gdev/c/examples/c/add.sm20"));
 
     let mut config = VmConfig::new(VM, tests::images()?, "6.12")?.with_gpu(daemon.vm_socket(VM)).paravirtual()?;
@@ -61,10 +72,26 @@ fn c_programs_compute_and_share_memory_in_a_guest() -> Result<()> {
         ("add nouveau:/dev/dri/renderD128 /gdev/add.sm20 0xfedcba9876543210", "verified 100000 words"),
         ("wrong nouveau /gdev/add.sm20", "0 mistakes"),
         ("shared nouveau 77", "shared 262144 bytes"),
+        ("driver /gdev/add.sm20 78", "verified 100000 words"),
     ] {
         let output = vm.run_within(&format!("run /gdev/{arguments}"), guest::SMOKE_LIMIT)?;
         ensure!(output.code == 0 && output.text().trim() == expected, "{arguments}: {}", output.text());
     }
+    // The same programs on the host, next to the guest.
+    let target = format!("vgpu:{}", daemon.vm_socket(HOST).display());
+    let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gdev/c/examples/c/add.sm20");
+    let on_host = |program: &str, arguments: &[&str]| -> Result<String> {
+        let mut command = Command::new(scratch.path().join(program));
+        if program == "driver" {
+            command.env("GDEV_TARGET", &target);
+        }
+        let output = command.args(arguments).arg(&kernel).output()?;
+        ensure!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    ensure!(on_host("add", &[&target])? == "verified 100000 words");
+    ensure!(on_host("wrong", &[&target])? == "0 mistakes");
+    ensure!(on_host("driver", &[])? == "verified 100000 words");
     ensure!(guest::counter(&daemon, VM, "pv_attachments")? == 0, "an ended program has a segment attached");
     assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new());
     Ok(())

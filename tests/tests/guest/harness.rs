@@ -27,7 +27,7 @@ fn kernel_6_12_boots_and_answers() -> Result<()> {
 }
 
 #[test]
-fn reset_and_reboot_come_back_and_a_killed_vm_is_gone() -> Result<()> {
+fn vm_returns_after_reset_and_reboot_but_not_after_kill() -> Result<()> {
     let vm = Vm::launch(&VmConfig::new("again", images()?, "6.1")?)?;
     vm.wait_ready()?;
     vm.run_ok("write /tmp/mark x")?;

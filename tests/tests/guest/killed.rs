@@ -1,5 +1,5 @@
-//! Tests that the daemon is killed while guests run, and restarted by its service manager: the VMMs stay connected, and
-//! the guests reload their driver.
+//! Kills the daemon while guests run, and restarts it like a service manager: the VMMs stay connected, and the guests
+//! reload their driver.
 
 use std::time::{Duration, Instant};
 
@@ -10,26 +10,25 @@ use tests::{Daemon, Vm, VmConfig, scale};
 
 use super::paravirt;
 
-/// Number of kills by default and at full scale, alternately with a working and an idle guest. `GPU_MEDIATOR_KILLS`
-/// sets another number. Each kill takes a minute.
+/// Number of kills by default and at full scale. Working and idle guests alternate. `GPU_MEDIATOR_KILLS` sets another
+/// number. Each kill takes a minute.
 const KILLS: u64 = 1;
 const FULL_KILLS: u64 = 2;
 const KILLS_ARE: &str = "GPU_MEDIATOR_KILLS";
-/// Maximum time for which a guest's program may continue with a device that lost its work, until it notices the loss or
-/// is ended.
+/// Maximum time for which a guest's program may keep running on a device that has lost its work.
 // TIMEOUT: nouveau waits 15 s for each channel of a program that ends, and longer for its own channels.
 const NOTICE_LIMIT: Duration = Duration::from_secs(240);
-/// Signs of a fault of the kernel itself, in contrast to a driver's complaint about its device.
+/// Signs of a fault in the kernel itself, as opposed to a driver's complaint about its device.
 const FAULTS: [&str; 6] = ["Oops", "BUG:", "Kernel panic", "general protection", "unable to handle", "KASAN"];
 
 fn faults(log: &[Line]) -> Vec<&str> {
     log.iter().map(|line| line.text.as_str()).filter(|text| FAULTS.iter().any(|fault| text.contains(fault))).collect()
 }
 
-/// Makes the guest's driver release the device and bind it again.
+/// Unbinds the guest's driver from the device, and binds it again.
 fn reload(vm: &Vm) -> Result<()> {
     let began = Instant::now();
-    // An ended program holds the device until the driver has abandoned the program's work.
+    // A program that has ended keeps the device open until the driver has abandoned the program's work.
     tests::wait::until("nouveau to be unloaded", guest::LOAD_LIMIT, || {
         let unloaded = vm.run_within("unload", guest::LOAD_LIMIT)?;
         Ok((unloaded.code == 0).then_some(()))
@@ -49,7 +48,7 @@ fn works(vm: &Vm, qemu: u32) -> Result<()> {
     Ok(())
 }
 
-/// Tests a guest whose VMM maps memory under the apertures, which the next device must reuse.
+/// Tests a guest whose VMM maps memory under the apertures. The next device must reuse this memory.
 fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
     let mut daemon = Daemon::start_as_service(name, |paths| card_toml(paths, 128) + &vm_toml(name, 64))?;
     let vm = Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))?;
@@ -73,7 +72,7 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
         }
         daemon.kill_and_restart()?;
         if let Some(work) = work {
-            // The workload fails by itself, or waits forever.
+            // Wait a second: the workload either fails by itself or never returns.
             std::thread::sleep(Duration::from_secs(1));
             if !work.ended() {
                 work.kill()?;
@@ -96,7 +95,7 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
         ensure!(smoke.ok && smoke.bytes > 0, "{}", smoke.line);
     }
     works(&vm, qemu)?;
-    // A guest that is reset, including its driver, needs no other action.
+    // A guest that is reset loads its driver again, and needs no other action.
     daemon.kill_and_restart()?;
     vm.reset()?;
     vm.wait_ready()?;

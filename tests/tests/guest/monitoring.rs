@@ -17,12 +17,12 @@ use tests::wait::{self, Scratch};
 use tests::{Daemon, http};
 
 const PAGE_OF_OPERATORS: &str = include_str!("../../../docs/guides/operating.md");
-/// Placeholders for the proxy's port, and for the daemon's folder.
+/// Placeholders in the guide for the proxy's port and the daemon's folder.
 const PORT: &str = "127.0.0.1:9401";
 const FOLDER: &str = "/run/gpu-mediator";
-/// The package's folder of alert rules, as named in the page.
+/// Folder of the alert rules in the package, as the guide gives it.
 const RULES_FOLDER: &str = "/usr/share/gpu-mediator/prometheus";
-/// Metrics whose dashboard panels have no result for a daemon that has only VMs.
+/// Metrics of dashboard panels that have no result for a daemon with only VMs.
 const OTHER_METRICS: [&str; 4] =
     ["_tenant_", "_owner_restarts_", "_moves_total", "gpu_mediator_vm_wait_seconds_bucket"];
 /// Further settings of the card: host memory for evicted chunks.
@@ -75,7 +75,7 @@ fn connect(port: u16) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Returns the page's code block in `language`.
+/// Returns the code block in `language` from the guide.
 fn block(language: &str) -> Result<&'static str> {
     let begin = format!("```{language}\n");
     let mut blocks = PAGE_OF_OPERATORS.split(begin.as_str()).skip(1);
@@ -93,7 +93,7 @@ fn query(port: u16, query: &str) -> Result<Vec<Value>> {
     Ok(answer["data"]["result"].as_array().cloned().unwrap_or_default())
 }
 
-/// Returns the only sample for `query`, if Prometheus has it yet.
+/// Returns the only sample for `query`, or `None` if Prometheus does not have it yet.
 fn value(port: u16, of: &str) -> Result<Option<f64>> {
     let samples = query(port, of)?;
     ensure!(samples.len() < 2, "{of}: {samples:?}");
@@ -192,7 +192,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let vms: String = VMS.iter().map(|name| vm_toml(name, VM_MIB)).collect();
     let mut daemon = Daemon::start("monitoring", |paths| card_toml(paths, 128) + MEMORY + &vms)?;
     let guests = guests(&daemon)?;
-    // Evicts memory to the host, where it stays.
+    // Evict memory to the host, where it stays.
     daemon.ctl(&["memory", "set-quota", "web", "2"])?.success()?;
     wait::until("memory of VM web in the host", ANSWER_TIMEOUT, || {
         let memory = daemon.ctl_json(&["memory", "show", "card0"])?;
@@ -214,10 +214,10 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let rules = packaging.join("prometheus");
     let config = adapted(block("yaml")?);
     ensure!(config.contains(RULES_FOLDER), "no rules in {config}");
-    // Alerts are evaluated more often than by default, so that the test need not wait for a minute.
+    // Evaluate alerts more often than by default. Otherwise the test would have to wait for a minute.
     let config = "global: { evaluation_interval: 1s }\n".to_owned() + &config;
     fs::write(path("prometheus.yml"), config.replace(RULES_FOLDER, &rules.display().to_string()))?;
-    // In addition to the documented lines: paths that are elsewhere on a Debian system are moved to this folder.
+    // Add to the guide's lines: move paths that are elsewhere on a Debian system to this folder.
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("{kind}_temp_path {};\n", path(kind).display()))
         .concat();
@@ -262,7 +262,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     wait::until("Prometheus to reach the daemon", ANSWER_TIMEOUT, || Ok(up()?.filter(|up| *up == 1.0)))
         .with_context(|| wait::tail(&path("prometheus.log")))?;
 
-    // An idle VM's entitlement changes over time, so both are read until they agree.
+    // The entitlement of an idle VM changes over time, so read both values until they agree.
     let mut differing = Vec::new();
     let agree = wait::until("Prometheus and mediatorctl to agree", ANSWER_TIMEOUT, || {
         let expected = expected(&daemon)?;
@@ -277,7 +277,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
         Ok(differing.is_empty().then_some(()))
     });
     agree.with_context(|| differing.join("\n"))?;
-    // Runs the page's queries, except rates, which need more time.
+    // Run the guide's queries except rates, which need more time.
     let in_host = query(port, "gpu_mediator_vm_memory_bytes{place=\"host\"} > 0")?;
     assert!(in_host.len() == 1 && in_host[0]["metric"]["vm"] == "web", "{in_host:?}");
     let over = "gpu_mediator_vm_memory_bytes{place=\"card\"} > on(vm, card) gpu_mediator_vm_memory_entitled_bytes";
@@ -285,7 +285,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let quantile = "histogram_quantile(0.99, gpu_mediator_vm_suspended_seconds_bucket{vm=\"web\"})";
     let suspended = value(port, quantile)?.context("no quantile")?;
     assert!(suspended > 0.0 && suspended <= 30.0, "{suspended} s");
-    // All queries of the dashboards are valid, and queries about VMs have results as soon as rates have two samples.
+    // All queries of the dashboards must be valid. Queries about VMs have results once rates have two samples.
     let queries = dashboard_queries(&packaging)?;
     ensure!(queries.len() > 50, "{queries:?}");
     let mut without = Vec::new();

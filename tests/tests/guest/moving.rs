@@ -1,5 +1,4 @@
-//! Tests computing guests that move between cards, a card that is drained while other VMs arrive, and a card that
-//! fails.
+//! Moves guests between cards while they compute, drains a card while other VMs arrive, and makes a card fail.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,16 +12,16 @@ use super::paravirt;
 use super::stories::complaints;
 use super::upgrade::{Copies, compute_until};
 
-/// Number of moves with computing guests, by default and at full scale.
+/// Number of moves of computing guests, by default and at full scale.
 const MOVES: usize = 24;
 const FULL_MOVES: usize = 100;
-/// Time limit until a lost card is out of service.
+/// Maximum time after which a lost card must be out of service.
 // TIMEOUT: the daemon polls the card ten times a second.
 const DEAD_LIMIT: Duration = Duration::from_secs(30);
 /// Cards of the daemon.
 const CARDS: [&str; 4] = ["card0", "card1", "card2", "card3"];
 
-/// Returns four cards. The third card is full as soon as a guest works on it; all cards have host memory.
+/// Returns four cards. The third card has memory for one working guest only. All cards have host memory.
 fn cards_toml(paths: &Paths) -> String {
     let memory = "memory = { host_mib = 320, chaos_every = 50, chaos_seed = 7 }\n";
     let more = |name: &str, vram_mib: u32| {
@@ -52,7 +51,7 @@ fn moved(daemon: &Daemon, name: &str, to: &str) -> Result<Value> {
 
 #[test]
 fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
-    // Two VMMs map their apertures, and keep the mapped memory wherever the VM is.
+    // Two of the VMMs map memory under their apertures, and keep it mapped when the VM moves.
     let vms = vm_toml("old", 96) + TRAPPED + &vm_toml("new", 96) + &paravirt::offered("knows", 96, "");
     let daemon = Daemon::start("moving", |paths| cards_toml(paths) + &vms)?;
     let vms = [stock(&daemon, "old", "6.1")?, stock(&daemon, "new", "6.12")?, paravirt::boot(&daemon, "knows", "6.1")?];
@@ -65,7 +64,7 @@ fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
         let mut done = Ok(());
         for step in 0..moves {
             let which = step % vms.len();
-            // In the first half VMs move between two cards, in the second half between all cards.
+            // Move the VMs between two cards in the first half of the test, and between all cards in the second half.
             let among = if step < moves / 2 { 2 } else { CARDS.len() };
             at[which] = (at[which] + 1) % among;
             done = moved(&daemon, vms[which].name(), CARDS[at[which]]).and_then(|moved| {
@@ -113,8 +112,8 @@ fn card_drains_while_vm_arrives_and_upgrade_keeps_moved_vms() -> Result<()> {
     copies.iter_mut().try_for_each(Copies::copy)?;
     let (report, late) = std::thread::scope(|scope| -> Result<_> {
         let drains = scope.spawn(|| daemon.ctl_json(&["card", "drain", "card0"]));
-        // A VM that arrives meanwhile is placed on another card, or is already on this card and moves away with the
-        // other VMs.
+        // Add a VM during the drain. It is placed on another card, or on this card, which it then leaves with the other
+        // VMs.
         let late = daemon.ctl(&["vm", "add", "d", "--vram-mib", "32"])?;
         let report = drains.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))??;
         Ok((report, late))
@@ -125,14 +124,14 @@ fn card_drains_while_vm_arrives_and_upgrade_keeps_moved_vms() -> Result<()> {
         ensure!(guest::show(&daemon, name)?["card"] == "card1", "VM {name}: {report}");
     }
     copies.iter_mut().try_for_each(|copies| copies.copy().with_context(|| daemon.log_tail()))?;
-    // The next daemon also treats the card as drained, and resumes the VMs.
+    // The upgraded daemon still treats the card as drained, and resumes the VMs.
     daemon.upgrade()?;
     copies.iter_mut().try_for_each(|copies| copies.copy().with_context(|| daemon.log_tail()))?;
     let refused = daemon.ctl(&["vm", "add", "e", "--vram-mib", "32", "--card", "card0"])?;
     ensure!(refused.code != Some(0) && refused.stderr.contains("undrain"), "{}", refused.stderr);
     daemon.ctl(&["card", "undrain", "card0"])?.success()?;
     daemon.ctl(&["vm", "add", "e", "--vram-mib", "32", "--card", "card0"])?.success()?;
-    // The VMs move back.
+    // Move the VMs back.
     for name in ["a", "b"] {
         daemon.ctl(&["vm", "move", name, "--card", "card0"])?.success()?;
     }

@@ -1,5 +1,5 @@
-//! Tests guests with the paravirtual driver: page tables, channels and memory are managed through calls, next to a
-//! guest with the stock driver on the same card. Also tests device memory shared by channels.
+//! Tests guests with the paravirtual driver, which manages page tables, channels and memory through calls. A guest with
+//! the stock driver runs on the same card. Also tests device memory that channels share.
 
 use anyhow::{Context, Result};
 use tests::guest::{self, TRAPPED, card_toml, vm_toml};
@@ -15,7 +15,7 @@ pub(super) fn offered(name: &str, vram_mib: u32, more: &str) -> String {
     vm_toml(name, vram_mib) + &format!("paravirtual = {{ offered = true{more} }}\n")
 }
 
-/// Boots a guest with the modified driver, and checks that it makes calls.
+/// Boots a guest with the modified driver, and checks that the driver makes calls.
 pub(super) fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     let config = VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)).paravirtual()?;
     let vm = Vm::launch(&config)?;
@@ -35,7 +35,7 @@ fn verified(vm: &Vm, output: &Output) -> Result<()> {
 
 #[test]
 fn paravirtual_guests_of_both_kernels_run_with_a_stock_guest() -> Result<()> {
-    // Two of the VMs have trapped apertures, so that accesses are counted.
+    // Trap the apertures of two VMs, so that the daemon counts accesses to them.
     let vms = offered("old", 160, "") + TRAPPED + &offered("new", 160, "") + &vm_toml("stock", 160) + TRAPPED;
     let daemon = Daemon::start("knowing", |paths| card_toml(paths, 640) + &vms)?;
     let stock = Vm::launch(&VmConfig::new("stock", tests::images()?, "6.1")?.with_gpu(daemon.vm_socket("stock")))?;
@@ -59,7 +59,7 @@ fn paravirtual_guests_of_both_kernels_run_with_a_stock_guest() -> Result<()> {
     for vm in &vms[..2] {
         let smoke = guest::smoke(vm, "all --quick")?;
         assert!(smoke.bytes > 1 << 20, "{}", smoke.line);
-        // The driver can be unbound and bound again, without remaining tables.
+        // Unbind the driver and bind it again. No tables may remain.
         vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
         assert_eq!(count(vm.name(), "pv_tables")?, 0, "tables of {} stay", vm.name());
         vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;
@@ -91,7 +91,7 @@ fn channels_share_segments_and_graphs_flow_through_them() -> Result<()> {
             assert!(makespan(&copied.line)? > 0 && makespan(&shared.line)? > 0);
         }
     }
-    // VMs communicate: one VM shares memory, and the other opens it and replies.
+    // Exchange data between VMs: one VM shares memory, and the other opens it and replies.
     let put = one.start("run /bin/gpu-workloads share --what put --key 77 --seed 5 --duration 120")?;
     let got = (0..40).find_map(|_| guest::smoke(&two, "share --what get --key 77 --seed 5").ok());
     assert!(got.is_some_and(|got| got.ok), "the other machine found nothing");

@@ -1,4 +1,4 @@
-//! Tests the paravirtual driver on cards that do not offer the interface: nouveau's hooks are then inactive.
+//! Tests the paravirtual driver on cards that do not offer the interface. nouveau's hooks are then inactive.
 
 use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
@@ -6,7 +6,7 @@ use tests::{Daemon, Vm, VmConfig};
 
 use super::stories::complaints;
 
-/// Returns the tables of a second card, and of a VM that has it in passthrough.
+/// Returns the configuration of a second card, and of a VM that has this card in passthrough.
 fn passed_through(name: &str) -> String {
     let card = "\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 256\n";
     format!("{card}\n[[vm]]\nname = {name:?}\ncard = \"card1\"\npassthrough = true\n")
@@ -20,7 +20,7 @@ fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Tests the hooked driver on a virtual GPU and on a card, both without the interface, concurrently.
+/// Runs the driver with hooks on a virtual GPU and on a card concurrently. Neither offers the interface.
 fn is_as_the_stock_one(kernel: &str) -> Result<()> {
     let names = [format!("mediated{kernel}"), format!("passed{kernel}")];
     let daemon = Daemon::start(&format!("hooked{kernel}"), |paths| {
@@ -28,7 +28,7 @@ fn is_as_the_stock_one(kernel: &str) -> Result<()> {
     })?;
     let vms = [boot(&daemon, &names[0], kernel)?, boot(&daemon, &names[1], kernel)?];
     for vm in &vms {
-        // The hooked driver is loaded, and has not found the interface.
+        // The driver with hooks is loaded, and has not found the interface.
         let modules = vm.run_ok("modules")?.text();
         assert!(
             modules.lines().any(|line| line.starts_with("gpu_mediator_pv") && line.contains("nouveau")),

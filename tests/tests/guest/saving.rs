@@ -1,5 +1,4 @@
-//! Tests a computing guest that is repeatedly paused, saved in a file and restored from it, next to a guest that keeps
-//! running.
+//! Pauses a computing guest, saves it to a file and restores it from there, repeatedly. Another guest keeps running.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -42,7 +41,7 @@ fn round(daemon: &Daemon, vm: &Vm) -> Result<(Value, Value)> {
 #[test]
 fn saving_a_guest_that_computes_and_restoring_it_loses_no_byte() -> Result<()> {
     let vms = vm_toml("saved", 64) + &vm_toml("stays", 64);
-    // The card has temporary space for two copies of the VM.
+    // The card's host memory suffices for two temporary copies of the VM.
     let daemon = Daemon::start("saving", |paths| card_toml(paths, 256) + "memory = { host_mib = 320 }\n" + &vms)?;
     let (saved, stays) = (stock(&daemon, "saved", "6.12")?, stock(&daemon, "stays", "6.1")?);
     let stop = AtomicBool::new(false);

@@ -18,7 +18,7 @@ const OLD: &str = "0.0.9";
 /// Maximum time for building a package, including `cargo`.
 const PACKAGE_LIMIT: Duration = Duration::from_secs(300);
 
-/// Builds the package of the programs under test, with further `options`.
+/// Builds the package of the programs under test, with these additional `options`.
 pub fn package(folder: &Path, options: &[&str]) -> Result<PathBuf> {
     let programs = binary("mediatord")?;
     let programs = programs.parent().context("a folder of programs")?;
@@ -45,12 +45,13 @@ fn reversioned(package: &Path, version: &str, folder: &Path) -> Result<PathBuf> 
     Ok(other)
 }
 
-/// Command prefix for a user that runs VMs.
+/// Command prefix that runs a command as a user that may run VMs.
 const OPERATOR: &str = "setpriv --reuid=alice --regid=alice --init-groups";
-/// Command prefix for a user without rights.
+/// Command prefix that runs a command as a user without rights.
 const STRANGER: &str = "setpriv --reuid=mallory --regid=mallory --init-groups";
-/// Maximum exposure score of the unit, from 0 to 100 (`systemd-analyze security`). It consists of AF_UNIX, other users,
-/// `/`, `chown` and `setpriority`. `docs/guides/operating.md` names it, and a test of `xtask` compares both.
+/// Maximum exposure score of the unit, from 0 to 100 (`systemd-analyze security`). The score results from AF_UNIX,
+/// other users, `/`, `chown` and `setpriority`. `docs/guides/operating.md` contains the same score, and a test of
+/// `xtask` compares both.
 const EXPOSURE: u32 = 6;
 /// Number of VMs, each of which requests more than half of the card.
 const VMS: u32 = 8;
@@ -115,7 +116,7 @@ fn state(host: &Host) -> Result<Value> {
     Ok(state)
 }
 
-/// Starts a concurrent program as a given user, with its output in `/tmp/UNIT.log`.
+/// Starts a program in the background as a given user, with its output in `/tmp/UNIT.log`.
 fn start(host: &Host, unit: &str, user: &str, command: &str) -> Result<()> {
     let output = format!("--property=StandardOutput=file:/tmp/{unit}.log --property=StandardError=inherit");
     host.ok(&format!("systemd-run --quiet --unit={unit} --uid={user} {output} {command}")).map(drop)
@@ -186,13 +187,13 @@ fn is_configured(host: &Host) -> Result<()> {
     let said = refused.text();
     assert!(said.contains("this user may not use /run/gpu-mediator/admin.sock: Permission denied"), "{said}");
     assert!(said.contains("ask for the group of the socket: `admin_group`"), "{said}");
-    // The operator must not run VMMs.
+    // The operator must not be able to run VMMs.
     let refused = host.sh(&format!("{OPERATOR} light-vmm /run/gpu-mediator/vm1.sock {VRAM_MIB}"))?;
     assert!(refused.code == 1 && refused.text().contains("Permission denied"), "{refused:?}");
     Ok(())
 }
 
-/// Checks that two VMs can use more memory together than the card has.
+/// Checks that two VMs can together use more memory than the card has.
 fn works(host: &Host) -> Result<()> {
     for vm in [1, 2] {
         start_vmm(host, vm)?;
@@ -207,7 +208,7 @@ fn works(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the next daemon takes over the VMs, and that the service manager follows it.
+/// Checks that the next daemon takes over the VMs, and that systemd regards it as the service's main process.
 fn is_reloaded(host: &Host) -> Result<()> {
     let (before, pid) = (state(host)?, property(host, "MainPID")?);
     host.ok("systemctl reload gpu-mediator")?;
@@ -225,7 +226,7 @@ fn is_reloaded(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Checks a slow restart by the administrator: clients that connect meanwhile wait.
+/// Checks a slow restart by the administrator. Clients that connect during the restart wait.
 fn is_restarted(host: &Host) -> Result<()> {
     let before = state(host)?;
     drop_in(host, "slow", "ExecStartPre=/bin/sh -c \"until test -e /run/go; do sleep 0.1; done\"")?;
@@ -241,12 +242,12 @@ fn is_restarted(host: &Host) -> Result<()> {
         host.until("the operator to be answered", "test -s /tmp/list.log && cat /tmp/list.log", WAIT_TIMEOUT)?;
     assert_eq!(listed.matches("\"name\"").count(), VMS as usize, "{listed}");
     restarted(host, 0)?;
-    // The daemon's state of the VMs' vGPUs is lost, and the VMMs notice.
+    // The daemon's state of the vGPUs is lost, which the VMMs notice.
     for vm in [1, 2] {
         vmm_says(host, vm, "the device has gone")?;
     }
-    // Their connections are lost as well. For VM 3, the service manager has a copy of its connection, its journal with
-    // the VMM's RAM and interrupt, and the mapped memory under BAR1, BAR3 and PRAMIN.
+    // Their connections are lost as well. For VM 3, systemd stores a copy of its connection, its journal with the VMM's
+    // RAM and interrupt, and the mapped memory under BAR1, BAR3 and PRAMIN.
     assert_eq!(property(host, "NFileDescriptorStore")?, (VMS + 8).to_string());
     assert_eq!(state(host)?, before);
     host.ok("rm /etc/systemd/system/gpu-mediator.service.d/slow.conf").map(drop)
@@ -256,7 +257,7 @@ fn is_killed(host: &Host) -> Result<()> {
     let before = state(host)?;
     host.ok("systemctl kill --signal=KILL --kill-who=main gpu-mediator")?;
     restarted(host, 1)?;
-    // The VMM of VM 3 still has the device, which was reset.
+    // VM 3's VMM still has the device, which was reset.
     let shown = json(host, "vm show vm3")?;
     assert_eq!((&shown["state"], &shown["transport"]["daemon_deaths_survived"]), (&"connected".into(), &1.into()));
     host.ok("systemctl is-active vm3")?;
@@ -267,7 +268,7 @@ fn is_killed(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Checks a daemon that is stopped and does not respond.
+/// Checks that a daemon that does not respond can be stopped.
 fn hangs(host: &Host) -> Result<()> {
     let before = state(host)?;
     drop_in(host, "watchdog", "WatchdogSec=10")?;
@@ -304,13 +305,13 @@ fn is_upgraded(host: &Host) -> Result<()> {
     assert_ne!(property(host, "MainPID")?, process);
     assert_eq!(property(host, "ActiveState")?, "active");
     assert_eq!(state(host)?, before);
-    // These are the same sockets, not replacements.
+    // The sockets are still the same, not replacements.
     assert_eq!(host.ok(sockets)?, old);
     host.ok("cmp /root/site.toml /etc/gpu-mediator.toml")?;
     Ok(())
 }
 
-/// Lists all files except files that change by themselves, dpkg's database, and the administrator's drop-ins.
+/// Lists all files except those that change by themselves, dpkg's database, and the administrator's drop-ins.
 fn files_of(host: &Host) -> Result<BTreeSet<String>> {
     let without = ["/root", "/tmp", "/var/cache", "/var/lib/dpkg", "/var/log"].map(|path| format!("-path {path}"));
     let command = format!("find / -xdev \\( {} \\) -prune -o -print", without.join(" -o "));
@@ -325,7 +326,7 @@ fn is_removed(host: &Host, before: &BTreeSet<String>) -> Result<()> {
     host.ok("dpkg --remove gpu-mediator")?;
     assert_eq!(property(host, "ActiveState")?, "inactive");
     host.ok("test ! -e /run/gpu-mediator && test ! -e /usr/bin/mediatord")?;
-    // A second installation restores the same files.
+    // Check that a second installation restores the same files.
     host.ok("dpkg --install /root/new.deb")?;
     restarted(host, 0)?;
     assert_eq!(property(host, "UnitFileState")?, "enabled");
@@ -335,7 +336,7 @@ fn is_removed(host: &Host, before: &BTreeSet<String>) -> Result<()> {
     assert_eq!(property(host, "LoadState")?, "not-found");
     let left: Vec<_> = files_of(host)?.difference(before).cloned().collect();
     assert_eq!(left, Vec::<String>::new());
-    // The user's ID must not be reused.
+    // The user stays, so that its ID is not reused.
     host.ok("id gpu-mediator")?;
     Ok(())
 }

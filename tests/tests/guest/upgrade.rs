@@ -1,5 +1,4 @@
-//! Tests that another daemon takes over the same VMs, with guests that compute meanwhile, and with successors that fail
-//! to start.
+//! Replaces the daemon by another one while the guests of its VMs compute, also by successors that fail to start.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,19 +15,19 @@ use tests::{Daemon, Vm, VmConfig, scale};
 use super::paravirt;
 use super::stories::complaints;
 
-/// Returns the number of rollbacks with computing guests. Each rollback is followed by an upgrade.
+/// Returns the number of rollbacks while guests compute. An upgrade follows each rollback.
 fn rounds() -> u64 {
     scale::pick(4, 20)
 }
 
-/// Environment variable that names the daemon's program from an earlier state of the project, which alternates with the
-/// current program: see CONTRIBUTING.md. Without the variable, the current version is its own successor.
+/// Environment variable with the path of the daemon's program from an earlier state of the project, which alternates
+/// with the current program (see CONTRIBUTING.md). Without the variable, the current program is its own successor.
 const BEFORE: &str = "GPU_MEDIATOR_BEFORE";
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 
-/// A guest without a VMM that has a channel and copies on request.
+/// A guest without a VMM, with a channel on which it copies on request.
 pub(super) struct Copies {
     driver: Driver<RemoteGuest>,
     channel: Channel,
@@ -128,13 +127,13 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
         refused(&mut daemon, &mut copies, what, said)?;
     }
     fs::write(daemon.config(), config)?;
-    // Now upgrades work in both directions.
+    // From here on, upgrades work in both directions.
     for upgrades in 1..=3 {
         let info = daemon.upgrade()?;
         assert_eq!(info["upgrades"], upgrades, "{info}");
         copies.iter_mut().try_for_each(|copies| copies.copy().with_context(|| daemon.log_tail()))?;
     }
-    // VMs can be added and removed, and the last daemon ends as the first would have.
+    // VMs can be added and removed, and the last daemon ends like the first one would have ended.
     daemon.ctl(&["vm", "remove", "b"])?.success()?;
     assert!(!daemon.vm_socket("b").exists() && daemon.vm_socket("a").exists());
     let [a, _, mut c] = copies;
@@ -158,17 +157,17 @@ fn next_daemon_that_dies_at_takeover_loses_vm_devices() -> Result<()> {
     let good = fs::read(&program)?;
     put(&program, &fs::read(faulty_receiver()?)?)?;
     fs::write(program.with_extension("step"), "ends when it is ready")?;
-    // The admin socket no longer answers: the previous daemon has released everything.
+    // The admin socket no longer answers, because the previous daemon has released all resources.
     let ended = daemon.ctl(&["daemon", "upgrade"])?;
     assert_ne!(ended.code, Some(0), "{}", ended.stdout);
     tests::wait::until("the daemon before to end", guest::SMOKE_LIMIT, || Ok((!daemon.alive()).then_some(())))?;
-    // The files that the daemon left do not prevent a new daemon from starting.
+    // The files that the daemon has left behind do not prevent a new daemon from starting.
     put(&program, &good)?;
     daemon.kill_and_restart()?;
     Copies::begin(&daemon, "a")?.copy()
 }
 
-/// Returns the program of the crate `rig` that fails at a step.
+/// Returns the program of the crate `rig` that fails at a given step.
 fn faulty_receiver() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let folder = own.ancestors().nth(2).context("no folder of programs")?;
@@ -184,7 +183,7 @@ pub(super) fn compute_until(vm: &Vm, stop: &AtomicBool) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Boots a guest whose stock driver is loaded.
+/// Boots a guest and loads its stock driver.
 fn stock(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     let vm = Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))?;
     vm.wait_ready()?;
@@ -192,8 +191,9 @@ fn stock(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Upgrades the daemon `turns` times while all of `vms` compute and verify; `exchange` prepares each upgrade, which
-/// happens in the middle of the first VM's work. Returns the pauses in ms and the bytes that each VM has verified.
+/// Upgrades the daemon `turns` times while all of `vms` compute and verify. `exchange` prepares each upgrade, which
+/// happens in the middle of the first VM's work. Returns the pauses in ms, and the number of bytes that each VM has
+/// verified.
 fn upgrade_under(
     daemon: &mut Daemon,
     vms: &[Vm],
@@ -210,7 +210,7 @@ fn upgrade_under(
             let rung = guest::counter(daemon, first, "doorbells");
             upgraded = exchange(daemon, turn).and_then(|()| daemon.upgrade()).and_then(|info| {
                 pauses.push(info["upgrade_pause_ms"].as_u64().context("no pause")?);
-                // The guests continue: the next upgrade happens in the middle of their work.
+                // Wait until the guests have continued, so that the next upgrade happens in the middle of their work.
                 let rung = rung?;
                 tests::wait::until(&format!("VM {first} to go on"), guest::SMOKE_LIMIT, || {
                     Ok((guest::counter(daemon, first, "doorbells")? > rung + 4).then_some(()))

@@ -1,4 +1,4 @@
-//! Tests the papers' workloads on the stock driver, with a card in passthrough and in two mediated VMs concurrently.
+//! Runs the papers' workloads on the stock driver, with a card in passthrough, and concurrently in two mediated VMs.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -17,7 +17,7 @@ fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Checks that every workload was verified, from the line of each workload, and that the kernel has no complaints.
+/// Checks each workload's line of the output, and that the kernel has no complaints.
 fn all_verified(vm: &Vm, output: &Output) -> Result<()> {
     println!("VM {}:\n{}", vm.name(), output.text());
     let lines = |ok: &str| output.lines.iter().filter(|line| line.starts_with("RESULT ") && line.contains(ok)).count();
@@ -32,7 +32,8 @@ fn all_verified(vm: &Vm, output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// Tests a working set of 1.5 times the guest's VRAM: the guest's kernel moves buffers out and in between the launches.
+/// Tests a working set of 1.5 times the guest's VRAM. The guest's kernel moves buffers between VRAM and RAM between the
+/// launches.
 #[test]
 fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
     let daemon = Daemon::start("hungry", |paths| card_toml(paths, 256) + &vm_toml("hungry", 64))?;
@@ -44,7 +45,7 @@ fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
     Ok(())
 }
 
-/// No other program runs, so the interrupt is not caused by a guest's access.
+/// Runs no other program, so that no guest access can cause the interrupt.
 #[test]
 fn alarm_of_the_timer_interrupts_the_guest() -> Result<()> {
     let daemon = Daemon::start("alarm", |paths| card_toml(paths, 128) + &vm_toml("alarm", 64))?;
@@ -80,7 +81,7 @@ mod full {
         let vm = boot(&daemon, "computes", "6.12")?;
         let output = vm.run_within(&format!("run /bin/gpu-workloads {ALL}"), guest::SMOKE_LIMIT)?;
         all_verified(&vm, &output)?;
-        // The kernel is launched repeatedly, with the report in the format that benchmarks read.
+        // Launch the kernel repeatedly, and print the report in the format that benchmarks read.
         let looped = "run /bin/gpu-workloads workload --name loop --rounds 20000 --duration 2 --json";
         let output = vm.run_within(looped, guest::SMOKE_LIMIT)?;
         let object = output.lines.iter().find(|line| line.starts_with('{')).context("an object of JSON")?;

@@ -1,5 +1,5 @@
-//! Tests the holes of the reference code: a guest with exclusive access to the BARs tries them, next to a guest that
-//! copies and verifies.
+//! Tests the holes of the reference code: a guest with exclusive access to the BARs tries them, and a neighbour copies
+//! and verifies meanwhile.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,14 +12,14 @@ use tests::{Daemon, Vm, klog, wait};
 
 use super::{PATTERN, boot};
 
-/// Numbers of the holes that the program tries: the nineteen of the reference code, and unknown registers.
+/// Numbers of the holes that the program tries: the nineteen holes of the reference code, and unknown registers.
 const HOLES: RangeInclusive<u32> = 1..=29;
-/// Number of the attempt with context images that name registers, and with the mediator's images.
+/// Number of the attempt with context images that list registers, and with the mediator's images.
 const IMAGES: u32 = 30;
 /// Numbers of the attempts through the paravirtual interface.
 const PARAVIRTUAL: RangeInclusive<u32> = 31..=38;
-/// Holes whose attempts only read memory or write virtual registers, so that no access is refused: residue, scheduler
-/// masks, the timer, interrupts, configuration space.
+/// Holes whose attempts only read memory or write virtual registers. The mediator therefore refuses no access: residue,
+/// scheduler masks, the timer, interrupts, configuration space.
 const VIRTUAL: [u32; 5] = [17, 21, 23, 27, 29];
 /// Maximum time for the attempts of one hole.
 const HOLE_LIMIT: Duration = Duration::from_secs(240);
@@ -40,7 +40,7 @@ fn copy_until(victim: &Vm, stop: &AtomicBool) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Waits until the neighbour has submitted further work, and is therefore active.
+/// Waits until the neighbour has submitted more work, which proves that it is active.
 fn submits_more(daemon: &Daemon) -> Result<()> {
     let rung = guest::counter(daemon, "victim", "doorbells")?;
     wait::until("work that the neighbour submits", Duration::from_secs(120), || {
@@ -59,17 +59,17 @@ fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
     Ok((line.clone(), held && output.code == 0))
 }
 
-/// Tries holes next to a neighbour that copies and verifies.
+/// Tries holes while a neighbour copies and verifies.
 fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let offered = "paravirtual = { offered = true, group = \"a\" }\n";
-    // Each access of the attacker must be trapped, and accesses to foreign memory must be denied.
+    // Trap each access of the attacker, and deny accesses to foreign memory.
     let vms = vm_toml("victim", 96) + &vm_toml("attacker", 96) + TRAPPED + offered;
     let mut daemon = Daemon::start(name, |paths| card_toml(paths, 256) + &vms)?;
     let victim = boot(&daemon, "victim", "6.12")?;
     let attacker = boot(&daemon, "attacker", "6.1")?;
     guest::load_driver(&victim)?;
-    // Memory that the neighbour's process frees still belongs to the neighbour's VM: an attacker that can read it is
-    // detected.
+    // Free memory in a process of the neighbour. It still belongs to the neighbour's VM, so an attacker that can read
+    // it is detected.
     guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     let log_before = victim.kernel_log()?.len();
 
@@ -104,13 +104,14 @@ fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let complaints: Vec<_> = log[log_before..].iter().filter(|line| klog::Line::complains(line)).collect();
     assert!(complaints.is_empty(), "the neighbour's kernel: {complaints:?}");
     assert!(daemon.alive());
-    // The program detects a real hole: here the end of the attacker's own share serves as the neighbour's memory.
+    // Check that the program detects a real hole: it treats the end of the attacker's own share as the neighbour's
+    // memory.
     for hole in [1, 10, 11] {
         let (line, held) = attempt(&attacker, hole, "--share 88m")?;
         assert!(!held, "{line}");
     }
-    // The attacker's own driver can still start afterwards, and receives interrupts: before it waits, the driver polls
-    // for a completed copy, so a correct copy alone does not prove interrupts.
+    // Check that the attacker's own driver can still start and receives interrupts. A correct copy alone does not prove
+    // the interrupts, because the driver polls for the copy before it waits.
     guest::load_driver(&attacker)?;
     guest::smoke(&attacker, "copy --engine m2mf --from gart --to vram --size 65536")
         .inspect_err(|_| println!("{:?}", daemon.ctl(&["sched", "show"])))?;

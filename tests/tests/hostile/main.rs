@@ -11,7 +11,7 @@ use tests::guest::{self, card_toml, vm_toml};
 use tests::{Daemon, Vm, VmConfig, wait};
 use vmm_glue::client::Client;
 
-/// Contents of the neighbour's VRAM: 16 bytes that no other test writes.
+/// Contents of the neighbour's VRAM: 16 bytes that no other test uses.
 const PATTERN: &str = "5ec2e75ec2e75ec2deadbeefcafef00d";
 
 fn pair(name: &str) -> Result<Daemon> {
@@ -31,12 +31,13 @@ fn freed_memory_of_one_guest_is_not_seen_by_another() -> Result<()> {
     guest::load_driver(&victim)?;
     let filled = guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     assert!(filled.line.contains("hits="), "{}", filled.line);
-    // Memory freed by the victim's process still belongs to the victim's VM; a VM next to it sees only its own memory.
+    // Free memory in the victim's process. It still belongs to the victim's VM, and another VM sees only its own
+    // memory.
     daemon.ctl(&["vm", "add", "beside", "--card", "card0", "--vram-mib", "48"])?.success()?;
     let beside = boot(&daemon, "beside", "6.12")?;
     guest::load_driver(&beside)?;
     guest::smoke(&beside, &format!("scan --pattern {PATTERN}"))?;
-    // After the VM's end, the memory is scrubbed and given to a new VM.
+    // After the victim's end, the daemon scrubs the memory and gives it to a new VM.
     drop(victim);
     daemon.ctl(&["vm", "remove", "victim"])?.success()?;
     daemon.ctl(&["vm", "add", "heir", "--card", "card0", "--vram-mib", "160"])?.success()?;
@@ -70,7 +71,7 @@ fn pointers_outside_of_the_share_are_denied_and_counted() -> Result<()> {
     guest::load_driver(&victim)?;
     guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     let stress = victim.start("run /bin/gpu-workloads stress --seconds 20")?;
-    // The attacker runs without a driver, so that the program has exclusive access to the BARs.
+    // Run the attacker without a driver, so that the program has exclusive access to the BARs.
     let attack = guest::smoke(&attacker, &format!("bar hostile --mapped --pattern {PATTERN}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     let stress = guest::parse_smoke(&stress.wait_within(guest::SMOKE_LIMIT)?)?;
@@ -78,13 +79,13 @@ fn pointers_outside_of_the_share_are_denied_and_counted() -> Result<()> {
     let attacker_shown = guest::show(&daemon, "attacker")?;
     assert!(attacker_shown["denied_total"].as_u64() > Some(0), "{attacker_shown}");
     assert_eq!(guest::show(&daemon, "victim")?["denied_total"], 0);
-    // The attacker's own driver can still start afterwards.
+    // Check that the attacker's own driver can still start.
     guest::load_driver(&attacker)?;
     guest::smoke(&attacker, "copy --engine m2mf --from gart --to vram --size 65536")?;
     Ok(())
 }
 
-/// Runs an attack on `attacker`'s socket, and checks that `victim`'s guest copies the whole time.
+/// Runs an attack on `attacker`'s socket, and checks that `victim`'s guest copies during the whole attack.
 fn beside_a_client(name: &str, attack: impl FnOnce(&Daemon) -> Result<()>) -> Result<()> {
     let daemon = pair(name)?;
     let victim = boot(&daemon, "victim", "6.1")?;
@@ -93,7 +94,7 @@ fn beside_a_client(name: &str, attack: impl FnOnce(&Daemon) -> Result<()>) -> Re
     attack(&daemon)?;
     let stress = guest::parse_smoke(&stress.wait_within(guest::SMOKE_LIMIT)?)?;
     assert!(stress.ok, "the neighbour's copies: {}", stress.line);
-    // The socket serves the next client.
+    // Check that the socket serves the next client.
     let mut next = Client::connect(&daemon.vm_socket("attacker"))?;
     assert_ne!(next.read32(0, 0)?, u32::MAX, "BOOT_0 of a clean vGPU");
     Ok(())
@@ -103,7 +104,7 @@ fn beside_a_client(name: &str, attack: impl FnOnce(&Daemon) -> Result<()>) -> Re
 fn malformed_messages_end_their_connection_only() -> Result<()> {
     beside_a_client("malformed", |daemon| {
         let path = daemon.vm_socket("attacker");
-        // A frame that claims 2 GiB, a frame shorter than its header, and random bytes.
+        // Send a frame that claims 2 GiB, a frame shorter than its header, and random bytes.
         for bytes in [
             &[1, 0, 1, 0, 0, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0][..],
             &[2, 0, 1, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0][..],
@@ -116,7 +117,7 @@ fn malformed_messages_end_their_connection_only() -> Result<()> {
                 Ok((std::io::Read::read(&mut client.stream(), &mut [0; 256]).unwrap_or(0) == 0).then_some(()))
             })?;
         }
-        // The client disconnects in the middle of a message.
+        // Disconnect in the middle of a message.
         let client = Client::connect(&path)?;
         client.send_raw(&[1, 0, 9], &[])?;
         drop(client);
@@ -129,7 +130,7 @@ fn client_that_does_not_read_is_dropped() -> Result<()> {
     beside_a_client("deaf", |daemon| {
         let mut client = Client::connect(&daemon.vm_socket("attacker"))?;
         client.stream().set_write_timeout(Some(Duration::from_secs(5)))?;
-        // Sends requests whose replies are not read; their number is bounded, in case the server accepts them all.
+        // Send requests without reading the replies. Their number is bounded, in case the server accepts them all.
         let body = vmm_glue::client::write_body(0, 0, &[0; 4]);
         for _ in 0..200_000 {
             if client.send(vmm_glue::protocol::Command::REGION_WRITE, 0, &body, &[]).is_err() {
@@ -159,7 +160,7 @@ fn truncated_client_memory_does_not_harm_others() -> Result<()> {
         let file = vmm_glue::client::memory_file(1 << 20, false)?;
         client.dma_map(0, 1 << 20, true, Some((file.as_fd(), 0)))?;
         rustix::fs::ftruncate(&file, 0)?;
-        // Enabling bus mastering makes the server access the memory.
+        // Enable bus mastering, which makes the server access the memory.
         client.write(7, 4, &6u16.to_le_bytes())?;
         let _ = client.read32(0, 0);
         Ok(())

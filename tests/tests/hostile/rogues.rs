@@ -1,4 +1,5 @@
-//! Tests guests that try to take more than their share of the card's time, each next to two guests that keep computing.
+//! Tests guests that try to get more than their share of the card's time. Each runs with two guests that keep
+//! computing.
 
 use std::time::Duration;
 
@@ -7,12 +8,12 @@ use tests::contention::Outcome;
 use tests::many_vms::{Crowd, ROUND_NS, name_of};
 use tests::rogues::{Rogue, stretched};
 
-/// Numbers of rounds of the neighbours' kernels, which take 2 and 10 ms. With the number in flight, each neighbour has
-/// work while a busy host delays its guest.
+/// Numbers of rounds of the neighbours' kernels, which take 2 and 10 ms. Enough kernels are in flight that each
+/// neighbour has work even if a busy host delays its guest.
 const NEIGHBOURS: [u32; 2] = [4, 20];
 const MEASURED_TIME: Duration = Duration::from_secs(3);
 
-/// Describes the harm that a rogue did to its neighbours, so that all rogues are reported together.
+/// Describes the harm that a rogue did to its neighbours. The test reports all rogues together.
 fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
     let outcome = rogue.beside(crowd, &NEIGHBOURS, MEASURED_TIME)?;
     let charged: f64 = (0..=NEIGHBOURS.len()).map(|place| outcome.received(place)).sum();
@@ -20,13 +21,13 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
     for (place, rounds) in NEIGHBOURS.into_iter().enumerate() {
         let (received, stretched) = (outcome.received(place), stretched(&outcome, place, rounds)?);
         println!("{}: neighbour {place} {received:.3} of {charged:.3}, stretched {stretched:.3}", rogue.name);
-        // The share is relative to all charges instead of the time, because a busy host keeps guests from submitting. A
-        // rogue that traps constantly also takes CPU time from its neighbours.
+        // The share is relative to all charges, not to the time, because a busy host delays the guests' submissions. A
+        // rogue that traps constantly also takes CPU time from its neighbours, so this check excludes it.
         if received < 0.9 / 3.0 * charged && !Rogue::BY_REGISTERS.contains(&rogue) {
             complaints.push(format!("{}: neighbour {place} had {received:.3} of {charged:.3}", rogue.name));
         }
-        // A neighbour must pay only for its own work, not for a rogue's. A busy host is late to detect the rogue;
-        // without detection, the factor would be ten times as large.
+        // A neighbour must pay only for its own work, not for a rogue's. A busy host detects the rogue late. Without
+        // detection, the factor would be ten times as large.
         if stretched > 3.0 {
             complaints.push(format!("{}: neighbour {place}'s kernels took {stretched:.3} times as long", rogue.name));
         }
@@ -52,14 +53,14 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// Lists neighbours that were charged for more than their kernels while a rogue toggles its own channel. A late host
-/// also adds to the charges; the rogue's kernels would add 5 to 25 times as much.
+/// Lists neighbours that were charged for more than their own kernels while a rogue toggles its channel. A late host
+/// also adds to the charges, but the rogue's kernels would add 5 to 25 times as much.
 fn paid_for_others(rogue: Rogue, outcome: &Outcome) -> Vec<String> {
     if !Rogue::BY_REGISTERS.contains(&rogue) {
         return Vec::new();
     }
     let complaint = |(place, rounds): (usize, u32)| {
-        // A kernel consists of two submissions: the launch and the following fence.
+        // Each kernel is two submissions: the launch and the fence after it.
         let work_ns = outcome.completed(place) as f64 / 2.0 * f64::from(rounds) * ROUND_NS as f64;
         let part = work_ns / (outcome.received(place) * outcome.length as f64).max(1.0);
         println!("{}: {part:.3} of what neighbour {place} paid for was its own", rogue.name);
@@ -70,7 +71,7 @@ fn paid_for_others(rogue: Rogue, outcome: &Outcome) -> Vec<String> {
 
 #[test]
 fn neighbours_of_rogues_keep_their_share() -> Result<()> {
-    // One neighbour and the rogue have paravirtual drivers, which must not change their shares.
+    // Boot one neighbour and the rogue with paravirtual drivers, which must not change their shares.
     let mut crowd = Crowd::boot_with("rogues", NEIGHBOURS.len() + 1, 512, "", 1)?;
     let mut wrong = Vec::new();
     for rogue in Rogue::ALL.into_iter().chain(Rogue::BY_REGISTERS) {

@@ -1,4 +1,4 @@
-//! Tests a card that is a PCI function: it is listed, bound, driven by the daemon, and released.
+//! Tests a card that is a PCI function: the tool lists and binds it, the daemon drives and releases it.
 
 use anyhow::Result;
 use tests::files::Files;
@@ -9,13 +9,13 @@ use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 const CARD_MIB: u32 = 256;
 const VRAM_MIB: u32 = 128;
 const SHAPE: Shape<'static> = Shape { card_mib: CARD_MIB, card_keys: "", memory_mib: 1024, vms: &[], huge_mib: 0 };
-/// Size of a VM in MiB, and number of rounds of copies by this process's client.
+/// Size of a VM in MiB, and number of rounds of copies by the test's own client.
 const VM_MIB: u32 = 32;
 const ROUNDS: u64 = 1;
 /// Number of bytes verified in a round: 64 pages in VRAM and 64 pages in RAM.
 const ROUND_BYTES: u64 = 2 * 64 * 4096;
 
-/// Lists the host's cards, as an operator does, and returns the only one.
+/// Lists the host's cards like an operator, and returns the only one.
 fn listed(nest: &Nest) -> Result<serde_json::Value> {
     let mut list = nest.ctl_json("card list --host")?;
     assert_eq!(list["cards"].as_array().map(Vec::len), Some(1), "{list}");
@@ -35,14 +35,14 @@ fn host_card_is_bound_driven_and_given_back() -> Result<()> {
     assert!(card["group"].is_u64() && card["usable"] == false, "{card}");
     let said = nest.ok("mediatorctl card list --host")?;
     assert!(said.contains(&format!("mediatorctl card bind {ADDRESS}")), "{said}");
-    // A daemon reports the same obstacle.
+    // Check that a daemon reports the same obstacle.
     let refused = nest.run("mediatord --config /etc/mediatord.toml")?;
     assert!(refused.code != 0 && refused.text().contains(&format!("mediatorctl card bind {ADDRESS}")), "{refused:?}");
     assert!(nest.ok(&format!("mediatorctl card bind {ADDRESS}"))?.contains("vfio-pci has"));
     let card = listed(&nest)?;
     assert_eq!((&card["driver"], &card["usable"]), (&"vfio-pci".into(), &true.into()), "{card}");
 
-    // The operator must name the firmware of its falcons.
+    // Check that the operator must approve firmware for the card's falcons.
     let refused = nest.run("mediatord --config /etc/mediatord.toml")?;
     let told = refused.text().contains("no firmware is approved for fecs, gpccs, ce0, ce1; approve some");
     assert!(refused.code != 0 && told, "{refused:?}");

@@ -1,5 +1,5 @@
-//! Tests VMs under the machine's own KVM that share a card behind VFIO: they copy, compute and swap. One VM reboots and
-//! turns hostile, and a paravirtual VM is killed.
+//! Tests VMs that run under the machine's own KVM and share a card behind VFIO: they copy, compute and swap. One VM
+//! reboots and turns hostile, and a paravirtual VM is killed.
 
 use std::time::Duration;
 
@@ -14,27 +14,28 @@ use tests::scale;
 /// Size of the card, and size that is configured for the inner daemon, in MiB.
 const CARD_MIB: u32 = 256;
 const VRAM_MIB: u32 = 96;
-/// Size of a VM's VRAM, and of its quota on the card, in MiB. Each word that the daemon zeroes is a message to the
-/// outer daemon.
+/// Size of a VM's VRAM, and of its quota on the card, in MiB. Small, because each word that the daemon zeroes is a
+/// message to the outer daemon.
 const VM_MIB: u32 = 32;
 const QUOTA_MIB: u32 = 8;
-/// Size of host memory for evicted chunks in MiB: all VRAM that VMs see, because none of it is guaranteed.
+/// Size of host memory for evicted chunks in MiB: all VRAM that VMs see, because none of it is guaranteed to be on the
+/// card.
 const HOST_MIB: u32 = 2 * VM_MIB;
 /// The VM that reboots and turns hostile, and the paravirtual VM, which is killed.
 const FIRST: &str = "a";
 const PARAVIRTUAL: &str = "pv";
-/// Line in the table of a paravirtual VM.
+/// Configuration line of a paravirtual VM.
 const OFFERED: &str = "paravirtual = { offered = true }\n";
 /// The pattern that a hostile guest searches for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
-/// Returns the options of an attack. Each access is an exit of a guest in an emulated machine, and the mediator reads
-/// the tables of each channel, so the default attack is short.
+/// Returns the options of an attack. The default attack is short: each access is an exit of a guest in an emulated
+/// machine, and the mediator reads the tables of each channel.
 fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }
 
-/// Workloads that copy between RAM and VRAM, and that run kernels: each word that a guest's CPU moves through an
-/// aperture is an exit.
+/// Workloads that copy between RAM and VRAM, and that run kernels. They are small, because each word that a guest's CPU
+/// transfers through an aperture is an exit.
 const COPIES: &str = "copy --engine m2mf --from gart --to vram --size 65536";
 const KERNELS: &str = "workload --name mmul";
 
@@ -42,7 +43,7 @@ const KERNELS: &str = "workload --name mmul";
 fn config(vms: &[InnerSpec]) -> String {
     let offered = |vm: &InnerSpec| if vm.paravirtual { OFFERED } else { "" };
     let memory = format!("memory = {{ quota_mib = {QUOTA_MIB} }}\n");
-    // Trap these VMs' apertures: the machine's own card has no mapped BARs, so moving a page to or from memory under a
+    // Trap these VMs' apertures. The machine's own card has no mapped BARs, so copying a page to or from memory under a
     // mapped aperture would cause an exit for each word.
     let own = |vm: &InnerSpec| guest::vm_toml(vm.name, VM_MIB) + guest::TRAPPED + &memory + offered(vm);
     let vms: String = vms.iter().map(own).collect();
@@ -72,14 +73,15 @@ fn vms_that_know_the_mediator_share_the_machines_card() -> Result<()> {
     share(InnerSpec { paravirtual: true, ..InnerSpec::new(FIRST) })
 }
 
-/// Tests the same with a stock driver, whose load alone causes half a million exits of a VM in an emulated machine.
+/// Runs the same test with a stock driver, which alone causes half a million exits of a VM in an emulated machine when
+/// it loads.
 #[test]
 #[ignore = "loading the stock driver there takes seven minutes on a quiet host; docs/guides/real-cards.md has the times"]
 fn vms_of_the_machine_share_its_card() -> Result<()> {
     share(InnerSpec::new(FIRST))
 }
 
-/// Makes a VM share the card with a paravirtual VM.
+/// Runs a VM and a paravirtual VM that share the card.
 fn share(first: InnerSpec) -> Result<()> {
     let driver =
         if first.paravirtual { "the paravirtual driver in both" } else { "stock nouveau, and the paravirtual driver" };
@@ -93,7 +95,7 @@ fn share(first: InnerSpec) -> Result<()> {
     let daemon = nest.start_daemon("/etc/mediatord.toml")?;
     stage(&nest, "daemon")?;
 
-    // The two drivers start concurrently.
+    // Start the two drivers concurrently.
     let (mut first, pv) = (nest.launch(FIRST)?, nest.launch(PARAVIRTUAL)?);
     let release = first.wait_ready()?;
     pv.wait_ready()?;
@@ -107,8 +109,8 @@ fn share(first: InnerSpec) -> Result<()> {
     let loaded = nest.show(FIRST)?;
     assert_eq!(loaded["driver"]["interrupts"], "msi", "{loaded}");
 
-    // Both VMs copy and compute concurrently; then their memory is evicted, and one VM uses more than its quota on the
-    // card.
+    // Both VMs copy and compute concurrently. Then the test evicts their memory, and one VM uses more than its quota on
+    // the card.
     let mut verified = Vec::new();
     for args in [COPIES, KERNELS] {
         verified.extend(at_once(&[&first, &pv], args)?);
@@ -118,7 +120,7 @@ fn share(first: InnerSpec) -> Result<()> {
         nest.ctl_json(&format!("memory evict {name}"))?;
     }
     verified.extend(at_once(&[&first, &pv], COPIES)?);
-    // Fills all of the paravirtual VM's memory with data that the other VM must not find.
+    // Fill all of the paravirtual VM's memory with data that the other VM must not find.
     let filled = format!("fill --pattern {PATTERN:016x}");
     verified.push(pv.smoke(&filled)?);
     stage(&nest, &filled)?;
@@ -126,7 +128,7 @@ fn share(first: InnerSpec) -> Result<()> {
     let moved = moved.into_iter().collect::<Result<Vec<_>>>()?;
     assert!(moved.iter().all(|moved| *moved > 0), "chunks that have moved: {moved:?}");
 
-    // The first VM reboots, and attacks the mediator without a driver while the other VM copies.
+    // Reboot the first VM, which then attacks the mediator without a driver while the other VM copies.
     first.reboot()?;
     first.wait_ready()?;
     let started = pv.start(&format!("run /bin/gpu-workloads {COPIES}"))?;
@@ -138,7 +140,7 @@ fn share(first: InnerSpec) -> Result<()> {
     assert_eq!(shown["denied_total"], 0, "{shown}");
     assert!(nest.show(FIRST)?["denied_total"].as_u64() > Some(0));
 
-    // The paravirtual VM is killed in the middle of its copies, and its vGPU waits for the next client.
+    // Kill the paravirtual VM in the middle of its copies. Its vGPU waits for the next client.
     let copies = pv.start("run /bin/gpu-workloads stream --duration 120")?;
     std::thread::sleep(Duration::from_secs(2));
     assert!(!copies.ended());

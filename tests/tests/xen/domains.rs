@@ -1,5 +1,5 @@
-//! Domains with stock and paravirtual drivers share a card: they copy and compute; one domain is destroyed and returns
-//! as an attacker. At full scale three domains also swap, and one domain reboots.
+//! Domains with stock and paravirtual drivers share a card: they copy and compute. One domain is destroyed, and attacks
+//! when it is created again. At full scale, three domains also swap, and one domain reboots.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tests::guest::{self, Smoke};
 use tests::xen::{Domain, DomainSpec, XenMachine};
 use tests::{scale, wait};
 
-/// Size of the card in MiB: less than its VMs' VRAM, so that chunks must move.
+/// Size of the card in MiB. It is less than the VMs' total VRAM, so that chunks must move.
 const CARD_MIB: u32 = 96;
 /// Size of a VM's VRAM in MiB.
 const VM_MIB: u32 = 48;
@@ -17,8 +17,8 @@ const VM_MIB: u32 = 48;
 const DOM0_MIB: u32 = 1400;
 /// The pattern that a hostile guest searches for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
-/// Returns the options of an attack. Each access is an exit of a guest in an emulated machine, and the mediator reads
-/// the tables of each channel, so the default attack is short.
+/// Returns the options of an attack. The default attack is short: each access is an exit of a guest in an emulated
+/// machine, and the mediator reads the tables of each channel.
 fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }
@@ -43,7 +43,7 @@ fn counter(shown: &Value, name: &str) -> u64 {
     shown["counters"][name].as_u64().unwrap_or(0)
 }
 
-/// Polls a VM until a condition holds. For a busy VM, the daemon shows the last known state.
+/// Polls a VM until `holds` returns true. For a busy VM, the daemon shows the last known state.
 fn shown_with(machine: &XenMachine, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Result<Value> {
     wait::until(what, SHOW_LIMIT, || machine.show(name).map(|shown| holds(&shown).then_some(shown)))
 }
@@ -56,9 +56,9 @@ fn at_once(domains: &[&Domain<'_>], args: &str) -> Result<Vec<Smoke>> {
 }
 
 /// Boots a domain 0 with a stock guest and a paravirtual guest. The stock guest shares the card, is destroyed in the
-/// middle of its copies, returns, and attacks without a driver.
+/// middle of its copies, is created again, and attacks without a driver.
 #[test]
-fn domains_share_a_card_and_one_comes_back_hostile() -> Result<()> {
+fn domains_share_a_card_and_one_returns_hostile() -> Result<()> {
     let pv = DomainSpec { paravirtual: true, ..DomainSpec::new("pv", "6.1") };
     let specs = [DomainSpec::new("a", "6.12"), pv];
     let machine = XenMachine::boot("xen", &specs, &config(&["a", "pv"], "pv"), DOM0_MIB)?;
@@ -122,14 +122,14 @@ mod full {
         let machine = XenMachine::boot("xen", &specs, &config(&["a", "b", "pv"], "pv"), DOM0_MIB)?;
         let daemon = machine.start_daemon()?;
 
-        // The domain's file contains the lines that the daemon recommends.
+        // Check that the domain's file contains the lines that the daemon recommends.
         let told = machine.ctl("vm launch-args a --memory 384M")?;
         for line in told.lines().filter(|line| !line.starts_with('#')) {
             assert!(specs[0].config(0).contains(line), "{line} is not in the file of domain a");
         }
         assert!(machine.run("mediatorctl --socket /run/admin.sock vm launch-args a --vmm qemu")?.code != 0);
 
-        // Three domains run together: two with stock drivers, and one paravirtual. Booting takes most of the time.
+        // Run three domains together: two with stock drivers, and one paravirtual. Booting takes most of the time.
         let (mut a, b, pv) = (machine.create("a")?, machine.create("b")?, machine.create("pv")?);
         let (release_a, release_b) = (a.wait_ready()?, b.wait_ready()?);
         pv.wait_ready()?;
@@ -141,7 +141,7 @@ mod full {
         let loaded = machine.show("a")?;
         assert_eq!(loaded["driver"]["interrupts"], "msi", "{loaded}");
 
-        // State that cannot be saved prevents saving the domain, and the domain is not affected.
+        // The domain has state that cannot be saved, so saving it fails, which does not affect the domain.
         let saved = machine.run("xl save a /run/a.saved 2>&1")?;
         assert!(saved.code != 0 && saved.text().contains("Suspend event channel"), "{}", saved.text());
 
@@ -154,14 +154,14 @@ mod full {
         let memory = machine.ctl("memory show")?;
         println!("{memory}");
 
-        // One domain is destroyed in the middle of its copies, and its VM waits for the next domain.
+        // Destroy one domain in the middle of its copies. Its VM waits for the next domain.
         let copies = b.start("run /bin/gpu-workloads stress --seconds 120")?;
         std::thread::sleep(Duration::from_secs(2));
         assert!(!copies.ended());
         b.destroy()?;
         machine.wait_state("b", "waiting")?;
 
-        // One domain reboots.
+        // Reboot one domain.
         a.reboot()?;
         a.wait_ready()?;
 
@@ -189,10 +189,10 @@ mod full {
         let release = a.wait_ready()?;
         pv.wait_ready()?;
         pv.load_driver()?;
-        // The domain's memory is filled with data that the other VM must not find.
+        // Fill the domain's memory with data that the other VM must not find.
         let filled = pv.smoke(&format!("fill --pattern {PATTERN:016x}"))?;
 
-        // The domain attacks the copying VM without a driver.
+        // Attack the copying VM from a domain without a driver.
         let started = pv.start("run /bin/gpu-workloads stress --seconds 8 --max 65536")?;
         let (attack, denied) = attacked(&machine, &a)?;
         let beside = pv.finish(started, "stress beside a hostile domain")?;

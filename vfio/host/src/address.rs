@@ -31,7 +31,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// A string that is not the address of a PCI function.
+/// Error for text that is not the address of a PCI function.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an address of a PCI function, expected one such as 0000:65:00.0 (`lspci -D` shows them)")]
 pub struct NoAddress(String);

@@ -1,7 +1,7 @@
-//! Binds a function to `vfio-pci`, and back to the driver that the kernel selects for it.
+//! Binds a function to `vfio-pci`, or back to the driver that the kernel selects for it.
 //!
-//! The kernel does both through three files: `driver_override` names the only driver that may bind the function,
-//! `unbind` unbinds its current driver, and `drivers_probe` makes the kernel search for a driver.
+//! Three files of the kernel control this: `driver_override` names the only driver that may bind the function, `unbind`
+//! unbinds its current driver, and `drivers_probe` makes the kernel search for a driver.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -13,9 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Address, Function, ManagerError, Obstacle, Sysfs, VFIO_PCI};
 
-/// Writes files of sysfs. This is a trait, because a file in a test's folder does not bind anything.
+/// Writes files of sysfs. This is a trait so that tests can simulate the kernel: writing a file in a test's folder does
+/// not bind anything.
 pub trait Attributes {
-    /// Writes `text` to the file at `path`, which exists.
+    /// Writes `text` to the existing file at `path`.
     ///
     /// # Errors
     /// The kernel's error.
@@ -43,25 +44,25 @@ pub struct Change {
     pub now: Option<String>,
 }
 
-/// Reason that a function keeps its driver, or ends up without one.
+/// Reason why a function keeps its driver, or is left without one.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// Sysfs cannot be read, or no such function exists.
     #[error(transparent)]
     Host(#[from] ManagerError),
     /// The function is not NVIDIA's.
-    #[error("{address} is a function of vendor {vendor:04x}, and only NVIDIA's are bound here")]
+    #[error("{address} is a function of vendor {vendor:04x}; only NVIDIA's are supported")]
     Foreign {
         /// The function.
         address: Address,
         /// Vendor of the function.
         vendor: u16,
     },
-    /// VFIO could not use the function.
+    /// The function's state prevents VFIO from using it.
     #[error("{0}")]
     Obstacle(Obstacle),
-    /// A process uses the function through VFIO. The kernel would wait until it is released.
-    #[error("a process has IOMMU group {group}, in which {address} is")]
+    /// A process uses the function through VFIO. Unbinding it would block in the kernel until the process releases it.
+    #[error("a process uses IOMMU group {group}, which contains {address}")]
     Lent {
         /// The function.
         address: Address,
@@ -71,7 +72,7 @@ pub enum BindError {
     /// The driver does not exist.
     #[error("the kernel has no driver {0}")]
     NoDriver(String),
-    /// The text is not valid as the name of a driver.
+    /// The text is not a valid driver name.
     #[error("{0:?} is not a name of a driver, expected one such as nouveau")]
     NoName(String),
     /// The kernel refused a write.
@@ -83,7 +84,7 @@ pub enum BindError {
         #[source]
         source: io::Error,
     },
-    /// All writes succeeded, but another driver is bound.
+    /// All writes succeeded, but a different driver is bound.
     #[error(
         "the kernel gave {address} to {}, expected {wanted}; its log says why",
         .now.as_deref().unwrap_or("no driver")
@@ -134,8 +135,8 @@ impl Sysfs {
         self.hand(files, function, Some(VFIO_PCI))
     }
 
-    /// Binds a function to `driver`, or to the driver that the kernel selects for it. Without `driver`, the function
-    /// may end up without a driver.
+    /// Binds a function to `driver`, or to the driver that the kernel selects. Without `driver`, the function may be
+    /// left without one.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -170,7 +171,7 @@ impl Sysfs {
         }
         let write =
             |path: PathBuf, text: &str| files.write(&path, text).map_err(|source| BindError::Refused { path, source });
-        // An empty line removes the existing override.
+        // An empty line clears the override.
         let only = driver.filter(|driver| *driver == VFIO_PCI).unwrap_or_default();
         write(folder.join("driver_override"), &format!("{only}\n"))?;
         if function.driver.is_some() {

@@ -1,4 +1,4 @@
-//! A sysfs in a folder that reacts to writes like the kernel.
+//! A fake sysfs in a folder, which reacts to writes as the kernel does.
 
 use std::fs;
 use std::io;
@@ -57,7 +57,7 @@ impl Fake {
         fake
     }
 
-    /// Returns the same sysfs through the product's type.
+    /// Returns the fake as the product's type.
     #[must_use]
     pub fn sysfs(&self) -> Sysfs {
         Sysfs::at(&self.root)
@@ -112,7 +112,7 @@ impl Fake {
         }
     }
 
-    /// Adds a separate node for a function that is bound to vfio-pci.
+    /// Gives a function that is bound to vfio-pci its own node.
     ///
     /// # Panics
     /// If the folder cannot be written.
@@ -131,7 +131,7 @@ impl Fake {
 }
 
 impl Attributes for Fake {
-    /// Acts like the kernel for the files that binding writes. Other files do not exist.
+    /// Acts as the kernel does for the files that binding writes. Writes to other files fail.
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         let error = |errno| Err(io::Error::from_raw_os_error(errno));
         if !path.exists() {
@@ -141,7 +141,7 @@ impl Attributes for Fake {
         if name == "driver_override" {
             return fs::write(path, text);
         }
-        // The kernel accepts only the address itself, without blanks.
+        // The kernel accepts only the bare address, without blanks.
         let Ok(address) = text.parse::<Address>() else { return error(22) };
         let folder = self.root.join("bus/pci/devices").join(address.to_string());
         let driver = folder.join("driver");
@@ -158,7 +158,7 @@ impl Attributes for Fake {
             "drivers_probe" => {
                 let wanted = if only.is_empty() { "nouveau" } else { &only };
                 let target = self.driver_folder(wanted);
-                // The kernel's search does not treat a missing driver as an error.
+                // It is not an error for the kernel if no driver matches.
                 if target.exists() { symlink(target, driver) } else { Ok(()) }
             }
             _ => error(19),

@@ -1,10 +1,9 @@
-//! The NVIDIA functions of a host, as its sysfs shows them: the driver of each, the other functions in its IOMMU group,
-//! whether VFIO can use it, and the remedy if not. Also binds a function to `vfio-pci` or back.
+//! The NVIDIA functions of a host, as its sysfs shows them: each function's driver, the other functions in its IOMMU
+//! group, whether VFIO can use it, and the remedy if not. Also binds functions to `vfio-pci` and back.
 //!
 //! Parts: [`Address`], [`Sysfs`] with [`Sysfs::list`] and [`Sysfs::function`] (this file), [`bind`].
 //!
-//! Not in this crate: VFIO itself, and everything about a card beyond the kernel's data. Nothing is cached, and all
-//! reads are bounded.
+//! Not in this crate: VFIO itself, and properties of a card that the kernel does not show.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -25,7 +24,7 @@ mod tests;
 
 pub use address::{Address, NoAddress};
 
-/// The driver that lets processes use functions.
+/// The driver through which processes use functions.
 pub const VFIO_PCI: &str = "vfio-pci";
 /// PCI base class of display controllers, in bits 23:16. Source: PCI Code and ID Assignment Specification.
 const DISPLAY: u32 = 0x03;
@@ -33,14 +32,14 @@ const DISPLAY: u32 = 0x03;
 const BRIDGE: u32 = 0x06;
 /// Maximum number of functions that are read from a host or a group.
 const MAX_FUNCTIONS: usize = 4096;
-/// Maximum size of a file in bytes: sysfs returns one page.
+/// Maximum size of a file in bytes. Sysfs files are at most one page.
 const MAX_FILE: u64 = 4096;
 
 /// The kernel's view of devices, mounted at a folder.
 #[derive(Clone, Debug)]
 pub struct Sysfs {
     root: PathBuf,
-    /// The folder of VFIO's files, which show whether a process uses a group; unknown for a fake.
+    /// The folder of VFIO's files, which show whether a process uses a group; `None` for a fake.
     files: Option<PathBuf>,
 }
 
@@ -69,7 +68,7 @@ pub struct Function {
     pub beside: Vec<Neighbour>,
     /// Names of the kernel's methods to reset only this function.
     pub resets: Vec<String>,
-    /// Name of the function's own node below `/dev/vfio/devices`, if the kernel creates one.
+    /// Name of the function's own node in `/dev/vfio/devices`, if the kernel creates one.
     #[serde(skip)]
     pub node: Option<String>,
 }
@@ -86,8 +85,8 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Returns true if VFIO can use the group despite this function: the function has no driver, or a driver that does
-    /// not touch it.
+    /// Returns true if this function does not prevent VFIO from using the group: it has no driver, or a driver that
+    /// does not touch it.
     fn is_harmless(&self) -> bool {
         self.driver.as_deref().is_none_or(|driver| [VFIO_PCI, "pci-stub"].contains(&driver))
     }
@@ -102,10 +101,10 @@ impl fmt::Display for Neighbour {
     }
 }
 
-/// Reason that VFIO cannot use a function in the host's current state.
+/// Reason why VFIO cannot currently use a function.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
-    /// The function is not a display controller of NVIDIA.
+    /// The function is not an NVIDIA display controller.
     #[error("{address} is {vendor:04x}:{device:04x} of class {class:06x}, no display controller of NVIDIA")]
     NoCard {
         /// The function.
@@ -120,14 +119,14 @@ pub enum Obstacle {
     /// The function does not belong to an IOMMU group.
     #[error("{0} is in no IOMMU group: the host has no IOMMU, or does not use it")]
     NoIommu(Address),
-    /// The group has other functions with their own drivers.
+    /// Drivers are bound to other functions of the group.
     #[error("IOMMU group {group} of {address} has others that the host uses: {}", list(.others))]
     Shared {
         /// The function.
         address: Address,
         /// The group.
         group: u32,
-        /// The functions that prevent the use.
+        /// The functions that prevent VFIO from using the group.
         others: Vec<Neighbour>,
     },
     /// The function has another driver, or none.
@@ -173,13 +172,13 @@ impl Obstacle {
     }
 }
 
-/// Reason that the host's state cannot be read.
+/// Reason why the host's state cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
     /// No such function exists.
     #[error("the host has no PCI function {0}")]
     NoFunction(Address),
-    /// Sysfs is not readable.
+    /// Sysfs cannot be read.
     #[error("{} cannot be read: {source}", .path.display())]
     Unreadable {
         /// The file or folder.
@@ -188,12 +187,12 @@ pub enum ManagerError {
         #[source]
         source: io::Error,
     },
-    /// Sysfs has unexpected contents.
+    /// Sysfs has contents in an unexpected format.
     #[error("{} is {found:?}, which is {expected}", .path.display())]
     Unexpected {
         /// The file or link.
         path: PathBuf,
-        /// Actual contents.
+        /// The actual contents.
         found: String,
         /// Description of the expected form.
         expected: &'static str,
@@ -212,7 +211,7 @@ impl ManagerError {
 }
 
 impl Function {
-    /// Returns true if the function is a display controller of NVIDIA.
+    /// Returns true if the function is an NVIDIA display controller.
     #[must_use]
     pub fn is_card(&self) -> bool {
         self.vendor == VENDOR_NVIDIA && self.class >> 16 == DISPLAY
@@ -244,7 +243,7 @@ impl Sysfs {
         Self { root: root.into(), files: None }
     }
 
-    /// Returns true if a process uses a group through vfio-pci. The kernel lets only one process open a group.
+    /// Returns true if a process uses the group through vfio-pci. The kernel lets only one process open a group.
     fn is_lent(&self, group: u32) -> bool {
         let file = self.files.as_ref().map(|files| files.join(group.to_string()));
         file.is_some_and(|file| {
@@ -261,11 +260,10 @@ impl Sysfs {
         self.devices().join(address.to_string())
     }
 
-    /// Returns all display controllers of NVIDIA, in the order of their addresses. The list is empty on a host without
-    /// PCI.
+    /// Returns all NVIDIA display controllers, sorted by address. The list is empty on a host without PCI.
     ///
     /// # Errors
-    /// If sysfs cannot be read. A function that disappears meanwhile is omitted.
+    /// If sysfs cannot be read. A function that disappears during the scan is omitted.
     pub fn list(&self) -> Result<Vec<Function>, ManagerError> {
         let mut functions = Vec::new();
         for address in addresses(&self.devices())? {
@@ -321,15 +319,15 @@ impl Sysfs {
     }
 }
 
-/// Returns the name of the node of a function that is bound to vfio-pci, if the kernel creates such nodes. At most one
-/// exists.
+/// Returns the name of the node of a function that is bound to vfio-pci, if the kernel creates such nodes. A function
+/// has at most one node.
 fn node_in(folder: &Path) -> Option<String> {
     let name = fs::read_dir(folder).ok()?.next()?.ok()?.file_name().into_string().ok()?;
     let number = name.strip_prefix("vfio")?;
     (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(name)
 }
 
-/// Returns the names in a folder that are addresses, sorted; an empty list if the folder does not exist.
+/// Returns the names in a folder that are addresses, sorted. The list is empty if the folder does not exist.
 fn addresses(folder: &Path) -> Result<Vec<Address>, ManagerError> {
     let unreadable = |source| ManagerError::Unreadable { path: folder.to_owned(), source };
     let entries = match fs::read_dir(folder) {
@@ -363,7 +361,7 @@ fn read(path: &Path) -> Result<String, ManagerError> {
     Ok(text)
 }
 
-/// Reads a number in sysfs's format: `0x10de`.
+/// Reads a number in the format of sysfs, for example `0x10de`.
 fn number(path: &Path) -> Result<u32, ManagerError> {
     let text = read(path)?;
     let digits = text.trim().strip_prefix("0x").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Tests with the host's functions in a fake sysfs.
+//! Tests on a fake sysfs.
 
 use std::io;
 use std::path::Path;
@@ -119,22 +119,22 @@ fn card_goes_to_vfio_pci_and_back() {
     let change = sysfs.bind(&fake, card()).unwrap();
     assert_eq!((change.before.as_deref(), change.now.as_deref()), (Some("nouveau"), Some("vfio-pci")));
     assert_eq!(sysfs.function(card()).unwrap().obstacles(), []);
-    // A second call changes nothing.
+    // The second call changes nothing.
     assert_eq!(sysfs.bind(&fake, card()).unwrap().before.as_deref(), Some("vfio-pci"));
     let change = sysfs.unbind(&fake, card(), None).unwrap();
     assert_eq!((change.before.as_deref(), change.now.as_deref()), (Some("vfio-pci"), Some("nouveau")));
-    // The function is bound to a named driver, or stays unbound if the kernel has no driver for it.
+    // The function is bound to the named driver, or left unbound if the kernel has no driver for it.
     fake.add_driver("nvidia");
     sysfs.bind(&fake, card()).unwrap();
     assert_eq!(sysfs.unbind(&fake, card(), Some("nvidia")).unwrap().now.as_deref(), Some("nvidia"));
     fake.remove_driver("nouveau");
     assert_eq!(sysfs.unbind(&fake, card(), None).unwrap().now, None);
-    // The audio function must be bound as well: the group needs it.
+    // The audio function must be bound as well, because it is in the same group.
     fake.add(AUDIO);
     assert_eq!(sysfs.bind(&fake, AUDIO.address.parse().unwrap()).unwrap().now.as_deref(), Some("vfio-pci"));
 }
 
-/// Files that cannot be written, or whose writes have no effect.
+/// Simulates files that cannot be written, or whose writes have no effect.
 struct Stubborn(Option<i32>);
 
 impl Attributes for Stubborn {
@@ -155,7 +155,7 @@ fn bind_error_says_how_to_fix_it() {
     let bind = |address: &str, files: &dyn Attributes| told(sysfs.bind(files, address.parse().unwrap()).unwrap_err());
     assert!(bind("0000:7f:00.0", &fake).starts_with("the host has no PCI function 0000:7f:00.0 -> see"));
     assert!(bind("0000:01:00.0", &fake).contains("no IOMMU group"));
-    assert!(bind("0000:02:00.0", &fake).starts_with("0000:02:00.0 is a function of vendor 8086, and only NVIDIA's"));
+    assert!(bind("0000:02:00.0", &fake).starts_with("0000:02:00.0 is a function of vendor 8086; only NVIDIA's"));
     assert!(bind(Plan::CARD.address, &Stubborn(Some(13))).ends_with("-> run this as root"));
     let text = bind(Plan::CARD.address, &Stubborn(None));
     assert!(text.starts_with("the kernel gave 0000:65:00.0 to nouveau, expected vfio-pci; its log"), "{text}");
@@ -172,7 +172,7 @@ fn bind_error_says_how_to_fix_it() {
 }
 
 #[test]
-fn node_of_a_function_is_named_where_the_kernel_makes_one() {
+fn node_of_function_is_listed_if_kernel_creates_one() {
     for (name, expected) in [("vfio3", Some("vfio3")), ("vfio", None), ("vfio3x", None), ("hwmon1", None)] {
         let folder = folder();
         let fake = Fake::new(folder.path());

@@ -1,4 +1,4 @@
-//! Tests an open card: registers, apertures, memory, interrupts, resets, and the mediator on top.
+//! Tests of an open card: registers, apertures, memory, interrupts and resets, and the mediator on top.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ use super::fake::{GROUP, Machine, Nature};
 use crate::Reset;
 use crate::kernel::Dependent;
 
-/// Waits until `happened` returns true, for at most a minute.
+/// Polls until `happened` returns true, for at most a minute.
 fn eventually(mut happened: impl FnMut() -> bool) -> bool {
     (0..60_000).any(|_| {
         let so = happened();
@@ -51,7 +51,7 @@ fn registers_are_reached_mapped_and_by_the_file() {
     }
 }
 
-/// Creates a card whose BAR1 shows its VRAM, at an address without adjacent mappings.
+/// Creates a card whose BAR1 maps VRAM, at an address without adjacent mappings.
 fn with_bar1(mappable: bool) -> (Arc<Machine>, Rig) {
     mediated(Nature { mappable, ..Nature::default() })
 }
@@ -71,7 +71,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
     fn apertures_take_accesses_of_any_length(offset in 0_u64..64, len in 0_usize..64, mappable: bool) {
-        // BAR3 shows the mediator's own structures; no channel in this test uses the end of BAR1's USERD.
+        // BAR3 maps the mediator's own structures, and no channel of this test uses the end of USERD in BAR1.
         let (machine, rig) = with_bar1(mappable);
         let card = rig.host.card();
         let at = (64 << 10) - 128 + offset;
@@ -101,7 +101,7 @@ fn accesses_beyond_an_aperture_read_as_ones() {
 
 #[test]
 fn memory_is_pinned_for_two_at_the_same_time() {
-    // The kernel completes a mapping only after it has begun another.
+    // Here the kernel completes a mapping only after another one has begun.
     let together = Some(Arc::new(std::sync::Barrier::new(2)));
     let machine = Machine::new(Nature { pins_together: together, ..Nature::default() });
     let card = Arc::new(machine.card());
@@ -156,7 +156,7 @@ fn memory_over_pin_limit_error_says_which_limit_to_raise() {
     let machine = Machine::new(Nature { memlock: 0x2000, ..Nature::default() });
     let card = machine.card();
     card.map_dma(0, memory(0x2000)).unwrap();
-    // No other code in this process locks memory, so a limit does no harm. Lowering the limit needs no privilege.
+    // No other code in this process locks memory, so lowering the limit is harmless. It needs no privilege.
     let before = getrlimit(Resource::Memlock);
     let limit = before.current.unwrap_or(1 << 30);
     setrlimit(Resource::Memlock, rustix::process::Rlimit { current: Some(limit), ..before }).unwrap();
@@ -164,7 +164,7 @@ fn memory_over_pin_limit_error_says_which_limit_to_raise() {
     assert!(error.contains(&format!("this process may pin {limit:#x} bytes; raise RLIMIT_MEMLOCK")), "{error}");
     assert!(error.contains("LimitMEMLOCK=infinity"), "{error}");
     assert_eq!(machine.mappings(), [(0, 0x2000)]);
-    // Without a limit the host lacks memory.
+    // Without a limit, the error says that the host lacks memory.
     setrlimit(Resource::Memlock, before).unwrap();
     if before.current.is_none() {
         assert!(matches!(card.map_dma(0x10_0000, memory(0x1000)), Err(DmaError::Host(_))));
@@ -173,7 +173,7 @@ fn memory_over_pin_limit_error_says_which_limit_to_raise() {
 
 #[test]
 fn vm_ram_over_pin_limit_is_rejected_and_others_continue() {
-    // By then the mediator's own memory is already pinned.
+    // The mediator's own memory has been pinned by now.
     let (machine, rig) = mediated(Nature { memlock: 2 << 20, ..Nature::default() });
     let mut large = rig.guest(0, 16, 8);
     assert!(!large.map_ram(0, 64 << 20, true), "more than there may be");
@@ -194,7 +194,7 @@ fn interrupts_change_their_kind_and_go_off() {
     let machine = Machine::new(Nature::default());
     let card = machine.card();
     let event = EventFd::new(EFD_NONBLOCK).unwrap();
-    // The card signals the end of a runlist change. The test waits for it for at most a minute.
+    // The card signals the end of a runlist update.
     let signalled = || eventually(|| event.read().is_ok());
     let cause = || {
         card.write32(pmc::ENABLE::OFFSET, u32::MAX);
@@ -261,7 +261,7 @@ fn runs_a_guest(nature: Nature) {
     let mut driver = Driver::new(rig.guest(1, 16, 8));
     assert!(driver.guest.map_ram(0, 1 << 20, true));
     let mut channel = driver.channel(0);
-    // Copies data from VRAM to VRAM, and then to the guest's RAM through the IOMMU.
+    // Copy data from VRAM to VRAM, and then to the guest's RAM through the IOMMU.
     let (from, to, ram) = (0x100_0000, 0x200_0000, 0x300_0000);
     driver.buffer(&channel, from, 4, 7);
     let target = driver.buffer(&channel, to, 4, 9);
@@ -274,7 +274,7 @@ fn runs_a_guest(nature: Nature) {
     assert!(driver.vram_holds(target, 4, 7) && driver.ram_holds(0x8000, 4, 7));
     drop(driver);
     drop(rig);
-    // A thread of the card's owner may hold the card slightly longer.
+    // A thread of the card's owner may keep the card slightly longer.
     assert!(eventually(|| machine.mappings().is_empty()), "{:?}", machine.mappings());
 }
 
@@ -297,7 +297,7 @@ fn vms_lose_card_taken_by_host_and_get_the_reason() {
     }
 }
 
-/// A fault of a card.
+/// Makes a card fail in some way.
 type Mishap = fn(&Machine);
 
 #[test]

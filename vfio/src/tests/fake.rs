@@ -18,11 +18,11 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::kernel::{Dependent, DeviceInfo, FileOpenError, IommuInfo, Irq, Kernel, OpenKernel, Region, Window};
 use crate::{OpenError, Place, Reset, VfioCard};
 
-/// Properties of the host and its function. A test changes the properties that it examines.
+/// Properties of the host and of its function. A test changes those that it examines.
 #[derive(Clone)]
 pub struct Nature {
     pub open: Option<i32>,
-    /// True if the kernel has function nodes and iommufd. Contains the kernel's result of binding the function.
+    /// `Some` if the kernel has function nodes and iommufd: the result of binding the function.
     pub node: bool,
     pub bind: Option<i32>,
     pub version: u32,
@@ -32,7 +32,7 @@ pub struct Nature {
     pub iommu: IommuInfo,
     pub limit: usize,
     pub memlock: u64,
-    /// Makes each mapping wait for others before it is made.
+    /// Makes each mapping wait for others before it completes.
     pub pins_together: Option<Arc<std::sync::Barrier>>,
     pub flags: u32,
     pub sizes: [u64; 3],
@@ -89,19 +89,19 @@ struct State {
     power: u16,
     posted: bool,
     irq: Option<u32>,
-    /// Descriptors on which the host signals that the card is lost.
+    /// Event descriptors through which the host reports that the card is lost.
     watched: Vec<(u32, EventFd)>,
     mapped: BTreeMap<u64, u64>,
     log: Vec<&'static str>,
 }
 
-/// The kernel and the card, for a test's checks while a card is open and afterwards.
+/// The kernel and the card. Tests inspect them while a card is open, and afterwards.
 pub struct Machine {
     pub nature: Nature,
     pub sim: Arc<SimGpu>,
     state: Mutex<State>,
     windows: AtomicUsize,
-    /// True if the function has disappeared: reads of its BARs return ones.
+    /// True if the function has disappeared: its BARs read as ones.
     pub silent: AtomicBool,
     pub sysfs: FakeSysfs,
     place: Place,
@@ -109,17 +109,17 @@ pub struct Machine {
 }
 
 pub const GROUP: u32 = 7;
-/// The function's node, if the kernel has nodes.
+/// Name of the function's node, if the kernel has nodes.
 const NODE: &str = "vfio4";
 
 impl Machine {
-    /// Creates a machine with `nature` whose card is bound to vfio-pci.
+    /// Creates a machine with the properties `nature`. Its card is bound to vfio-pci.
     pub fn new(nature: Nature) -> Arc<Self> {
         let config = simgpu::Config { vram_mib: 64, ..simgpu::Config::default() };
         Self::around(Arc::new(SimGpu::new(&config).unwrap()), nature)
     }
 
-    /// Same as [`Self::new`], with a given card.
+    /// Like [`Self::new`], for a given card.
     pub fn around(sim: Arc<SimGpu>, nature: Nature) -> Arc<Self> {
         let folder = tempfile::tempdir().unwrap();
         let sysfs = FakeSysfs::new(folder.path());
@@ -138,7 +138,7 @@ impl Machine {
         Plan::CARD.address.parse().unwrap()
     }
 
-    /// Signals, in one of the possible ways, that the card is lost.
+    /// Reports that the card is lost, through the interrupt with this index.
     pub fn take_away(&self, index: u32) {
         let state = self.state.lock();
         let event = state.watched.iter().find(|(of, _)| *of == index).map(|(_, event)| event);
@@ -160,7 +160,7 @@ impl Machine {
         self.open(Reset::Auto).unwrap()
     }
 
-    /// Returns the calls since the last query.
+    /// Returns the calls since the last use of this function.
     pub fn log(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.state.lock().log)
     }
@@ -169,7 +169,7 @@ impl Machine {
         self.state.lock().mapped.iter().map(|(iova, len)| (*iova, *len)).collect()
     }
 
-    /// Returns true if memory answers, and true if the card may master the bus.
+    /// Returns two flags: true if memory answers, and true if the card may be bus master.
     pub fn enabled(&self) -> (bool, bool) {
         let command = self.state.lock().command;
         (command & 2 != 0, command & 4 != 0)
@@ -200,7 +200,7 @@ impl Machine {
 
     fn access_read(&self, index: u32, offset: u64, data: &mut [u8]) {
         let state = self.state.lock();
-        // The kernel would kill the process with SIGBUS.
+        // The real kernel would kill the process with SIGBUS.
         assert!(state.command & 2 != 0 && state.power == 0, "memory is off, or the function sleeps");
         drop(state);
         match index {
@@ -235,7 +235,7 @@ impl Machine {
         put(6, &0x10_u16.to_le_bytes());
         put(8, &[0xa3, 0x00, 0x00, 0x03]);
         put(0x2c, &[0xde, 0x10, 0x6f, 0x07]);
-        // A vendor capability precedes the power capability; the list ends in a cycle.
+        // A vendor-specific capability precedes the power capability, and the list ends in a cycle.
         put(0x34, &[0x50]);
         put(0x50, &[9, 0x60]);
         put(0x60, &[1, 0x50]);
@@ -259,7 +259,7 @@ impl Machine {
         let mut state = self.state.lock();
         assert_eq!(state.irq, None, "an interrupt is set up during a reset");
         state.posted &= !self.nature.reset_loses_post;
-        // The kernel restores configuration space; the function may still be asleep.
+        // The kernel restores configuration space, but the function may still be asleep.
         state.power = self.nature.power;
     }
 }
@@ -297,10 +297,10 @@ impl FakeKernel {
 
 impl Drop for FakeKernel {
     fn drop(&mut self) {
-        // A mapped BAR keeps the function, and with it all mappings, open in the kernel.
+        // A mapped BAR keeps the function open in the kernel, and with it all mappings.
         assert_eq!(self.0.windows.load(Ordering::Relaxed), 0, "a BAR is still mapped");
         let mut state = self.0.state.lock();
-        // The kernel would withdraw the mappings; but a card must unmap them before the memory is freed.
+        // The kernel would remove the mappings, but a card must remove them itself before the memory is freed.
         assert!(state.mapped.is_empty() || std::thread::panicking(), "memory is still mapped: {:?}", state.mapped);
         *state = State { power: 3, posted: state.posted, log: std::mem::take(&mut state.log), ..State::default() };
     }

@@ -1,4 +1,4 @@
-//! Tests opening a card by its address, and every obstacle with its remedy.
+//! Tests of opening a card at an address, and of every obstacle with its remedy.
 
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_GROUP_FLAGS_CONTAINER_SET, VFIO_GROUP_FLAGS_VIABLE,
@@ -24,7 +24,7 @@ fn card_is_awake_and_enabled_and_shows_its_identity() {
     assert_eq!((id.bar0_size, id.bar1_size, id.bar3_size), (16 << 20, 128 << 20, 64 << 20));
     assert_eq!(machine.enabled(), (true, true));
     drop(card);
-    // The fake checks the mappings and the order of closing.
+    // The fake checks the mappings and the order in which files are closed.
     let again = machine.card();
     assert!(format!("{again:?}").contains("method: Units"), "{again:?}");
 }
@@ -44,17 +44,17 @@ fn each_open_obstacle_is_reported_with_a_fix() {
         ),
         (
             change(|n| n.open = Some(16)),
-            "another process has IOMMU group 7, in which 0000:65:00.0 is -> end it: `fuser",
+            "another process uses IOMMU group 7, which contains 0000:65:00.0 -> end it: `fuser",
         ),
         (change(|n| n.open = Some(24)), "opening VFIO's files failed for 0000:65:00.0: Too many open files"),
         (change(|n| n.version = 1), "the kernel's VFIO is of version 1, expected 0 -> load the module"),
         (change(|n| n.type1 = false), "the kernel's VFIO has no IOMMU of type 1, version 2 ->"),
-        (change(|n| n.group_flags = 0), "the kernel does not lend IOMMU group 7: a device in it has another driver"),
+        (change(|n| n.group_flags = 0), "the kernel does not permit IOMMU group 7: a device in it has a driver other"),
         (
             change(|n| n.group_flags = VFIO_GROUP_FLAGS_VIABLE | VFIO_GROUP_FLAGS_CONTAINER_SET),
-            "another process has IOMMU group 7",
+            "another process uses IOMMU group 7",
         ),
-        (change(|n| n.set_iommu = Some(1)), "the host's IOMMU does not remap interrupts, so that a card could forge"),
+        (change(|n| n.set_iommu = Some(1)), "the host's IOMMU does not remap interrupts, so a card could forge"),
         (change(|n| n.set_iommu = Some(5)), "VFIO_SET_IOMMU failed for 0000:65:00.0: Input/output error"),
         (change(|n| n.iommu.page_sizes = 1 << 16), "the kernel's VFIO maps no pages of 4 KiB, only sizes 0x10000"),
         (change(|n| n.flags = 0), "the kernel's VFIO says that 0000:65:00.0 is not a PCI function"),
@@ -64,7 +64,7 @@ fn each_open_obstacle_is_reported_with_a_fix() {
         (change(|n| n.boot0 = Some(u32::MAX)), "0000:65:00.0 does not answer: its registers read as ones -> check"),
         (
             change(|n| n.boot0 = Some(0x0e40_00a2)),
-            "the identity register of 0000:65:00.0 reads 0x0e4000a2, which is not a chip that this version knows ->",
+            "the identity register of 0000:65:00.0 reads 0x0e4000a2, which is not a chip that this version supports ->",
         ),
         (
             change(|n| n.posted = false),
@@ -97,11 +97,12 @@ fn obstacles_of_the_host_come_before_vfio() {
 fn reset_method_follows_function_and_operator_choice() {
     let resettable = VFIO_DEVICE_FLAGS_PCI | VFIO_DEVICE_FLAGS_RESET;
     let beside = |group| Dependent { group, address: "0000:66:00.0".parse().unwrap() };
-    // Flags, the kernel's kinds of reset, the other functions on the bus, the operator's choice, and the expected kind.
+    // Each case has the flags, the kernel's kinds of reset, the other functions on the bus, the operator's choice, and
+    // the expected kind.
     let cases = [
         (VFIO_DEVICE_FLAGS_PCI, "\n", vec![], Reset::Auto, "units"),
         (resettable, "flr bus\n", vec![], Reset::Auto, "function"),
-        // The kernel would reset the bus, which loses the VBIOS's settings.
+        // The kernel would reset the bus, which loses the settings of the VBIOS.
         (resettable, "bus\n", vec![beside(GROUP)], Reset::Auto, "units"),
         (resettable, "pm bus\n", vec![], Reset::Auto, "units"),
         (resettable, "flr\n", vec![], Reset::Units, "units"),
@@ -141,11 +142,11 @@ fn card_is_opened_by_its_own_node_where_the_kernel_has_one() {
     let card = machine.card();
     assert_eq!((card.identity().device, machine.enabled()), (0x06d8, (true, true)));
     drop(card);
-    // Opens the card again, as the next daemon does.
+    // Open the card again, as the next daemon does.
     drop(machine.card());
     let cases = [
         (1, "the host's IOMMU does not remap interrupts"),
-        (16, "another process has IOMMU group 7"),
+        (16, "another process uses IOMMU group 7"),
         (22, "VFIO_DEVICE_BIND_IOMMUFD failed for 0000:65:00.0: Invalid argument"),
     ];
     for (errno, expected) in cases {

@@ -217,7 +217,7 @@ impl Mapping {
     ///
     /// # Errors
     /// If the file cannot be mapped there.
-    #[cfg(feature = "test-client")]
+    #[cfg(feature = "client")]
     pub fn of_file(fd: OwnedFd, offset: u64, size: u64, wake: &Arc<Wake>) -> Result<Self, MapFileError> {
         let file = ClientFile { fd, offset, size, writable: true, touches: Arc::default() };
         Self::new(file, false, std::iter::empty(), wake)

@@ -9,9 +9,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::run::{root, target};
 
-/// Makes the copy equal to the tracked files of the working tree, except the `changed` files, which get these texts.
-/// Equal files are not written, so that a second run compiles only changes; a file that a killed run wrote only in
-/// part is not equal.
+/// Updates the copy to the tracked files of the working tree. The `changed` files get the given texts. Files that are
+/// equal are not written, so that a second run compiles only changes; a file that a killed run wrote only in part is
+/// not equal.
 pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     let copy = target().join("mutations");
     let listed = Command::new("git")
@@ -26,7 +26,7 @@ pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     for name in listed.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let name = Path::new(std::str::from_utf8(name).context("a file name that is not UTF-8")?);
         let (from, to) = (root().join(name), copy.join(name));
-        // The list also contains deleted files whose deletion is not committed yet.
+        // The list also contains files that were deleted but whose deletion is not committed.
         if from.is_file() {
             let changed = changed.iter().find(|(file, _)| file == name);
             let text = || changed.map_or_else(|| fs::read(&from), |(_, text)| Ok(text.clone().into_bytes()));
@@ -50,7 +50,7 @@ fn bring(text: &[u8], like: &Path, to: &Path) -> std::io::Result<()> {
     fs::set_permissions(to, fs::metadata(like)?.permissions())
 }
 
-/// Removes files from a folder of the copy if they are not in `names`.
+/// Removes the files in a folder of the copy that are not in `names`.
 fn remove_others(copy: &Path, folder: &Path, names: &BTreeSet<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
         let path = entry?.path();

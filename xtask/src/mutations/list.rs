@@ -1,4 +1,4 @@
-//! The lists of mistakes: each crate's folder contains `mutations.toml` with the mistakes in this crate.
+//! The lists of mistakes: the file `mutations.toml` in a crate's folder lists the mistakes in that crate.
 
 use std::fs;
 use std::path::Path;
@@ -9,17 +9,17 @@ use serde::Deserialize;
 
 use super::Mutation;
 
-/// File name of a crate's list.
+/// Name of the file with a crate's list.
 const LIST: &str = "mutations.toml";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct List {
-    /// Each entry is parsed separately, so that an error can name it.
+    /// The entries. Each is parsed separately, so that an error can name it.
     mutation: Vec<toml::Table>,
 }
 
-/// Reads the lists of all crates of the workspace.
+/// Reads the lists of all crates in the workspace.
 pub(super) fn mutations(metadata: &Metadata) -> Result<Vec<Mutation>> {
     let mut all = Vec::new();
     for package in metadata.workspace_packages() {
@@ -34,7 +34,7 @@ pub(super) fn mutations(metadata: &Metadata) -> Result<Vec<Mutation>> {
     Ok(all)
 }
 
-/// Parses the list of the crate in `folder`, whose package is `package`.
+/// Parses the list of the crate in `folder`. Its package is `package`.
 fn parse(text: &str, folder: &Path, package: &str) -> Result<Vec<Mutation>> {
     let path = folder.join(LIST);
     let list: List = toml::from_str(text).with_context(|| format!("{} is not valid", path.display()))?;

@@ -1,5 +1,5 @@
-//! Finds the body of the function around a mistake. The lexer is minimal: it knows comments, literals, brackets, and
-//! `fn`.
+//! Finds the body of the function around a mistake. The lexer is minimal: it recognises comments, literals, brackets,
+//! and `fn`.
 
 use std::ops::Range;
 
@@ -13,8 +13,8 @@ struct Function {
 
 /// Returns the body of the innermost function around a location, without its braces.
 ///
-/// Returns `None` outside functions, and if two bodies cannot be branches of an `if`: in a constant function, and in a
-/// function whose return type has no name, because the branches would have two types.
+/// Returns `None` outside functions, and if two bodies cannot be branches of an `if`: in a constant function, and in
+/// one whose return type has no name, because the branches would have different types.
 pub fn body_around(text: &str, place: &Range<usize>) -> Option<Range<usize>> {
     let around = |function: &Function| function.body.start <= place.start && place.end <= function.body.end;
     let function = functions(text).into_iter().filter(around).max_by_key(|function| function.body.start)?;
@@ -26,7 +26,7 @@ pub fn body_around(text: &str, place: &Range<usize>) -> Option<Range<usize>> {
 
 fn functions(text: &str) -> Vec<Function> {
     let bytes = text.as_bytes();
-    // Each open bracket, with the start of the function head if it opens a body.
+    // Each open bracket has the start of the function head if it opens a body.
     let mut open: Vec<(usize, Option<usize>)> = Vec::new();
     let mut head: Option<(usize, usize)> = None;
     let mut found = Vec::new();
@@ -61,15 +61,15 @@ fn functions(text: &str) -> Vec<Function> {
     found
 }
 
-/// Returns the word that begins at an offset; an empty string if no word does.
+/// Returns the word that begins at an offset, or an empty string.
 fn word_at(bytes: &[u8], at: usize) -> &[u8] {
     let rest = bytes.get(at..).unwrap_or_default();
     let length = rest.iter().take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_').count();
     rest.get(..length).unwrap_or_default()
 }
 
-/// Returns the end of the comment or literal that begins at an offset. A literal's prefix, as in `b"x"`, is not part of
-/// it, except for a raw literal.
+/// Returns the end of the comment or literal that begins at an offset. The prefix of a literal, as in `b"x"`, does not
+/// belong to it, except that of a raw literal.
 fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let rest = bytes.get(at..)?;
@@ -104,7 +104,7 @@ fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
     }
 }
 
-/// Returns the offset after the next occurrence of `what`.
+/// Returns the offset just after the next occurrence of `what`.
 fn find(bytes: &[u8], from: usize, what: &[u8]) -> Option<usize> {
     let at = bytes.get(from..)?.windows(what.len()).position(|window| window == what)?;
     Some(from + at + what.len())

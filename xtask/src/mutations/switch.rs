@@ -1,4 +1,5 @@
-//! Many mistakes in one build: a function with a mistake has both bodies, and an environment variable selects one.
+//! Many mistakes in one build: a function with a mistake has both bodies, and an environment variable selects one of
+//! them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,13 +9,13 @@ use anyhow::{Result, ensure};
 use super::Mutation;
 use super::place::body_around;
 
-/// Environment variable that names the mistake that a program makes.
+/// Environment variable with the name of the mistake that a program must make.
 pub const VARIABLE: &str = "GPU_MEDIATOR_MUTATION";
 
 /// A source text with switches.
 pub struct Switched<'m> {
     pub text: String,
-    /// Ranges of lines, counted from 1, with the mistakes whose switch is in the range.
+    /// Ranges of lines, counted from 1, and the mistakes whose switches are within each range.
     pub switches: Vec<(Range<usize>, Vec<&'m str>)>,
 }
 
@@ -27,10 +28,9 @@ pub fn place(text: &str, mutation: &Mutation) -> Result<Range<usize>> {
     Ok(start..start + from.len())
 }
 
-/// Inserts mistakes into a source, each with a switch. Mistakes for which this is impossible get
-/// no switch.
+/// Inserts mistakes into a source, each with a switch. A mistake gets no switch if this is impossible.
 pub fn switched<'m>(text: &str, mutations: &[&'m Mutation]) -> Result<Switched<'m>> {
-    // Groups the mistakes by the start of the body around them.
+    // Group the mistakes by the start of the body around them.
     let mut bodies: BTreeMap<usize, (Range<usize>, Vec<&'m Mutation>)> = BTreeMap::new();
     for mutation in mutations {
         let Some(body) = body_around(text, &place(text, mutation)?).filter(|_| mutation.file.ends_with(".rs")) else {
@@ -60,13 +60,13 @@ pub fn switched<'m>(text: &str, mutations: &[&'m Mutation]) -> Result<Switched<'
     Ok(switched)
 }
 
-/// Returns the number of a text's last line.
+/// Returns the number of lines in a text.
 fn line(text: &str) -> usize {
     text.matches('\n').count() + 1
 }
 
-/// Returns an expression that is true in a program that must make the mistake. It is evaluated often, so the
-/// environment is read once.
+/// Returns an expression that is true in a program that must make the mistake. It is evaluated often, so it reads the
+/// environment only once.
 fn condition(name: &str) -> String {
     format!(
         "{{ static MAKES: ::std::sync::OnceLock<bool> = ::std::sync::OnceLock::new(); \

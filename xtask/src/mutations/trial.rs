@@ -1,4 +1,4 @@
-//! The copy's test programs: builds them, and runs them for a mistake.
+//! Test programs of the copy: builds them, and runs them for a mistake.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,11 +20,11 @@ use crate::runner::written;
 use crate::tally::{Reader, Tally};
 use crate::watch;
 
-/// A program that exceeds this time counts as having noticed the mistake. TIMEOUT: the limit of a test of the suite
-/// `unit`; the tests of one mistake take a few seconds.
+/// Time after which a program counts as having detected the mistake. TIMEOUT: the limit of a test in the suite `unit`;
+/// the tests of one mistake take a few seconds.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Packages with libraries and programs that `cuda-rig`'s programs load, which no dependency names.
+/// Packages of libraries and programs that the programs of `cuda-rig` load although no dependency names them.
 const BESIDE_RIG: [&str; 5] = ["cuda-shim", "cuda-fake", "cuda-owner", "mediatord", "mediatorctl"];
 
 /// A build of the copy.
@@ -40,7 +40,7 @@ pub struct Build {
 pub enum Built {
     /// The test programs.
     Programs(Vec<Program>),
-    /// The copy does not compile: files and lines of the errors, and the compiler's messages.
+    /// The copy does not compile: the files and lines of the errors, and the compiler's messages.
     Refused(BTreeSet<(String, usize)>, String),
 }
 
@@ -50,7 +50,7 @@ pub struct Verdict {
     pub tally: Tally,
     /// Names of the failed tests.
     failed: Vec<String>,
-    /// True if a test did not end.
+    /// True if a test hung.
     stood: bool,
 }
 
@@ -73,8 +73,8 @@ impl fmt::Display for Verdict {
 }
 
 impl Build {
-    /// Prepares a build of `packages` of the copy, or of all packages if `None`, with the features of `cargo xtask
-    /// test`, so that its compiled dependencies can be reused.
+    /// Prepares to build `packages` of the copy (all of them if `None`), with the features of `cargo xtask test`, so
+    /// that its compiled dependencies can be reused.
     pub fn new(copy: PathBuf, packages: Option<&BTreeSet<&str>>) -> Result<Self> {
         let mut selection: Vec<String> = match packages {
             None => ["--workspace", "--features", FEATURES].map(str::to_owned).into(),
@@ -102,7 +102,7 @@ impl Build {
         self.build(&["build", "--keep-going", "--lib", "--bins", "--tests", "--examples"])
     }
 
-    /// Builds only the test programs that the options name, and the programs that integration tests start.
+    /// Builds only the test programs that the options select, and the programs that integration tests start.
     pub fn some(&self, options: &[String]) -> Result<Built> {
         if options.iter().any(|option| option.starts_with("--test")) {
             let started = self.build(&["build", "--bins"])?;
@@ -124,7 +124,7 @@ impl Build {
         let mut command = cargo(args);
         command.args(&self.selection).args(["--quiet", "--message-format=json"]);
         command.current_dir(&self.copy).env("CARGO_TARGET_DIR", folder());
-        // The compiler warns about code that a mistake leaves unused, and reports errors as messages.
+        // The compiler warns about code that a mistake makes unused, and reports errors as messages.
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().context("cannot start cargo")?;
         let output = child.stdout.take().context("cargo has no output")?;
         let (mut programs, mut errors, mut said) = (Vec::new(), BTreeSet::new(), String::new());
@@ -147,11 +147,11 @@ impl Build {
         Ok(if good { Built::Programs(programs) } else { Built::Refused(errors, said) })
     }
 
-    /// Returns the `programs` of a package that have tests whose names contain one of `filters`.
+    /// Returns the `programs` of a package that contain tests whose names match one of `filters`.
     ///
     /// # Errors
     ///
-    /// If a filter matches no test.
+    /// If one of the filters matches no test.
     pub fn concerned<'a>(&self, programs: &'a [Program], package: &str, filters: &[&str]) -> Result<Vec<&'a Program>> {
         let folder = self.folders.get(package).with_context(|| format!("there is no package {package}"))?;
         let mut concerned = Vec::new();
@@ -171,7 +171,7 @@ impl Build {
     }
 }
 
-/// Runs the tests of `programs` whose names contain one of `filters`, with or without a mistake.
+/// Runs the tests in `programs` whose names contain one of `filters`, with a mistake if one is given.
 pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) -> Result<Verdict> {
     let mut verdict = Verdict::default();
     for program in programs {
@@ -186,7 +186,7 @@ pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) 
 
 fn one(command: &mut Command, verdict: &mut Verdict) -> Result<()> {
     let output = tempfile::tempfile().context("a file for tests' output")?;
-    // Uses a file, because a pipe would stay open until all leftover processes of a test have ended.
+    // Use a file: a pipe would stay open until all processes that a test has left behind have ended.
     command.stdout(output.try_clone()?).stderr(Stdio::null());
     let mut child = command.spawn().context("cannot start tests")?;
     if !watch::ends_within(&child, watch::scaled(PROGRAM_TIMEOUT))? {

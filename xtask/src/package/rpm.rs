@@ -92,7 +92,7 @@ pub(super) fn make(recipe: &Recipe, spec: &Spec, tree: &Tree, libc: Option<(u32,
 /// Returns all problems of a package; `again` is the result of a second build.
 pub(super) fn problems(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<String>> {
     let read = Package::open(package).with_context(|| format!("cannot read {}", package.display()))?;
-    read.verify_digests().context("the RPM's own sums")?;
+    read.verify_digests().context("the RPM's own checksums")?;
     let mut problems = Vec::new();
     ensure!(read.metadata.get_name()? == spec.name, "the RPM has another name");
     let entries = read.metadata.get_file_entries()?;

@@ -176,7 +176,7 @@ fn notes(program: &Path) -> String {
 fn debug_symbols_are_found_by_the_build_id() {
     let folder = tempfile::tempdir().unwrap();
     let binaries = programs();
-    // This test's own program has symbols.
+    // Package this test's own program, which has symbols.
     let this = std::env::current_exe().unwrap();
     fs::copy(&this, binaries.path().join("gpu-mediator-dra")).unwrap();
     let version = "1.2.3".to_owned();

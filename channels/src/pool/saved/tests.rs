@@ -63,7 +63,7 @@ fn work_in_flight_ends_after_a_restore() {
 }
 
 #[test]
-fn the_directories_are_named_with_their_vms() {
+fn directories_are_listed_with_their_vms() {
     let world = world();
     let mut directories: Vec<_> = world.channels.directories().collect();
     directories.sort();
@@ -125,7 +125,7 @@ fn other_cards_and_numbers_are_refused() {
     assert!(refused(|saved| drop(saved.slots.pop())).contains("128 channels"));
     assert!(refused(|saved| saved.next_slot = 128).contains("there is no channel 128"));
     assert!(refused(|saved| saved.golden = vec![0; 1 << 20]).contains("too long"));
-    // If this were accepted, PGRAPH's firmware would write the named registers.
+    // If this were accepted, PGRAPH's firmware would write the listed registers.
     assert!(refused(|saved| saved.golden[0] = 1).contains("names registers"));
     assert!(refused(|saved| saved.serial = 0).contains("bound later than the last"));
     assert!(refused(|saved| saved.submissions = 0).contains("bound later than the last"));

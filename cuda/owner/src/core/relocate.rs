@@ -6,7 +6,6 @@
 //!
 //! The user of memory is a process. This module chooses the pieces of a move, and sends the messages.
 
-use super::deadlines::Deadline;
 use super::given_up::Reason;
 use super::pieces::Receiver;
 use super::types::{self, BatchId, PieceId, SessionId};
@@ -16,6 +15,7 @@ use owner_driver::Memory;
 use sched::Nanos;
 use sched::trace::MemoryMove;
 use std::collections::BTreeSet;
+use tenancy::Deadline;
 use tenancy::Demand;
 use tenancy::relocation::{self, Action, Config, User};
 use vram::{Error, Step, TenantId, Tier};

@@ -1,6 +1,5 @@
 //! Connections of processes, from the first message to the last.
 
-use super::deadlines::Deadline;
 use super::fixed::Fixing;
 use super::given_up::Reason;
 use super::reclaim::Reclaims;
@@ -11,6 +10,7 @@ use cuda_protocol::{
     VERSION_CROWDED, VERSION_OLDEST, Welcome,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use tenancy::Deadline;
 use vram::TenantId;
 
 /// Maximum number of waiting requests of a process: more are refused. The library keeps to [`MAX_PENDING`].

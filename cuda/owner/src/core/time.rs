@@ -1,11 +1,11 @@
 //! Turns and quanta: they decide which gate is open.
 
-use super::deadlines::Deadline;
 use super::types::{Action, SessionId};
 use super::{Core, Nanos};
 use cuda_protocol::{FromOwner, Run, Usage, VERSION_CONCURRENT, VERSION_HANDOVER};
 use sched::turns::Order;
 use std::collections::BTreeMap;
+use tenancy::Deadline;
 use tenancy::Holds;
 use vram::TenantId;
 

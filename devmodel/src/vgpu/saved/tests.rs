@@ -1,4 +1,4 @@
-//! Tests of saved vGPUs that were edited, or belong to a different vGPU.
+//! Tests of saved vGPUs that were edited or belong to a different vGPU.
 
 use super::*;
 use crate::tests::mock::Rig;
@@ -65,6 +65,6 @@ fn state_that_cannot_be_is_refused() {
     assert!(refused(|saved| saved.storage.insert(0, (2, 1))).contains("not a register that is kept"));
     assert!(refused(|saved| saved.storage.push(saved.storage[0])).contains("not in their order"));
     assert!(refused(|saved| saved.identity.channels = 1).contains("of another kind"));
-    // The guest's command register may have any value that the guest can write.
+    // The command register may have any value that the guest can write.
     assert!(restored(|saved| saved.pci[4] ^= 6).is_ok());
 }

@@ -1,4 +1,5 @@
-//! PTIMER's alarm while a driver is bound: the driver acknowledges the alarm, and the kernel counts the interrupt.
+//! Tests PTIMER's alarm while a driver is bound: the driver acknowledges the alarm, and the kernel counts the
+//! interrupt.
 
 use std::fs;
 use std::thread::sleep;
@@ -13,9 +14,9 @@ use crate::rig::Counts;
 use crate::tests::Facts;
 
 const INTERRUPTS: &str = "/proc/interrupts";
-/// Names of the driver's interrupts in the kernel's list.
+/// Names of the driver's interrupts in `/proc/interrupts`.
 const DRIVER: [&str; 2] = ["nvkm", "nouveau"];
-/// Time from the writes to the alarm, in ns of the card's clock: longer than the duration of these writes under
+/// Time from the register writes to the alarm, in ns of the card's clock. It is longer than these writes take under
 /// emulation.
 const ALARM_DELAY_NS: u32 = 50_000_000;
 /// Maximum wait for an interrupt. TIMEOUT: only an alarm that never fires takes this long.
@@ -31,7 +32,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     Ok((Counts::default(), vec![("alarms", count.to_string()), ("late_us", (latest / 1000).to_string())]))
 }
 
-/// Sets the alarm, and waits for its interrupt. Returns the delay until the interrupt was noticed, in ns.
+/// Sets the alarm and waits for its interrupt. Returns the delay in ns until the interrupt was noticed.
 fn rings(card: &Card) -> Result<u32> {
     let before = interrupts()?;
     let at = card.read(reg::PTIMER_LOW).wrapping_add(ALARM_DELAY_NS);
@@ -50,10 +51,10 @@ fn rings(card: &Card) -> Result<u32> {
     bail!("no interrupt within {} s; {before} before", ALARM_TIMEOUT.as_secs())
 }
 
-/// Returns the number of the driver's interrupts so far, on all CPUs.
+/// Returns the number of interrupts of the driver so far, on all CPUs.
 fn interrupts() -> Result<u64> {
     let text = fs::read_to_string(INTERRUPTS).context(INTERRUPTS)?;
     let line = text.lines().find(|line| DRIVER.iter().any(|driver| line.ends_with(driver)));
-    let line = line.context("the driver has no interrupt")?;
+    let line = line.context("the driver has no interrupt handler")?;
     Ok(line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()).sum())
 }

@@ -1,4 +1,4 @@
-//! The common part of the attacks: addresses outside the share, tables in the share, and checks of the words that were
+//! Common code of the attacks: addresses outside the share, tables in the share, and checks of the words that were
 //! read.
 
 use anyhow::{Result, ensure};
@@ -8,16 +8,16 @@ use super::layout::{Aperture, LARGE_PAGE, PAGE, directory_entry, own, page_entry
 use crate::pattern::Random;
 use gdev::mapping::Mapping;
 
-/// Value written to addresses outside our share, where it must not persist.
+/// Value that the attacks write outside our share, where it must not remain.
 pub const BRAND: u32 = 0xa77a_c4ed;
-/// Value written to our own VRAM, where it must persist.
+/// Value that the attacks write to our own VRAM, where it must remain.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// Offset of our own structures in VRAM: low, where a driver that has freed all its buffers had allocated the first
+/// Offset of our own structures in VRAM. It is low, where a driver that has since freed its buffers allocated the first
 /// ones.
 const OWN_BASE: u64 = 4 << 20;
 
-/// State of the attacks: the card, our own range on it, and the findings so far.
+/// Context of the attacks: the card, our own range on it, and the findings so far.
 pub struct Ground<'a> {
     /// The card.
     pub card: &'a Card,
@@ -29,12 +29,12 @@ pub struct Ground<'a> {
     pub base: u64,
     /// Source of random choices.
     pub random: Random,
-    /// Set to also write outside the share.
+    /// True if the attack also writes outside the share, in addition to reading.
     pub writes: bool,
-    /// Set if the VMM has memory mapped under the apertures: a write to an unmapped address then stays in that memory,
+    /// Set if the VMM has mapped memory under the apertures. A write to an unmapped address then stays in that memory,
     /// which only we can access.
     pub mapped: bool,
-    /// The bytes to search for.
+    /// Byte pattern to search for.
     pub pattern: Vec<u8>,
     /// Findings.
     pub found: Found,
@@ -45,18 +45,19 @@ pub struct Ground<'a> {
 pub struct Found {
     /// Number of dwords that were read at addresses where no data may be visible.
     pub probes: u64,
-    /// Number of these dwords that were not empty.
+    /// Number of these dwords that contained data.
     pub nonzero: u64,
-    /// Number of these dwords that contained our own earlier write, so that an address outside the share keeps data.
+    /// Number of these dwords that contained our own earlier write, which means that an address outside the share keeps
+    /// data.
     pub sticky: u64,
-    /// Number of these dwords that held a part of the pattern.
+    /// Number of these dwords that contained a part of the pattern.
     pub hits: u64,
-    /// Number of register writes that named an address or object outside the share.
+    /// Number of register writes that contained an address or object outside the share.
     pub pokes: u64,
 }
 
 impl<'a> Ground<'a> {
-    /// Reserves a range of the share of `vram` bytes; the range must contain zeros.
+    /// Reserves a range of a share of `vram` bytes. The range must be zero.
     pub fn new(card: &'a Card, vram: u64, random: Random, pattern: Vec<u8>, writes: bool) -> Result<Self> {
         let fits = vram.is_multiple_of(1 << 20) && vram <= 1 << 39;
         ensure!(fits, "a share of {vram} bytes: whole MiB are expected");
@@ -66,14 +67,14 @@ impl<'a> Ground<'a> {
         Ok(Self { card, apertures, vram, base: OWN_BASE, random, writes, mapped: false, pattern, found })
     }
 
-    /// Returns addresses that do not belong to the share, `aligned` to a page size: neighbours, powers of two, and
-    /// random addresses.
+    /// Returns addresses outside the share, `aligned` to a page size: neighbouring ones, powers of two, and random
+    /// ones.
     pub fn outside(&mut self, aligned: u64, count: u64) -> Vec<u64> {
         let (vram, top) = (self.vram, 1u64 << 40);
         let mut addresses =
             vec![vram, vram + aligned, 2 * vram, 3 * vram, 4 * vram, (1 << 32) - aligned, top - aligned];
         for number in 0..count {
-            // Most of them are at addresses of a possible neighbour on the same card.
+            // Most of these addresses could belong to a neighbour on the same card.
             let end = [vram.saturating_mul(4), 6 << 30, top][number as usize % 3].clamp(vram + 1, top);
             addresses.push(vram + self.random.below(end - vram));
         }
@@ -82,7 +83,7 @@ impl<'a> Ground<'a> {
         addresses
     }
 
-    /// Checks a dword that was read from outside.
+    /// Checks a dword that was read outside the share.
     pub fn judge(&mut self, what: &str, word: u32) {
         self.found.probes += 1;
         let hit = word != 0 && self.pattern.len() >= 4 && holds_piece(&self.pattern, word);
@@ -99,7 +100,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Checks a dword that was read through an aperture, or PRAMIN, from outside.
+    /// Checks a dword that was read outside the share, through an aperture or PRAMIN.
     pub fn judge_aperture(&mut self, what: &str, word: u32) {
         if self.mapped && word == BRAND {
             self.found.probes += 1;
@@ -108,7 +109,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Writes an address outside to a register that holds addresses.
+    /// Writes an address outside the share to a register that contains addresses.
     pub fn poke(&mut self, register: u32, value: u32) {
         self.found.pokes += 1;
         self.card.write(register, value);
@@ -123,7 +124,7 @@ impl<'a> Ground<'a> {
         self.card.vram_write(at + 0x20c, 0xff);
     }
 
-    /// Sets a page directory entry of one of our own address spaces.
+    /// Sets a page directory entry in one of our own address spaces.
     pub fn set_directory(
         &self,
         space: usize,
@@ -134,12 +135,12 @@ impl<'a> Ground<'a> {
         self.set_pair(self.base + own::DIRECTORIES[space] + index * 8, directory_entry(large, small));
     }
 
-    /// Maps the small page at a virtual address below 128 MiB of one of our own address spaces.
+    /// Maps the small page at a virtual address below 128 MiB in one of our own address spaces.
     pub fn set_page(&self, space: usize, va: u64, address: u64, aperture: Aperture) {
         self.set_pair(self.base + own::TABLES[space] + va / PAGE * 8, page_entry(address, aperture));
     }
 
-    /// Unmaps the small page at a virtual address below 128 MiB of one of our own address spaces.
+    /// Unmaps the small page at a virtual address below 128 MiB in one of our own address spaces.
     pub fn clear_page(&self, space: usize, va: u64) {
         self.set_pair(self.base + own::TABLES[space] + va / PAGE * 8, [0, 0]);
     }
@@ -154,17 +155,17 @@ impl<'a> Ground<'a> {
         self.card.vram_write(at + 4, high);
     }
 
-    /// Notifies the card that the tables of a page directory have changed.
+    /// Tells the card that the tables of a page directory have changed.
     pub fn flush(&self, directory: u64) {
         self.card.write(reg::BAR_FLUSH, 1);
-        // One read per flush is enough: the flush is complete when the next register access completes.
+        // One read per flush suffices: the flush is complete when the next register access completes.
         self.card.read(reg::BAR_FLUSH);
         self.card.write(reg::TLB_DIRECTORY, ((directory >> 12) << 4) as u32);
         self.card.write(reg::TLB_TRIGGER, 0x8000_0005);
         self.card.read(reg::TLB_TRIGGER);
     }
 
-    /// Returns true if the card still answers and our own memory is intact.
+    /// Returns true if the card still answers, and our own memory is intact.
     pub fn alive(&self, boot0: u32) -> bool {
         let clock = || u64::from(self.card.read(reg::PTIMER_HIGH)) << 32 | u64::from(self.card.read(reg::PTIMER_LOW));
         let first = clock();
@@ -174,12 +175,12 @@ impl<'a> Ground<'a> {
     }
 }
 
-/// Returns true for zero, all ones, and the hardware's code for a refused access.
+/// Returns true if the word is zero, all ones, or the hardware's code for a refused access.
 fn is_nothing(word: u32) -> bool {
     word == 0 || word == u32::MAX || word >> 20 == 0xbad
 }
 
-/// Returns true if the dword is a part of the repeated pattern, starting at any byte.
+/// Returns true if the dword is part of the repeated pattern, from any byte on.
 fn holds_piece(pattern: &[u8], word: u32) -> bool {
     let bytes = word.to_le_bytes();
     (0..pattern.len()).any(|start| {

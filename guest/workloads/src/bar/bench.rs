@@ -1,4 +1,4 @@
-//! The cost of an access.
+//! Measures the cost of register accesses.
 
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ fn place(card: &Card, options: &Options, register: u32) -> Result<(u64, usize, u
     Ok((bar, offset, count))
 }
 
-/// Reads the chip's identity, or the register of an option, one read after the other.
+/// Reads a register repeatedly: the chip's identity, or the register that an option selects.
 pub fn reads(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let (bar, offset, count) = place(card, options, reg::BOOT0)?;
     let region = card.region(bar)?;
@@ -53,7 +53,7 @@ pub fn reads(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     ))
 }
 
-/// Writes a register without effect, or the register of an option, and then reads once after all writes.
+/// Writes a register repeatedly: one without effect, or the register that an option selects. Then reads once.
 pub fn writes(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let (bar, offset, count) = place(card, options, reg::PBUS_INTR)?;
     let value = options.number("value", 0)?;

@@ -12,21 +12,21 @@ use gdev::mapping::{Mapping, Width};
 const DEVICES: &str = "/sys/bus/pci/devices";
 const VENDOR_NVIDIA: &str = "0x10de";
 
-/// Offset of the command register, 16 bits, in configuration space.
+/// Offset of the 16-bit command register in configuration space.
 const COMMAND: u64 = 4;
-/// Memory decoding and bus mastering.
+/// Bits of the command register for memory decoding and bus mastering.
 const COMMAND_WANTED: u16 = 0x6;
 
-/// A card with its three regions: 0 is the registers, 1 the VRAM aperture, 3 the instance aperture.
+/// A card and its three regions: 0 contains the registers, 1 is the VRAM aperture, and 3 the instance aperture.
 pub struct Card {
     registers: Mapping,
-    /// A device that is not a card, as in transport benchmarks, may lack these regions.
+    /// The apertures. A device that is not a card, as in transport benchmarks, may lack them.
     apertures: [Result<Mapping>; 2],
     directory: PathBuf,
 }
 
 impl Card {
-    /// Opens the function at `address`, or the first NVIDIA function; enables its decoding unless a driver has done so.
+    /// Opens the function at `address`, or the first NVIDIA function. Enables its decoding unless a driver has done so.
     pub fn open(address: Option<&str>) -> Result<Self> {
         let directory = match address {
             Some(address) => Path::new(DEVICES).join(address),
@@ -65,13 +65,13 @@ impl Card {
         self.registers.store(register as usize, Width::Dword, value.into());
     }
 
-    /// Returns the size of VRAM in bytes, from the card's own registers.
+    /// Returns the size of VRAM in bytes according to the card's registers.
     pub fn vram(&self) -> Result<u64> {
         let (partitions, disabled) = (self.read(reg::FBP_COUNT), self.read(reg::FBP_DISABLED));
-        ensure!((1..=32).contains(&partitions), "the card tells of {partitions} memory partitions");
+        ensure!((1..=32).contains(&partitions), "the card reports {partitions} memory partitions");
         let present = (0..partitions).filter(|partition| disabled >> partition & 1 == 0);
         let mib: u64 = present.map(|partition| u64::from(self.read(reg::FBP_MIB + partition * 0x1000))).sum();
-        ensure!((1..=1 << 20).contains(&mib), "the card tells of {mib} MiB of VRAM");
+        ensure!((1..=1 << 20).contains(&mib), "the card reports {mib} MiB of VRAM");
         Ok(mib << 20)
     }
 
@@ -95,7 +95,7 @@ impl Card {
         }
     }
 
-    /// Points the window at an address and returns the register that then shows its dword.
+    /// Moves the window to an address, and returns the register that then shows its dword.
     fn window(&self, address: u64) -> u32 {
         self.write(reg::PRAMIN_WINDOW, (address >> 16) as u32);
         reg::PRAMIN + (address & 0xffff) as u32
@@ -113,7 +113,7 @@ fn first_card() -> Result<PathBuf> {
     found.into_iter().next().context("no PCI function of vendor 10de")
 }
 
-/// Wakes the function and enables its decoding: without a driver it may be asleep.
+/// Wakes the function and enables its decoding. Without a driver, it may be asleep.
 fn enable(directory: &Path) -> Result<()> {
     // Not every kernel has this file.
     let _ = fs::write(directory.join("power/control"), "on");

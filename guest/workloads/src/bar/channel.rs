@@ -1,6 +1,7 @@
-//! A channel that we create without a driver: first with our own pages, then with pages and pointers outside our share.
+//! A channel that we create without a driver: first with our own pages, and then with pages and pointers outside our
+//! share.
 //!
-//! The channel only releases semaphores, which the host engine does itself: no other engine needs to be set up.
+//! The channel only releases semaphores. The host engine does this itself, so no other engine has to be set up.
 
 use anyhow::Result;
 
@@ -9,58 +10,57 @@ use super::hostile::BEYOND_GUEST_RAM;
 use super::layout::{Aperture, CHANNELS, PAGE, RAMFC, instance_pointer, own, reg};
 use gdev::mapping::Width;
 
-/// Index of the channel's address space, our third.
+/// Index of the channel's address space, which is our third.
 const SPACE: usize = 2;
 const RING_VA: u64 = 0x1_0000;
 const PUSH_VA: u64 = 0x1_1000;
 const DATA_VA: u64 = 0x10_0000;
 const OUTSIDE_VA: u64 = 0x20_0000;
 
-/// Log2 of the number of entries of the ring.
+/// Log2 of the number of entries in the ring.
 const RING_ORDER: u32 = 9;
-/// Number of memory reads after which the card should have finished.
+/// Number of memory reads after which the card must have finished.
 const MAX_POLLS: u32 = 20_000;
 /// Word that a successful release writes.
 const RELEASED: u32 = 0x5e3a_0001;
-/// Sizes of a USERD, and of the host interface's state in an instance block (RAMFC), in bytes.
+/// Size in bytes of a USERD, and of the host's state in an instance block (RAMFC).
 const STATE_BYTES: u64 = 512;
 /// Offset of the semaphore in the data page.
 const SEMAPHORE: u64 = 0x100;
 
-/// Outcome of the attacks.
+/// Result of the attacks.
 pub struct Attacked {
     /// Set if a channel with our own pages worked.
     pub armed: bool,
-    /// Number of started channels.
+    /// Number of channels that were started.
     pub count: u64,
-    /// Number of channels that ran with tables or a ring outside the share: the card can only have read these from
-    /// outside.
+    /// Number of channels that ran although their tables or ring are outside the share: the card must have read them
+    /// from there.
     pub reached: u64,
-    /// Number of channels that continued past a page or a USERD outside the share. This is harmless by itself: the card
-    /// may have dropped the write, and the mediator may have put its own USERD there. Only the neighbour can detect
-    /// damage.
+    /// Number of channels that continued past a page or a USERD outside the share. This alone is harmless: the card may
+    /// have dropped the write, and the mediator may have used its own USERD. Only the neighbour can detect damage.
     pub passed: u64,
 }
 
-/// The flaw of a channel.
+/// Flaw of a channel.
 #[derive(Debug, Clone, Copy)]
 enum Flaw {
     /// The channel has no flaw.
     None,
-    /// The page that the channel writes is outside.
+    /// The page that the channel writes is outside the share.
     Page(u64, Aperture),
-    /// The channel's page table is outside.
+    /// The channel's page table is outside the share.
     Table(u64),
-    /// The channel's page directory is outside.
+    /// The channel's page directory is outside the share.
     Directory(u64),
-    /// The channel's USERD is outside.
+    /// The channel's USERD is outside the share.
     Userd(u64),
-    /// The page of the channel's ring is outside.
+    /// The page of the channel's ring is outside the share.
     Ring(u64),
 }
 
-/// Starts at most `most` channels with flaws: first one flaw of each kind and one at each address, then the other
-/// pairs.
+/// Starts at most `most` channels with flaws: first each kind of flaw and each address once, and then the other
+/// combinations.
 pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attacked> {
     start_pfifo(ground);
     let mut attacked = Attacked { armed: false, count: 0, reached: 0, passed: 0 };
@@ -88,7 +88,7 @@ pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attac
     Ok(attacked)
 }
 
-/// Returns all pairs of flaw and address, ordered so that the first few pairs cover as many of both as possible.
+/// Returns all combinations of flaw and address. The first few cover as many of both as possible.
 fn flaws(addresses: &[u64]) -> Vec<Flaw> {
     let kinds: [fn(u64) -> Flaw; 7] = [
         |address| Flaw::Page(address, Aperture::Vram),
@@ -123,7 +123,7 @@ fn start_pfifo(ground: &Ground<'_>) {
     card.write(reg::PFIFO_INTR, u32::MAX);
 }
 
-/// Builds a channel, rings its doorbell and waits. Returns true if its last release, which goes to our own page,
+/// Builds a channel, rings its doorbell, and waits. Returns true if the last release, which writes our own page,
 /// arrived.
 fn one(ground: &mut Ground<'_>, id: u32, flaw: Flaw) -> bool {
     let (card, base) = (ground.card, ground.base);
@@ -131,7 +131,7 @@ fn one(ground: &mut Ground<'_>, id: u32, flaw: Flaw) -> bool {
     card.vram_write(semaphore, 0);
     build(ground, flaw);
 
-    // USERD is accessed through BAR1 at the channel's address; BAR1 uses our own tables.
+    // USERD is accessed through BAR1, at the channel's address and with our own tables.
     let userd_va = u64::from(id) * PAGE;
     ground.set_page(0, userd_va, base + own::USERD, Aperture::Vram);
     card.write(reg::BAR1_INSTANCE, instance_pointer(base + own::BAR1_INSTANCE, 0));
@@ -162,7 +162,7 @@ fn one(ground: &mut Ground<'_>, id: u32, flaw: Flaw) -> bool {
     arrived
 }
 
-/// Writes instance block, tables, ring and pushbuffer.
+/// Writes the instance block, tables, ring and push buffer.
 fn build(ground: &Ground<'_>, flaw: Flaw) {
     let (card, base) = (ground.card, ground.base);
     let table = if let Flaw::Table(address) = flaw { address } else { base + own::TABLES[SPACE] };
@@ -175,7 +175,7 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
         ground.set_page(SPACE, OUTSIDE_VA, address, aperture);
     }
 
-    // Write one release outside the share, if the flaw has an address; then one to our own page, which shows that the
+    // If the flaw has an address, release a semaphore there. Then release one in our own page, which shows that the
     // first release was executed.
     let mut words = Vec::new();
     let mut release = |va: u64, payload: u32| {
@@ -201,7 +201,7 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
 
     let userd = if let Flaw::Userd(address) = flaw { address } else { base + own::USERD };
     let directory = if let Flaw::Directory(address) = flaw { address } else { base + own::DIRECTORIES[SPACE] };
-    // Clear the previous channel's state: all of USERD, and the host interface's part of the instance block.
+    // Clear the state of the previous channel: all of USERD, and the host's state in the instance block.
     card.vram_zero(base + own::USERD, STATE_BYTES);
     card.vram_zero(base + own::INSTANCE, STATE_BYTES);
     ground.set_instance(own::INSTANCE, directory, 0);

@@ -1,15 +1,15 @@
-//! Tries the holes of an earlier GPU mediator's reference code one by one, from inside a VM.
+//! Tries the holes in the reference code of an earlier GPU mediator one by one, from inside a VM.
 //!
 //! `bar hole N` tries one hole, and `bar holes` tries all of them; each prints `hole=N name=... outcome=denied
-//! contained open ...`. Denied: every attempt was visibly refused (a fault, all ones). Contained: no attempt had an
-//! effect beyond the guest itself. Open: an attempt had such an effect, and the program fails. Holes 1 to 19 are those
-//! of the reference code, in its order; holes of its paravirtual interface are also tried with registers and tables.
-//! Holes from 20 on concern registers that the reference code does not know, and holes from 31 on the paravirtual
-//! interface, if the card offers it.
+//! contained open ...`. Denied means that an attempt was visibly refused (with a fault, or by reading all ones).
+//! Contained means that an attempt had no effect beyond the guest itself. Open means that an attempt had such an
+//! effect, and the program fails. Holes 1 to 19 are those of the reference code, in its order; those of its paravirtual
+//! interface are also tried with registers and tables. Holes from 20 on concern registers that the reference code does
+//! not know. Holes from 31 on concern the paravirtual interface, if the card has one.
 //!
-//! With a `--share` below the VRAM that the card reports, the command must fail: the rest then counts as a neighbour's
-//! VRAM. The attempts need exclusive use of the card: no driver may be bound. They leave the card in a state in which a
-//! driver must initialize it again.
+//! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as a
+//! neighbour's VRAM. The attempts need exclusive use of the card: no driver may be bound. Afterwards, a driver must
+//! initialize the card again.
 
 mod channels;
 mod lab;
@@ -103,7 +103,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
         let mut verdict = Verdict::default();
         let mut lab = Lab::new(card, hole.number, share, pattern.clone())?;
         let tried = (hole.attempt)(&mut lab, &mut verdict).and_then(|()| lab.alive(boot0));
-        // An attempt that lacks a precondition does not count as a success of the mediator.
+        // If an attempt's precondition does not hold, this must not count as a success of the mediator.
         if let Err(error) = tried {
             verdict.open.push(format!("{error:#}"));
         }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn one_gain_opens_a_hole_whatever_was_refused() {
+    fn one_gain_opens_a_hole_despite_refusals() {
         let mut verdict = Verdict::default();
         verdict.must_fault("there", lab::Ran::Fault(0x1234), 0x1000);
         verdict.must_not_run("it", lab::Ran::Nothing);

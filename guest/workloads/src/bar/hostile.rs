@@ -1,8 +1,8 @@
 //! Tries to reach memory outside the share through every pointer that a guest can set.
 //!
-//! Each kind of attack first runs on our own memory (`armed`): otherwise an empty result would not prove anything. With
-//! a `--share` below the VRAM that the card reports, the command must fail: the rest then counts as a neighbour's VRAM.
-//! The command leaves the card in a state in which a driver must initialize it again.
+//! Each kind of attack first runs on our own memory (`armed`), because otherwise an empty result would prove nothing.
+//! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as a
+//! neighbour's VRAM. Afterwards, a driver must initialize the card again.
 
 use anyhow::{Result, bail, ensure};
 
@@ -16,15 +16,15 @@ use crate::rig::Counts;
 use crate::tests::Facts;
 use gdev::mapping::{Mapping, Width};
 
-/// Virtual address in BAR1 and BAR3 where our own data page is mapped.
+/// Virtual address in BAR1 and BAR3 at which our own data page is mapped.
 const OWN_VA: u64 = 0x10_0000;
-/// First virtual address of the pages outside the share.
+/// First virtual address of pages outside the share.
 const OUTSIDE_VA: u64 = 0x20_0000;
-/// First virtual address of the large pages outside the share.
+/// First virtual address of large pages outside the share.
 const LARGE_VA: u64 = 0x400_0000;
-/// No guest of the tests has RAM at this address or above.
+/// Address from which on no guest of the tests has RAM.
 pub const BEYOND_GUEST_RAM: u64 = 1 << 39;
-/// Number of dwords that are read from each page.
+/// Number of dwords to read from each page.
 const READS: u64 = 4;
 
 /// Runs `bar hostile`.
@@ -39,7 +39,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let share = options.number("share", card.vram()?)?;
     let mut ground = Ground::new(card, share, Random(seed), pattern, !options.flag("no-writes"))?;
     ground.mapped = options.flag("mapped");
-    // Each word costs an access, and after a reset no memory needs to be cleared.
+    // Each word costs an access, and after a reset there is nothing to clear.
     if !options.flag("fresh") {
         card.vram_zero(ground.base, own::END);
     }
@@ -76,11 +76,11 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     Ok((Counts { bytes: probes * 4, copies: 0, channels: channels.count }, facts))
 }
 
-/// Tries the PRAMIN window outside the share, and on guest RAM.
+/// Tries the PRAMIN window outside the share and on guest RAM.
 fn window(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(1 << 16, probes) {
         for target in [0, 2, 3] {
-            // Low addresses of guest RAM may belong to the guest.
+            // RAM at low addresses may belong to the guest itself.
             let address = if target == 0 { address } else { address | BEYOND_GUEST_RAM };
             ground.poke(reg::PRAMIN_WINDOW, (address >> 16) as u32 | target << 24);
             for read in 0..READS {
@@ -95,7 +95,7 @@ fn window(ground: &mut Ground<'_>, probes: u64) {
             }
         }
     }
-    // Access our last page, and addresses past the end without moving the window.
+    // Access our last page, and then addresses past the end without moving the window.
     let last = ground.vram - (64 << 10);
     ground.poke(reg::PRAMIN_WINDOW, (last >> 16) as u32);
     for read in 0..READS {
@@ -104,7 +104,7 @@ fn window(ground: &mut Ground<'_>, probes: u64) {
     }
 }
 
-/// Sets up BAR1 and BAR3 with our own tables, then accesses pages outside the share. Returns true if our own page was
+/// Sets up BAR1 and BAR3 with our own tables, and accesses pages outside the share. Returns true if our own page was
 /// visible in both BARs.
 fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     let base = ground.base;
@@ -118,7 +118,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     point_at_own(ground);
     let seen = |region: &Mapping| region.load(OWN_VA as usize, Width::Dword) as u32 == MARKER;
     let armed = ground.apertures.into_iter().all(seen);
-    // If the VMM has mapped memory under all apertures, PRAMIN shows no page that an aperture shows.
+    // If the VMM has mapped memory under all apertures, PRAMIN does not show a page that another aperture shows.
     for space in 0..2 {
         ground.clear_page(space, OWN_VA);
         ground.flush(base + own::DIRECTORIES[space]);
@@ -171,7 +171,7 @@ fn point_at_own(ground: &Ground<'_>) {
     }
 }
 
-/// Reads, and with `writes` also writes, some dwords of a page in BAR1 (space 0) or BAR3 (space 1).
+/// Reads some dwords of a page in BAR1 (space 0) or BAR3 (space 1); with `writes`, also writes them.
 fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str) {
     let region = ground.apertures[space];
     for read in 0..READS {
@@ -187,7 +187,7 @@ fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str)
     }
 }
 
-/// Tries page tables, page directories and instance blocks that are themselves outside the share.
+/// Tries page tables, page directories and instance blocks that are outside the share themselves.
 fn tables(ground: &mut Ground<'_>, probes: u64) {
     let directory = ground.base + own::DIRECTORIES[0];
     for address in ground.outside(PAGE, probes) {
@@ -198,7 +198,7 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
             look(ground, 0, OUTSIDE_VA, PAGE, &format!("BAR1 page table at {address:#x} {aperture:?}"));
             ground.set_directory(0, 0, Some((address, aperture)), None);
             ground.flush(directory);
-            // Test an entry of a large page, in BAR1 regardless of its size.
+            // Test an entry for a large page. The offset suits a BAR1 of any size.
             let large = (LARGE_VA / 2).min(ground.apertures[0].bytes() as u64 / 2);
             look(ground, 0, large, PAGE, &format!("BAR1 large page table at {address:#x} {aperture:?}"));
         }
@@ -221,7 +221,7 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
     point_at_own(ground);
 }
 
-/// Tries every other register that holds an address or a channel, with values outside the share.
+/// Tries every other register that contains an address or a channel, with values outside the share.
 fn pointers(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(PAGE, probes) {
         let id = ground.random.below(CHANNELS.into()) as u32;
@@ -252,7 +252,7 @@ fn pointers(ground: &mut Ground<'_>, probes: u64) {
         ground.poke(reg::CHANNEL_STATE + 8 * id, 0);
         ground.poke(reg::CHANNEL + 8 * id, 0);
     }
-    // Write a runlist that names every channel, and some channels that do not exist.
+    // Write a runlist of every channel, and of some channels that do not exist.
     let list = ground.base + own::RUNLIST;
     for entry in 0..256u32 {
         ground.card.vram_write(list + u64::from(entry) * 8, if entry == 255 { u32::MAX } else { entry });

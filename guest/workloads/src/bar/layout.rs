@@ -1,7 +1,7 @@
-//! Registers and memory formats that the attacks use. Sources: envytools' `rnndb`, nouveau; the note in
+//! Registers and memory formats that the attacks use. Sources: envytools' `rnndb`, nouveau. The note in
 //! [`gdev::nouveau::push`] explains why they are repeated here.
 
-/// Words of an instance block that are the same for every channel: offset, value.
+/// Words of an instance block that are the same for every channel: the offset and the value of each.
 pub const RAMFC: [(u64, u32); 11] = [
     (0x10, 0x0000_face),
     (0x30, 0xffff_f902),
@@ -18,49 +18,49 @@ pub const RAMFC: [(u64, u32); 11] = [
 
 /// Offsets in region 0.
 pub mod reg {
-    /// Chip identity.
+    /// Identity of the chip.
     pub const BOOT0: u32 = 0x000000;
-    /// Enabled engines.
+    /// Mask of enabled engines.
     pub const PMC_ENABLE: u32 = 0x000200;
-    /// Enabled PBDMAs.
+    /// Mask of enabled PBDMAs.
     pub const PBDMA_ENABLE: u32 = 0x000204;
-    /// Bus interrupts; writing one clears a bit.
+    /// Bus interrupts; writing a one clears a bit.
     pub const PBUS_INTR: u32 = 0x001100;
-    /// Address of the PRAMIN window >> 16, target in 25:24.
+    /// Address of the PRAMIN window >> 16; the target is in bits 25:24.
     pub const PRAMIN_WINDOW: u32 = 0x001700;
-    /// Instance block of BAR1: valid in 31, target in 29:28, address >> 12.
+    /// Instance block of BAR1: the valid bit is 31, the target is in bits 29:28, and the rest is the address >> 12.
     pub const BAR1_INSTANCE: u32 = 0x001704;
     /// Instance block of BAR3, in the same format.
     pub const BAR3_INSTANCE: u32 = 0x001714;
     /// Instance block of the peephole, in the same format.
     pub const PEEPHOLE_INSTANCE: u32 = 0x001718;
-    /// PFIFO interrupts; writing one clears a bit.
+    /// PFIFO interrupts; writing a one clears a bit.
     pub const PFIFO_INTR: u32 = 0x002100;
     /// Bit 0 enables the scheduler.
     pub const PFIFO_ENABLE: u32 = 0x002200;
-    /// PBDMAs that are enabled in PFIFO.
+    /// Mask of PBDMAs that are enabled in PFIFO.
     pub const PFIFO_PBDMAS: u32 = 0x002204;
-    /// PBDMAs that do not serve an engine; six engines.
+    /// Mask of PBDMAs that do not serve an engine, for each of six engines.
     pub const PFIFO_ROUTE: u32 = 0x002208;
-    /// BAR1 address of the USERD pages >> 12, valid in bit 28.
+    /// BAR1 address of the USERD pages >> 12; bit 28 is the valid bit.
     pub const USERD_BASE: u32 = 0x002254;
-    /// Address of a runlist >> 12, target in 29:28.
+    /// Address of a runlist >> 12; the target is in bits 29:28.
     pub const RUNLIST: u32 = 0x002270;
-    /// Length of the runlist; the write submits the runlist.
+    /// Length of the runlist. A write submits the runlist.
     pub const RUNLIST_SUBMIT: u32 = 0x002274;
     /// Mask of engines that are not scheduled.
     pub const SCHED_DISABLE: u32 = 0x002630;
     /// Preempts a channel.
     pub const PREEMPT: u32 = 0x002634;
-    /// Channel table, with two registers for each channel.
+    /// Channel table, which has two registers per channel.
     pub const CHANNEL: u32 = 0x003000;
     /// State of a channel.
     pub const CHANNEL_STATE: u32 = 0x003004;
-    /// Bit 0 lets PTIMER's alarm raise an interrupt.
+    /// Bit 0 enables the interrupt of PTIMER's alarm.
     pub const PTIMER_INTR_EN: u32 = 0x009140;
     /// Low half of the time at which the alarm fires.
     pub const PTIMER_ALARM: u32 = 0x009420;
-    /// Masks of the units whose interrupts reach the CPU; all units after POST.
+    /// Masks of the units whose interrupts reach the CPU. After POST, all units are enabled.
     pub const INTR_MASKS: [u32; 2] = [0x000640, 0x000644];
     pub const PTIMER_LOW: u32 = 0x009400;
     /// High half of PTIMER's time.
@@ -69,37 +69,37 @@ pub mod reg {
     pub const FBP_COUNT: u32 = 0x022438;
     /// Mask of disabled partitions.
     pub const FBP_DISABLED: u32 = 0x022554;
-    /// Size of partition 0 in MiB; partitions are 0x1000 apart.
+    /// Size of partition 0 in MiB. Partitions are 0x1000 apart.
     pub const FBP_MIB: u32 = 0x11020c;
-    /// Interrupts of PBDMA 0; PBDMAs are 0x2000 apart.
+    /// Interrupts of PBDMA 0. PBDMAs are 0x2000 apart.
     pub const PBDMA_INTR: u32 = 0x040108;
     /// Enabled interrupts of PBDMA 0.
     pub const PBDMA_INTR_ENABLE: u32 = 0x04010c;
-    /// Peephole: address high, address low, data.
+    /// The peephole: high address, low address, and data.
     pub const PEEPHOLE: [u32; 3] = [0x06000c, 0x060010, 0x060014];
     /// Flushes CPU writes that went through a BAR.
     pub const BAR_FLUSH: u32 = 0x070000;
-    /// Address that the card flushes guest RAM to, >> 8.
+    /// Address to which the card flushes guest RAM, >> 8.
     pub const SYSMEM_FLUSH: u32 = 0x100c10;
-    /// Page directory for the flush: its address >> 12, << 4.
+    /// Address of the page directory to flush, >> 12, << 4.
     pub const TLB_DIRECTORY: u32 = 0x100cb8;
     /// Starts a flush.
     pub const TLB_TRIGGER: u32 = 0x100cbc;
     /// Current channel of a copy engine.
     pub const CE_CHANNEL: [u32; 2] = [0x104050, 0x105050];
-    /// DMA of a copy engine's falcon: base >> 8, offset in its memory, command, offset from base.
+    /// DMA registers of a copy engine's falcon: base >> 8, offset in its memory, command, and offset from the base.
     pub const CE_DMA: [u32; 4] = [0x104110, 0x104114, 0x104118, 0x10411c];
-    /// Base address of tag memory.
+    /// Base address of the memory for compression tags.
     pub const TAG_BASE: u32 = 0x17e8d4;
-    /// FECS data register; command 1 makes the channel in it current.
+    /// FECS data register. Command 1 makes the channel in it current.
     pub const FECS_DATA: u32 = 0x409500;
     /// FECS command register.
     pub const FECS_COMMAND: u32 = 0x409504;
-    /// Current and next channel of FECS.
+    /// Current and next channels of FECS.
     pub const FECS_CHANNELS: [u32; 2] = [0x409b00, 0x409b04];
-    /// Targets of bad accesses >> 8.
+    /// Addresses that receive invalid accesses, >> 8.
     pub const GPC_MMU_SINKS: [u32; 2] = [0x4188b4, 0x4188b8];
-    /// The window on VRAM, 1 MiB.
+    /// The PRAMIN window on VRAM, 1 MiB.
     pub const PRAMIN: u32 = 0x700000;
 }
 
@@ -110,16 +110,16 @@ pub const PAGE: u64 = 4096;
 /// Size of a large page in bytes.
 pub const LARGE_PAGE: u64 = 128 << 10;
 
-/// Memory that a table entry or a pointer names.
+/// Memory that a page table entry or a pointer refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Aperture {
     /// The card's VRAM.
     Vram,
     /// Another card's memory.
     Peer,
-    /// Guest RAM, with snooping.
+    /// Guest RAM with snooping.
     Coherent,
-    /// Guest RAM, without snooping.
+    /// Guest RAM without snooping.
     Noncoherent,
 }
 
@@ -141,12 +141,12 @@ impl Aperture {
 
 /// Returns the low and high dword of a valid page table entry.
 pub fn page_entry(address: u64, aperture: Aperture) -> [u32; 2] {
-    // Guest RAM is mapped as volatile, like in nouveau.
+    // Guest RAM is mapped as volatile, as nouveau does.
     let volatile = u32::from(aperture != Aperture::Vram);
     [(address >> 8) as u32 & 0xffff_fff0 | 1, volatile | aperture.of_page() << 1]
 }
 
-/// Returns the low and high dword of a page directory entry with a large and a small table at these addresses.
+/// Returns the low and the high dword of a page directory entry for a large-page and a small-page table.
 pub fn directory_entry(large: Option<(u64, Aperture)>, small: Option<(u64, Aperture)>) -> [u32; 2] {
     let half = |table: Option<(u64, Aperture)>| {
         table.map_or(0, |(address, aperture)| (address >> 8) as u32 & 0xffff_fff0 | aperture.of_table())
@@ -159,7 +159,7 @@ pub fn instance_pointer(address: u64, target: u32) -> u32 {
     0x8000_0000 | (target & 3) << 28 | (address >> 12) as u32 & 0x0fff_ffff
 }
 
-/// Offsets of the attacks' own structures from a base in the card's VRAM.
+/// Offsets of the attacks' own structures, relative to a base in the card's VRAM.
 pub mod own {
     /// Instance block of BAR1.
     pub const BAR1_INSTANCE: u64 = 0x0000;

@@ -1,4 +1,4 @@
-//! Several channels at once: interleaved copies, chains from channel to channel, destruction and re-creation.
+//! Several channels at once: interleaved copies, chains across channels, and destruction and re-creation.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use crate::rig::{Helper, Rig, expect_copy};
 use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, linear};
 
-/// Size of each channel's buffers in bytes.
+/// Size of the buffers of a channel in bytes.
 const BUFFER_BYTES: u64 = 96 << 10;
-/// Maximum number of channels of one open file. The 6.1 kernel has space for the notifications of 16 channels.
+/// Maximum number of channels per open file. The 6.1 kernel has room for the notifications of 16 channels.
 const MOST_OF_A_CLIENT: u64 = 12;
-/// All of the hardware's channels, except some for the kernel and the helpers.
+/// Number of channels to create: all that the hardware has, except some for the kernel and the helpers.
 const MAX_CHANNELS: u64 = 100;
 
-/// A channel with the data that it works on.
+/// A channel and the data that it works on.
 struct Lane {
     channel: Channel,
     engine: Engine,
@@ -28,7 +28,7 @@ struct Lane {
     expected: Expected,
 }
 
-/// The channels of one open file; they share an address space.
+/// The channels of one open file, which share an address space.
 struct Group<'a> {
     rig: &'a Rig,
     helper: Helper<'a>,
@@ -94,7 +94,7 @@ impl<'a> Group<'a> {
         Ok(Lane { channel: self.rig.channel(&[engine])?, engine, source, target, stream, expected })
     }
 
-    /// Makes each channel copy, and checks the results.
+    /// Makes each channel copy and checks the results.
     fn copy_in_each(&mut self, random: &mut Random) -> Result<()> {
         for lane in &mut self.lanes {
             let length = 1 + random.below(BUFFER_BYTES / 4);
@@ -116,7 +116,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Creates and frees every second channel, while the others continue.
+    /// Frees and re-creates every second channel while the others continue.
     fn renew_every_second(&mut self, random: &mut Random) -> Result<()> {
         for at in (0..self.lanes.len()).step_by(2) {
             let engine = self.lanes[at].engine;
@@ -126,8 +126,8 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Passes one buffer through all channels without a CPU wait: the kernel makes each channel wait for the previous
-    /// one.
+    /// Passes one buffer through all channels without waiting on the CPU: the kernel makes each channel wait for the
+    /// previous one.
     fn chain(&self) -> Result<()> {
         let expected = Expected::background(self.rig.random().stream());
         let mut stages = Vec::new();

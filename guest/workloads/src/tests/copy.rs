@@ -1,4 +1,4 @@
-//! One kind of copy. Every byte of the target is checked, including the bytes around the copy.
+//! Tests one kind of copy. Every byte of the target is checked, including those around the copy.
 
 use anyhow::{Result, bail};
 
@@ -9,10 +9,10 @@ use crate::rig::{Helper, Rig, ensure_inside, expect_copy};
 use gdev::nouveau::device::{Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, MOST_LINE_BYTES, MOST_PITCH, Rect, linear};
 
-/// Number of bytes that stay untouched before and after a copy.
+/// Number of bytes before and after a copy that must not change.
 const MARGIN_BYTES: u64 = 64;
 
-/// Returns the engine for a name on the command line.
+/// Returns the engine with this name on the command line.
 pub fn engine(name: &str) -> Result<Engine> {
     Ok(match name {
         "m2mf" => Engine::M2mf,
@@ -30,7 +30,7 @@ fn domain(name: &str) -> Result<Domain> {
     })
 }
 
-/// Layout of the copied bytes.
+/// Layout of the bytes to copy.
 #[derive(Debug, Clone, Copy)]
 pub enum Shape {
     /// The bytes are contiguous.
@@ -44,15 +44,16 @@ pub enum Shape {
         lines: u32,
         /// Size of a line in bytes.
         line_bytes: u32,
-        /// Bytes from one line to the next in the source.
+        /// Distance between lines in the source, in bytes.
         source_pitch: u32,
-        /// Bytes from one line to the next in the target.
+        /// Distance between lines in the target, in bytes.
         target_pitch: u32,
     },
 }
 
 impl Shape {
-    /// Returns the bytes from the start of the first line to the end of the last, in source and target.
+    /// Returns the number of bytes from the start of the first line to the end of the last one, in the source and in
+    /// the target.
     fn extents(self) -> (u64, u64) {
         match self {
             Self::Linear { size } => (size, size),
@@ -63,7 +64,7 @@ impl Shape {
         }
     }
 
-    /// Returns the rects of the copy on an engine.
+    /// Returns the rectangles of the copy on an engine.
     pub fn rects(self, source: u64, target: u64, engine: Engine) -> Vec<Rect> {
         match self {
             Self::Linear { size } => linear(source, target, size, engine.most_lines()),
@@ -85,14 +86,14 @@ pub struct Case {
     pub to: Domain,
     /// Layout of the bytes.
     pub shape: Shape,
-    /// First byte in the source.
+    /// Offset of the first byte in the source.
     pub source_offset: u64,
-    /// First byte in the target, after a margin.
+    /// Offset of the first byte in the target, relative to the end of the margin.
     pub target_offset: u64,
 }
 
 impl Case {
-    /// Creates a copy with random offsets below 256, including odd ones.
+    /// Creates a copy at random offsets below 256, which may be odd.
     pub fn anywhere(engine: Engine, from: Domain, to: Domain, shape: Shape, random: &mut Random) -> Self {
         Self { engine, from, to, shape, source_offset: random.below(256), target_offset: random.below(256) }
     }
@@ -104,7 +105,7 @@ impl Case {
         format!("{} {} to {} {shape:?} at {source_offset} to {target_offset}", names.0, names.1, names.2)
     }
 
-    /// Executes the copy and checks it; the helper fills and checks by other means.
+    /// Executes and checks the copy. The helper, and not the tested engine, fills and checks the buffers.
     pub fn run(&self, rig: &Rig, channel: &Channel, helper: &Helper<'_>) -> Result<()> {
         let mut random = rig.random();
         let (source_extent, target_extent) = self.shape.extents();
@@ -124,7 +125,7 @@ impl Case {
     }
 }
 
-/// Chooses the engine of a helper while `tested` is under test.
+/// Chooses an engine for a helper while `tested` is under test.
 pub fn other_engine(tested: Engine, present: &[Engine]) -> Engine {
     present.iter().copied().find(|engine| *engine != tested).unwrap_or(tested)
 }

@@ -1,8 +1,7 @@
-//! Gdev's data-flow programs (figure 11): graphs of matrix operations, each node in its own context. The result of a
-//! node goes to the next through the CPU's memory, or through a segment that both have mapped.
+//! Gdev's data-flow programs (figure 11): graphs of matrix operations in which each node has its own context. A node's
+//! result goes to the next node through the CPU's memory, or through a segment that both map.
 //!
-//! The measured time is from the inputs in the CPU's memory to the result in the CPU's memory; contexts are created
-//! before.
+//! The measured time is from the inputs in the CPU's memory to the result there. Contexts are created before.
 
 use std::path::Path;
 use std::time::Instant;
@@ -19,24 +18,24 @@ use gdev::nouveau::Device;
 use gdev::nouveau::Done;
 use gdev::{Image, Segment, SegmentRequest};
 
-/// Maximum number of contexts; nodes share them in turn.
+/// Maximum number of contexts. Nodes share them in turn.
 const MOST_CONTEXTS: u64 = 32;
 
-/// Input of a node: one of the graph's inputs, or the output of a node of the previous level.
+/// Input of a node: an input of the graph, or the output of a node of the previous level.
 #[derive(Debug, Clone, Copy)]
 enum From {
     Input(usize),
     Node(usize),
 }
 
-/// Levels of nodes, each with two sources.
+/// Levels of nodes. Each node has two inputs.
 struct Graph {
     levels: Vec<Vec<[From; 2]>>,
     inputs: usize,
 }
 
 impl Graph {
-    /// Creates a graph in which each node adds two outputs of the previous level; the last level has one node.
+    /// Creates a graph in which each node adds two outputs of the previous level, down to a single node.
     fn tree(leaves: usize) -> Self {
         let mut levels = vec![(0..leaves).map(|at| [From::Input(2 * at), From::Input(2 * at + 1)]).collect::<Vec<_>>()];
         while levels.last().is_some_and(|level| level.len() > 1) {
@@ -46,7 +45,8 @@ impl Graph {
         Self { levels, inputs: 2 * leaves }
     }
 
-    /// Creates a graph in which each node uses two neighbours of the previous level; all levels have the same width.
+    /// Creates a graph in which each node uses two neighbouring nodes of the previous level. All levels have the same
+    /// width.
     fn rectangle(depth: usize, width: usize) -> Self {
         let first = (0..width).map(|at| [From::Input(2 * at), From::Input(2 * at + 1)]).collect();
         let other = || (0..width).map(|at| [From::Node(at), From::Node((at + 1) % width)]).collect();

@@ -1,4 +1,4 @@
-//! Work that the card must refuse or cannot end: the kernel kills only the channel that submitted it.
+//! Work that the card must refuse or that never ends: the kernel kills only the channel that submitted it.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ use crate::rig::{Helper, Rig};
 use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, Push, linear};
 
-/// An address that no buffer of this program has.
+/// An address at which this program has no buffer.
 pub const UNMAPPED_ADDR: u64 = 0x7f_1234_0000;
 /// A method that no class has.
 const NO_METHOD: u32 = 0x1ffc;
 /// Size of a copy in bytes.
 const COPY_BYTES: u64 = 65536;
-/// Time limit for the kernel to notice that a channel is dead.
+/// Time for the kernel to notice that a channel is dead.
 const NOTICED: Duration = Duration::from_secs(60);
-/// Maximum number of copies until a card that should hang is hung.
+/// Maximum number of copies until a card that should hang has hung.
 const COPIES: u32 = 4000;
 
 /// Runs `faulty --what unmapped|method|hang`, or one of [`faulty_kernels::KERNELS`].
@@ -28,7 +28,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     if let Some(faulty) = faulty_kernels::KERNELS.iter().find(|faulty| faulty.what == what) {
         return faulty_kernels::run(rig, faulty);
     }
-    // Both channels exist before the fault, and must work after it.
+    // Both channels exist before the fault. The bystander must work after it.
     let bystander = rig.channel(&[Engine::Ce0])?;
     let victim = rig.channel(&[Engine::M2mf])?;
     let number = victim.number();
@@ -39,7 +39,8 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     match what {
         "unmapped" => {
             let rects = linear(UNMAPPED_ADDR, target.address(), 4096, Engine::M2mf.most_lines());
-            // The kernel may detect the dead channel before the submission returns; `dies` then reports it as well.
+            // The kernel may find that the channel is dead before the submission returns; `dies` then reports it as
+            // well.
             if let Err(error) = rig.launch(&victim, Engine::M2mf, &rects, &[Use::write(&target)]) {
                 println!("the kernel says at once: {error:#}");
             }
@@ -55,7 +56,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
             bail!("--what {what}: one of unmapped method hang {kernels}")
         }
     }
-    // An illegal method is reported and skipped; the other faults kill the channel.
+    // An illegal method is reported and skipped; other faults kill the channel.
     let killed = if what == "method" {
         once(rig, &victim, Engine::M2mf, &source, &target)?;
         false

@@ -1,4 +1,4 @@
-//! Kernels that fault or never end: some kill their channel, others are reported and cut short.
+//! Kernels that fault or never end. Some kill their channel; others are reported and end early.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ const STARTED_MARK: u32 = 0x600d;
 /// A grid of one thread.
 const ONE: Grid = Grid { blocks: [1; 3], threads: [1; 3] };
 
-/// A kernel of `faulty_kernels.sm20`.
+/// A kernel in `faulty_kernels.sm20`.
 pub struct Faulty {
-    /// Name on the command line.
+    /// Name of the kernel on the command line.
     pub what: &'static str,
     kernel: &'static str,
-    /// Set if the channel is killed. The kernel's driver only reports a warp's error: the grid ends at the error, and
-    /// the channel continues.
+    /// Set if the channel is killed. The kernel's driver only reports a warp error: the grid ends at the error, and the
+    /// channel continues.
     killed: bool,
 }
 
@@ -35,7 +35,7 @@ pub const KERNELS: [Faulty; 4] = [
     Faulty { what: "kernel-endless", kernel: "endless", killed: true },
 ];
 
-/// Launches a kernel, and checks that a channel created before it and one created after it still compute.
+/// Launches a kernel. Checks that a channel created before it and one created after it still compute.
 pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
     let mut bystander = compute::context(rig.device())?;
     let mut victim = compute::context(rig.device())?;
@@ -57,7 +57,7 @@ pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
     ])
 }
 
-/// Launches a kernel of `faulty_kernels.sm20` and waits for its end; returns the outcome.
+/// Launches a kernel in `faulty_kernels.sm20`, waits for its end, and returns the outcome.
 fn launch(gpu: &mut Guest, kernel: &str) -> Result<Result<()>> {
     let program = sm20::assemble(include_str!("faulty_kernels.sm20"));
     let program = program.map_err(|errors| anyhow::anyhow!("faulty_kernels.sm20: {errors:?}"))?;
@@ -65,14 +65,14 @@ fn launch(gpu: &mut Guest, kernel: &str) -> Result<Result<()>> {
     let mark = gpu.allocate(Place::Ram, 4)?;
     gpu.upload(mark, 0, &[0; 4])?;
     let params = Params::new().buffer(mark).address(UNMAPPED_ADDR);
-    // The kernel may detect the dead channel before the submission returns.
+    // The kernel may find that the channel is dead before the submission returns.
     let outcome = gpu.launch(module, kernel, ONE, &params, &[mark]).and_then(|_| gpu.finish());
     let found = gpu.backend_mut().peek(mark)?;
     ensure!(found == STARTED_MARK, "the kernel has not begun: it left {found:#x}");
     Ok(outcome.map_err(Into::into))
 }
 
-/// Launches the endless kernel on a new channel, and returns after the kernel has killed that channel.
+/// Launches the endless kernel on a new channel, and returns once the kernel has killed that channel.
 pub fn never_ends(device: &Arc<Device>) -> Result<()> {
     let mut gpu = compute::context(device)?;
     match launch(&mut gpu, "endless")? {

@@ -1,4 +1,5 @@
-//! The library `gdev` itself: copies below and above its limits, fences, references, errors, and the times of copies.
+//! Tests the library `gdev` itself: copies below and above its limits, fences, references, errors, and the time of
+//! copies.
 
 use std::path::Path;
 use std::time::Instant;
@@ -12,11 +13,11 @@ use crate::options::Options;
 use crate::pattern::Random;
 use crate::rig::{Counts, Rig};
 
-/// Size of the memory for copies in bytes.
+/// Number of bytes of the memory for copies.
 const BYTES: u64 = 3 << 20;
-/// Sizes of copies around the limits.
+/// Sizes of copies in bytes, around the limits.
 const SIZES: [u64; 12] = [1, 3, 4, 63, 64, 1023, 1024, 1025, 4096, 4097, 65_536, (2 << 20) + 5];
-/// Adds 1 to each of the words that the grid has threads.
+/// Adds 1 to each word; the grid has one thread per word.
 const SOURCE: &str = "
 .kernel increment
 .params 8
@@ -60,7 +61,7 @@ fn check(context: &mut Context<Nouveau>, memory: Memory, offset: u64, expected: 
     Ok(expected.len() as u64)
 }
 
-/// Copies of all sizes, small ones through the aperture, with and without overlap.
+/// Tests copies of all sizes. Small ones go through the aperture, with and without overlap.
 fn copies(rig: &Rig, node: &Path) -> Result<u64> {
     let mut random = rig.random();
     let mut context = context(node, TUNING)?;
@@ -80,7 +81,7 @@ fn copies(rig: &Rig, node: &Path) -> Result<u64> {
             verified += check(&mut context, memory, offset, &piece)?;
         }
     }
-    // The asynchronous copy, and its fence.
+    // Test an asynchronous copy and its fence.
     let fence: Fence = context.copy(&Copy { from: memory, from_offset: 0, to: pinned, to_offset: 0, bytes: BYTES })?;
     context.wait(fence)?;
     ensure!(context.is_done(fence)?, "an awaited copy is not done");
@@ -90,7 +91,7 @@ fn copies(rig: &Rig, node: &Path) -> Result<u64> {
     Ok(verified)
 }
 
-/// Memory that contexts of the same file, and of another one, refer to.
+/// Tests memory that contexts of the same file, and of another file, refer to.
 fn references(rig: &Rig, node: &Path) -> Result<u64> {
     let mut random = rig.random();
     let device = Device::open(node)?;
@@ -109,7 +110,7 @@ fn references(rig: &Rig, node: &Path) -> Result<u64> {
     let again = other.reference(&shared)?;
     drop(shared);
     let mut verified = check(&mut same, here, 0, &bytes)? + check(&mut other, there, 0, &bytes)?;
-    // One of two references of a file is freed, then the owner's memory: the other reference stays valid.
+    // Free one of two references of a file, and then the owner's memory: the other reference must stay valid.
     other.free(again)?;
     owner.free(memory)?;
     drop(owner);
@@ -124,7 +125,7 @@ fn program() -> Result<sm20::Program> {
     sm20::assemble(SOURCE).map_err(|errors| anyhow::anyhow!("{errors:?}"))
 }
 
-/// Wrong calls return named errors, after which the context works.
+/// Tests that invalid calls return specific errors, and that the context works afterwards.
 fn errors(node: &Path) -> Result<()> {
     let (mut context, mut other) = (context(node, TUNING)?, context(node, TUNING)?);
     let module = context.load(Image::Sm20(&program()?))?;
@@ -149,8 +150,8 @@ fn errors(node: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs `tuning --direction write|read --bytes N [--count N] [--direct] [--piece BYTES] [--serial]
-/// [--pinned]`: the time of copies between the CPU and VRAM, or pinned RAM.
+/// Runs `tuning --direction write|read --bytes N [--count N] [--direct] [--piece BYTES] [--serial] [--pinned]`:
+/// measures copies between the CPU and either VRAM or pinned RAM.
 pub fn tuning(rig: &Rig, options: &Options) -> Result<Facts> {
     let direction = options.text("direction").unwrap_or("write");
     let (bytes, count) = (options.number("bytes", 1 << 20)?, options.number("count", 10)?);
@@ -169,7 +170,7 @@ pub fn tuning(rig: &Rig, options: &Options) -> Result<Facts> {
     let memory = context.allocate(place, bytes)?;
     let mut expected = data(&mut rig.random(), bytes);
     let mut found = vec![0; expected.len()];
-    // The first copy allocates the bounce buffers and maps the aperture.
+    // The first copy allocates the bounce buffers and maps the aperture, so do not measure it.
     context.write(memory, 0, &expected)?;
     context.read(memory, 0, &mut found)?;
     ensure!(found == expected, "the first copy differs");

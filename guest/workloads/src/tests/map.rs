@@ -1,4 +1,4 @@
-//! CPU accesses to VRAM through BAR1: all widths and alignments, many mappings, the GPU's view of the CPU's writes.
+//! CPU accesses to VRAM through BAR1: all widths and alignments, many mappings, and the GPU's view of the CPU's writes.
 
 use anyhow::{Result, ensure};
 
@@ -50,7 +50,7 @@ fn written_by_gpu(rig: &Rig, helper: &Helper<'_>, size: u64) -> Result<()> {
     expected.check("written by the GPU, read through BAR1", 0, &bytes)
 }
 
-/// Checks loads and stores of all widths at any byte, compared with a plain copy of the memory.
+/// Compares loads and stores of all widths, at any byte, with a plain copy of the memory.
 fn odd_accesses(rig: &Rig, size: u64, accesses: u64) -> Result<()> {
     let mut random = rig.random();
     let buffer = rig.buffer(Domain::Vram, size)?;
@@ -79,7 +79,7 @@ fn odd_accesses(rig: &Rig, size: u64, accesses: u64) -> Result<()> {
     same_to_the_gpu(rig, &buffer, &plain)
 }
 
-/// Returns an offset, mostly near the edges of words and pages, where accesses get split.
+/// Returns an offset, usually near the edge of a word or a page, where accesses are split.
 fn place(random: &mut Random, size: u64, width: Width) -> usize {
     let last = size - width.bytes() as u64;
     let near_an_edge = random.below(size / 4096 + 1) * 4096 + random.below(16);
@@ -101,7 +101,7 @@ fn same_to_the_gpu(rig: &Rig, buffer: &Buffer, plain: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Maps many buffers at once, then unmaps and maps them again.
+/// Maps many buffers at once, unmaps them, and maps them again.
 fn many(rig: &Rig, count: u64) -> Result<()> {
     let mut random = rig.random();
     let mut buffers = Vec::new();
@@ -128,7 +128,7 @@ fn many(rig: &Rig, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// Creates more mappings than fit in BAR1, so that the kernel withdraws ranges and assigns them again.
+/// Creates more mappings than fit into BAR1, so that the kernel revokes ranges and assigns them again.
 fn more_than_the_aperture(rig: &Rig) -> Result<u64> {
     const WINDOW_BYTES: u64 = 8 << 20;
     let windows = (rig.vram()? * 3 / 4 / WINDOW_BYTES).min(24);

@@ -1,4 +1,4 @@
-//! Buffers that the kernel moves between VRAM and guest RAM, by request and under pressure.
+//! Buffers that the kernel moves between VRAM and guest RAM, on request and under memory pressure.
 
 use anyhow::{Result, ensure};
 
@@ -55,10 +55,10 @@ fn by_request(rig: &Rig, channel: &Channel, helper: &Helper<'_>, size: u64, roun
     Ok(moves)
 }
 
-/// Allocates buffers for more VRAM than the card has: the kernel must evict some to load others.
+/// Allocates buffers for more VRAM than the card has, so that the kernel must evict some to load others.
 fn under_pressure(rig: &Rig, channel: &Channel, helper: &Helper<'_>) -> Result<u64> {
     const BUFFER_BYTES: u64 = 8 << 20;
-    /// Guest RAM must hold the buffers that do not fit.
+    /// Maximum amount of VRAM in bytes for this test, because guest RAM must hold the buffers that do not fit.
     const MAX_VRAM_BYTES: u64 = 320 << 20;
     let vram = rig.vram()?;
     if vram > MAX_VRAM_BYTES {

@@ -1,4 +1,4 @@
-//! Several processes at once, each with its own address space on the GPU.
+//! Several processes at once, each with its own GPU address space.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -45,7 +45,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("n", count.to_string())])
 }
 
-/// Returns the counts in a result line.
+/// Parses the counts in a result line.
 fn counts_of(line: &str) -> Option<Counts> {
     let field = |name: &str| line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     let number = |name| field(name)?.parse().ok();

@@ -7,10 +7,10 @@ use crate::options::Options;
 use crate::rig::Rig;
 use gdev::nouveau::uapi::param;
 
-/// Number of readings of PTIMER, which must increase.
+/// Number of readings of PTIMER. They must increase.
 const READINGS: usize = 100;
 
-/// Queries every parameter and checks that the clock runs.
+/// Queries every parameter, and checks that the clock runs.
 pub fn run(rig: &Rig, _options: &Options) -> Result<Facts> {
     let get = |param| rig.device().parameter(param);
     let chipset = get(param::CHIPSET_ID)?;

@@ -1,5 +1,5 @@
-//! Residue of others in VRAM: fills all VRAM with a pattern, or searches for a pattern in unwritten buffers from the
-//! kernel.
+//! Residue of other VMs in VRAM: fills all VRAM with a pattern, or searches new buffers from the kernel for a pattern
+//! before writing to them.
 
 use anyhow::{Result, bail};
 
@@ -9,13 +9,13 @@ use crate::rig::Rig;
 use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, linear};
 
-/// Sizes of the allocated buffers: the next size is used when the previous one no longer fits.
+/// Sizes of the buffers to allocate: the next size is used when the previous one no longer fits.
 const BUFFER_SIZES_BYTES: [u64; 3] = [4 << 20, 256 << 10, 16 << 10];
-/// Maximum number of allocated buffers.
+/// Maximum number of buffers to allocate.
 const MOST_BUFFERS: usize = 4096;
 /// Size of the buffer in guest RAM in bytes.
 const BOUNCE: u64 = 4 << 20;
-/// Permitted length of the pattern in bytes: shorter patterns would occur by chance.
+/// Permitted lengths of the pattern in bytes. Shorter patterns would occur by chance.
 const PATTERN_BYTES: std::ops::RangeInclusive<usize> = 4..=64;
 
 /// Runs `fill --pattern HEX`.
@@ -37,7 +37,7 @@ pub fn fill(rig: &Rig, options: &Options) -> Result<Facts> {
         }
         filled += buffer.size();
     }
-    // The test also checks that the pattern was written: otherwise a scan elsewhere proves nothing.
+    // Check that the pattern was written, because otherwise a scan elsewhere would prove nothing.
     let mut found = 0;
     for buffer in &buffers {
         found += scan_buffer(rig, &channel, &bounce, buffer, &pattern)?.hits;
@@ -49,7 +49,7 @@ pub fn fill(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("filled", filled.to_string()), ("buffers", buffers.len().to_string()), ("hits", found.to_string())])
 }
 
-/// Runs `scan --pattern HEX`, which fails if the pattern is found.
+/// Runs `scan --pattern HEX`, which fails if it finds the pattern.
 pub fn scan(rig: &Rig, options: &Options) -> Result<Facts> {
     let pattern = pattern(rig, options)?;
     let (channel, bounce) = (rig.channel(&[Engine::M2mf])?, rig.buffer(Domain::Gart, BOUNCE)?);
@@ -78,13 +78,13 @@ fn pattern(rig: &Rig, options: &Options) -> Result<Vec<u8>> {
     Ok(pattern)
 }
 
-/// Allocates all VRAM that the kernel has. Once VRAM is full, the kernel puts buffers that may be in either memory into
-/// guest RAM, which does not evict others.
+/// Allocates all VRAM that the kernel has. When VRAM is full, the kernel places buffers that may be in either memory in
+/// guest RAM, so no buffer is evicted.
 fn all_vram(rig: &Rig) -> Result<Vec<Buffer>> {
     let mut buffers = Vec::new();
     for size in BUFFER_SIZES_BYTES {
         while buffers.len() < MOST_BUFFERS {
-            // If its page tables do not fit, the allocation of a buffer fails: this also counts as full.
+            // If the page tables of a buffer do not fit, allocating it fails; this counts as full as well.
             let Ok(buffer) = rig.buffer(Domain::Either, size) else { break };
             if buffer.place()? != Domain::Vram {
                 break;
@@ -98,7 +98,7 @@ fn all_vram(rig: &Rig) -> Result<Vec<Buffer>> {
     Ok(buffers)
 }
 
-/// Findings of a search.
+/// Findings of a scan.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Scan {
     hits: u64,
@@ -127,7 +127,7 @@ fn scan_buffer(rig: &Rig, channel: &Channel, bounce: &Buffer, buffer: &Buffer, p
     Ok(total)
 }
 
-/// Returns the number of occurrences of the pattern, at any byte, without overlaps.
+/// Returns the number of occurrences of the pattern, at any byte and without overlaps.
 pub fn count(bytes: &[u8], pattern: &[u8]) -> u64 {
     let Some(first) = pattern.first() else { return 0 };
     let (mut hits, mut at) = (0, 0);

@@ -1,5 +1,5 @@
-//! Work that tries to harm other users of the card: each rogue does one thing for the requested time, then shows that
-//! its own channels still work, if possible.
+//! Work that tries to harm other users of the card. Each rogue does one thing for the requested time, and then shows
+//! that its own channels still work, if they can.
 
 mod registers;
 
@@ -23,28 +23,31 @@ use gdev::nouveau::push::{Engine, Push, linear};
 
 /// Number of submissions that a flood keeps in flight.
 const FLOOD: usize = 256;
-/// Number of loop iterations of a thread of `split`: at 70 ns per warp instruction, about 20 us for 256 threads.
+/// Number of loop iterations per thread of `split`: at 70 ns per warp instruction, 256 threads take about 20 us.
 const SPLIT_ROUNDS: u32 = 9;
-/// Number of channels that wait for a channel with a delayed doorbell.
+/// Number of channels that wait for another channel whose doorbell is delayed.
 const WAITERS: u32 = 4;
 /// Delay of that doorbell.
 const HELD_BACK: Duration = Duration::from_millis(50);
 /// Number of bytes that each waiting channel copies afterwards.
 const COPY_BYTES: u64 = 4096;
-/// Number of handovers between two channels in a submission, and number of bytes copied at each handover.
+/// Number of handovers between two channels per submission.
 const HANDOVERS: u32 = 32;
+/// Number of bytes copied at each handover.
 const HANDED: u64 = 64 << 10;
-/// The host engine's method for a non-stall interrupt, and a method that no class has.
+/// The host engine's method for a non-stall interrupt.
 const NON_STALL: u32 = 0x20;
+/// A method that no class has.
 const NO_METHOD: u32 = 0x1ffc;
-/// Number of methods of a stream in one submission. The guest's kernel takes about a millisecond to acknowledge each
-/// illegal method; the submission holds the engine during this time, and is charged for it.
+/// Number of methods per submission of a stream. The guest's kernel takes about a millisecond to acknowledge each
+/// illegal method; the submission occupies the engine during this time, and is charged for it.
 const INTERRUPTS: u32 = 2000;
 const ILLEGAL: u32 = 20;
-/// The kernel's log level on the console: each line is a trap under emulation, which would slow the attack down.
+/// File with the kernel's log level for the console. Under emulation each line is a trap, which would slow the attack
+/// down.
 const PRINTK: &str = "/proc/sys/kernel/printk";
 
-/// One kind of harm.
+/// One way to harm others.
 struct Rogue {
     what: &'static str,
     run: fn(&Rig, Duration) -> Result<Facts>,
@@ -79,7 +82,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(facts)
 }
 
-/// Submits empty work at the maximum rate that the kernel accepts.
+/// Submits empty work as fast as the kernel accepts it.
 fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
     let channel = Channel::with_ring(rig.device(), FLOOD)?;
     channel.add(Engine::M2mf.object())?;
@@ -95,7 +98,7 @@ fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("submissions", submissions.to_string())])
 }
 
-/// Runs an endless series of kernels, each too short to be checked while it runs.
+/// Runs an endless series of kernels. Each is too short to be checked while it runs.
 fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
     let options = workloads::Options { seed: rig.seed(), rounds: Some(SPLIT_ROUNDS), ..workloads::Options::default() };
     let pieces = workloads::by_name("loop", options).context("a workload")?;
@@ -125,7 +128,7 @@ fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
 }
 
 /// Runs channels that wait for a semaphore of another channel, whose doorbell is delayed. With `yields`, they let other
-/// channels run during the wait, instead of keeping the PBDMA until their time slice is over.
+/// channels run meanwhile; otherwise they keep the PBDMA until their time slice is over.
 fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
     let source = rig.buffer(Domain::Gart, COPY_BYTES)?;
@@ -144,7 +147,7 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
             for rect in linear(source.address(), target.address(), COPY_BYTES, Engine::M2mf.most_lines()) {
                 push.copy(Engine::M2mf, &rect);
             }
-            // If the kernel knew that the semaphore is written, it would synchronize the channels.
+            // Do not tell the kernel that the semaphore is written, because it would then synchronize the channels.
             channel.submit(&push, &[Use::read(&semaphore), Use::read(&source), Use::write(target)])?;
         }
         let mut promised = Push::default();
@@ -163,7 +166,7 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     Ok(vec![("rounds", round.to_string())])
 }
 
-/// Runs two channels that wait for each other repeatedly, and copy in between.
+/// Runs two channels that repeatedly wait for each other and copy in between.
 fn handover(rig: &Rig, duration: Duration) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
     semaphore.map()?.store(0, Width::Dword, 0);
@@ -191,7 +194,7 @@ fn handover(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", turn.to_string())])
 }
 
-/// Runs channels that fault on one engine, and also have a context of another engine.
+/// Runs channels that fault on one engine and also have a context of another engine.
 fn faults(rig: &Rig, duration: Duration) -> Result<Facts> {
     fs::write(PRINTK, "1").context(PRINTK)?;
     let (ending, mut killed, mut refused) = (Ending::after(duration), 0u64, 0u64);
@@ -212,14 +215,14 @@ fn faults(rig: &Rig, duration: Duration) -> Result<Facts> {
 fn fault(rig: &Rig) -> Result<()> {
     let channel = rig.channel(&[Engine::M2mf, Engine::Ce0])?;
     let target = rig.buffer(Domain::Gart, COPY_BYTES)?;
-    // The kernel may detect the dead channel before the submission returns.
+    // The kernel may find that the channel is dead before the submission returns.
     let rects = linear(UNMAPPED_ADDR, target.address(), COPY_BYTES, Engine::Ce0.most_lines());
     let _ = rig.launch(&channel, Engine::Ce0, &rects, &[Use::write(&target)]);
     let _ = target.wait(false);
     Ok(())
 }
 
-/// Sends one method of M2MF repeatedly.
+/// Sends the same M2MF method repeatedly.
 fn stream(rig: &Rig, duration: Duration, method: u32, count: u32) -> Result<Facts> {
     fs::write(PRINTK, "1").context(PRINTK)?;
     let channel = rig.channel(&[Engine::M2mf])?;

@@ -1,5 +1,5 @@
-//! Segments of device memory: keys, rights and lifetimes within a machine, and sharing between machines, of which one
-//! writes and the other reads.
+//! Segments of device memory: keys, rights and lifetimes within a machine, and sharing between machines, one of which
+//! writes while the other reads.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,9 +18,9 @@ use crate::rig::{Counts, Rig};
 use gdev::nouveau::Device;
 use gdev::nouveau::mediator::{ABROAD, ABROAD_READ_WRITE, CREATE, Mediator, READ_ONLY, Wanted, question};
 
-/// Size of the segments in bytes.
+/// Size of a segment in bytes.
 const BYTES: u64 = 256 << 10;
-/// Number of polls for another process's action.
+/// Maximum number of polls for an action of another process.
 const MAX_POLLS: u32 = 400;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -76,7 +76,7 @@ fn data(seed: u64) -> Vec<u8> {
     Random::new(seed).words(BYTES as usize / 4).iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Waits until `count` address spaces have a segment attached.
+/// Waits until `count` address spaces have attached a segment.
 fn attached(mediator: &Mediator, id: u32, count: u64) -> Result<()> {
     for _ in 0..MAX_POLLS {
         if mediator.attached(id)? == count {
@@ -98,7 +98,8 @@ fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()
     write(&mut first, here, &data(rig.seed()))?;
     check(rig, &mut second, there, &data(rig.seed()))?;
 
-    // Another process finds the key, but may not use channels of other processes. Its attachments end with the process.
+    // Another process finds the key, but must not use the channels of other processes. Its attachments end with the
+    // process.
     let this = std::env::current_exe().context("the path of this program")?;
     let (key_text, channel) = (key.to_string(), first.backend().number().to_string());
     let node_text = node.to_string_lossy();
@@ -116,7 +117,8 @@ fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()
     holder.wait()?;
     attached(mediator, id, 2)?;
 
-    // Detach the segment while the GPU may use it: at most that channel is lost, and the other channel continues.
+    // Detach the segment while the GPU may be using it: at most that channel may be lost, and the other one must
+    // continue.
     let segment = first.backend_mut().adopt(here, BYTES);
     for _ in 0..4 {
         first.upload(segment, 0, &data(rig.seed() + 1))?;
@@ -131,7 +133,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()
     write(&mut third, again, &data(rig.seed() + 2))?;
     check(rig, &mut second, there, &data(rig.seed() + 2))?;
 
-    // After its removal the segment remains for address spaces that have it attached, but it has no key.
+    // A removed segment stays for the address spaces that have attached it, but has no key.
     mediator.remove(id)?;
     ensure!(mediator.share_get(wanted(key, 0)).is_err(), "the key of a removed segment finds it");
     check(rig, &mut second, there, &data(rig.seed() + 2))?;

@@ -1,4 +1,4 @@
-//! Random verified copies for a given time.
+//! Random copies for a given time, all of them verified.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Workloads of one kind each, timed without their preparation, for benchmarks. Their results are checked at the end,
-//! so that a wrong result does not count as fast.
+//! Workloads of a single kind, timed without their setup, for benchmarks. Their results are checked at the end, so that
+//! a wrong result does not count as fast.
 
 use std::time::Instant;
 
@@ -12,12 +12,12 @@ use crate::rig::{Helper, Rig};
 use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, linear};
 
-/// Size of the buffers of small copies in bytes.
+/// Size of the buffers for small copies in bytes.
 const SMALL_COPY_BYTES: u64 = 4096;
-/// Maximum number of channels of an open file that the 6.1 kernel has space for.
+/// Maximum number of channels per open file for which the 6.1 kernel has room.
 const MAX_CHANNELS_PER_FILE: u64 = 12;
 
-/// A workload: its repeated function, and its default number of repetitions.
+/// A workload: the function to repeat, and its default number of repetitions.
 struct Workload {
     name: &'static str,
     count: u64,
@@ -48,12 +48,12 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("what", name.to_owned()), ("count", count.to_string()), ("timed_us", format!("{:.0}", seconds * 1e6))])
 }
 
-/// Creates channels, uses each once, and destroys them.
+/// Creates channels, uses each of them once, and destroys them.
 fn channels(rig: &Rig, count: u64) -> Result<f64> {
     let helper = Helper::new(rig, Engine::M2mf)?;
     let expected = Expected::background(rig.random().stream());
-    // Each channel has its own buffer: if the fence was reached without a wait, stock nouveau may access the channel of
-    // a buffer's last fence after that channel has gone (`nouveau_fence_sync`).
+    // Give each channel its own buffer. If the fence has been reached without a wait, stock nouveau may access the
+    // channel of a buffer's last fence after that channel is gone (`nouveau_fence_sync`).
     let mut buffers = Vec::new();
     for _ in 0..count {
         let (from, to) = (rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?, rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?);
@@ -73,14 +73,14 @@ fn channels(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Makes copies, with a wait for each.
+/// Makes copies and waits for each of them.
 fn copies(rig: &Rig, count: u64, from: Domain, to: Domain, size: u64) -> Result<f64> {
     let (from, to) = (rig.buffer(from, size)?, rig.buffer(to, size)?);
     let channel = rig.channel(&[Engine::M2mf])?;
     let helper = Helper::new(rig, Engine::M2mf)?;
     let expected = Expected::background(rig.random().stream());
     helper.fill(&from, &expected)?;
-    // The first use of the buffers is not part of the measurement.
+    // Do not measure the first use of the buffers.
     copy(rig, &channel, &from, &to, size)?;
     to.wait(false)?;
     let began = Instant::now();
@@ -93,7 +93,7 @@ fn copies(rig: &Rig, count: u64, from: Domain, to: Domain, size: u64) -> Result<
     Ok(seconds)
 }
 
-/// Allocates buffers, uses them on the GPU and frees them: each is mapped into and out of the address space.
+/// Allocates buffers, uses them on the GPU, and frees them: each is mapped into the address space and unmapped.
 fn map_churn(rig: &Rig, count: u64) -> Result<f64> {
     let channel = rig.channel(&[Engine::M2mf])?;
     let helper = Helper::new(rig, Engine::M2mf)?;
@@ -115,7 +115,7 @@ fn map_churn(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Makes copies in many channels at once, with one wait for all.
+/// Makes copies in many channels at once, with a single wait for all of them.
 fn many_channels(rig: &Rig, count: u64) -> Result<f64> {
     let helper = Helper::new(rig, Engine::M2mf)?;
     let source = rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?;
@@ -141,7 +141,7 @@ fn many_channels(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Submits small copies, with only occasional waits.
+/// Submits small copies and waits only occasionally.
 fn small_submissions(rig: &Rig, count: u64) -> Result<f64> {
     const SUBMISSIONS_PER_WAIT: u64 = 32;
     let channel = rig.channel(&[Engine::M2mf])?;

@@ -1,5 +1,5 @@
-//! The papers' workloads: each has its own device and channel, is timed in the papers' phases, and its result is
-//! compared with a result that the CPU computes.
+//! The papers' workloads. Each has its own device and channel, and is timed in the papers' phases; its result is
+//! compared with one that the CPU computes.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -17,12 +17,12 @@ use crate::rig::{Counts, Rig};
 use gdev::nouveau::Device;
 use gdev::nouveau::Done;
 
-/// Maximum of `--scale`, as promised by the crate `workloads`.
+/// Maximum of `--scale` that the crate `workloads` supports.
 const MOST_SCALE: u64 = 1000;
 
 /// Time and work of one run.
 struct Outcome {
-    /// The first phase, `init`, includes opening the device.
+    /// Times of the phases. The first phase, `init`, includes opening the device.
     report: Report,
     close: Duration,
     done: Done,
@@ -33,18 +33,18 @@ struct Outcome {
 pub struct Looped {
     /// Number of times that all kernels were launched.
     pub iterations: u64,
-    /// Time until the end of the last iteration.
+    /// Time from the start to the end of the last iteration.
     pub took: Duration,
-    /// Durations of the iterations, shortest first, if each iteration had a wait.
+    /// Durations of the iterations in ascending order, if each iteration waited.
     pub each: Vec<Duration>,
 }
 
-/// Parameters of a repetition.
+/// Parameters of repeated work.
 #[derive(Debug, Clone, Copy)]
 pub struct Repeat {
-    /// Time during which iterations are launched.
+    /// Time for which iterations are launched.
     pub duration: Duration,
-    /// Maximum number of submissions in flight; with 1, each iteration has a wait.
+    /// Maximum number of submissions in flight. With 1, each iteration waits.
     pub in_flight: u64,
     /// Pause between the end of an iteration and the next one.
     pub pause: Option<Duration>,
@@ -104,7 +104,7 @@ fn facts(workload: &dyn Workload, outcome: &Outcome) -> Facts {
     let Outcome { report, close, done, looped } = outcome;
     let [init, htod, launch, dtoh] = report.times;
     let mut facts = vec![
-        // Values of a result line contain no blanks.
+        // Values in a result line must not contain blanks.
         ("size", workload.size().replace(", ", "+").replace(' ', "_")),
         ("init_us", us(init)),
         ("htod_us", us(htod)),
@@ -123,7 +123,7 @@ fn facts(workload: &dyn Workload, outcome: &Outcome) -> Facts {
     facts
 }
 
-/// Runs one workload once, or repeats it first.
+/// Runs one workload once. With `repeat`, repeats its kernels first.
 fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<Outcome> {
     let began = Instant::now();
     let device = Device::open(node)?;
@@ -142,7 +142,7 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     let done_in_loop = gpu.backend().done();
     let mut report = workloads::run(workload, &mut gpu)?;
     report.times[0] += opened;
-    // With a duration, only the work within it counts; the final run shows that the card can still compute.
+    // With a duration, only the work within it counts. The final run shows that the card can still compute.
     let done = if looped.is_some() { done_in_loop } else { gpu.backend().done() };
     let began = Instant::now();
     drop(gpu);
@@ -151,8 +151,8 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     Ok(Outcome { report, close, done, looped })
 }
 
-/// Launches kernels until the time is over, and waits for all of them. Does not check the results: kernels that work in
-/// place get their own output as input.
+/// Launches kernels until the time is over, and waits for all of them. Does not check results: a kernel that works in
+/// place gets its own output as input.
 pub fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, repeat: Repeat) -> Result<Looped> {
     let setup = Setup::new(workload, gpu)?;
     setup.upload(gpu)?;

@@ -55,7 +55,7 @@ fn binding_ends_with_the_code_of_its_trouble() {
         ),
         (&["card", "bind", "0000:7f:00.0"], Code::NotFound, "the host has no PCI function 0000:7f:00.0"),
         (&["card", "bind", "0000:01:00.0"], Code::Conflict, "turn the IOMMU on in the firmware's setup"),
-        (&["card", "unbind", "0000:02:00.0"], Code::Usage, "only NVIDIA's are bound here"),
+        (&["card", "unbind", "0000:02:00.0"], Code::Usage, "only NVIDIA's are supported"),
         (
             &["card", "unbind", "0000:65:00.0", "--driver", "nvidia"],
             Code::Conflict,

@@ -89,8 +89,8 @@ fn invalid_saved_vm_is_rejected_and_vm_keeps_running() {
     let ran = ctl(&served, &["vm", "add", "b", "--card", "card0", "--vram-mib", "32"]);
     assert_eq!(ran.code, Code::Good, "{}", ran.err);
     for (vm, file, code, what) in [
-        ("a", "edited.vm", Code::Conflict, "the sum at byte"),
-        ("a", "cut.vm", Code::Conflict, "it was cut"),
+        ("a", "edited.vm", Code::Conflict, "the checksum at byte"),
+        ("a", "cut.vm", Code::Conflict, "it was truncated"),
         ("a", "long.vm", Code::Conflict, "bytes follow"),
         ("a", "m.toml", Code::Failed, "cannot be read"),
         ("b", "a.vm", Code::Conflict, "`vram_mib` = 16, and this VM has 32"),

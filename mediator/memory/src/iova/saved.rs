@@ -1,5 +1,5 @@
-//! Saved state of I/O virtual addresses: the used ranges, and the share of each VM. The used part of a VM's quota
-//! follows from the ranges that it claims.
+//! Saved state of I/O virtual addresses: the ranges in use and the share of each VM. The charge of a VM's quota follows
+//! from the ranges that it claims.
 
 use super::{IovaSpace, Part, RamShare, SHARED, charge};
 use nvspec::addr::{BUS_BITS, Iova};
@@ -12,9 +12,9 @@ use vram::TenantId;
 /// Saved state of an [`IovaSpace`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedIova {
-    /// Start and size in bytes of the used ranges, in order; includes ranges that the host cannot map.
+    /// Start and size in bytes of each range in use, in ascending order. Includes ranges that the host cannot map.
     taken: Vec<(u64, u64)>,
-    /// Shares of VMs, by number.
+    /// Shares of VMs, by VM number.
     vms: Vec<SavedPart>,
 }
 
@@ -27,7 +27,7 @@ struct SavedPart {
     window: Option<(u64, u64)>,
 }
 
-/// Ranges of a restored space that are not claimed yet. Each range has one owner.
+/// Ranges of a restored space that have not been claimed yet. Each range has one owner.
 #[derive(Debug, Default)]
 pub struct Claims(BTreeMap<u64, u64>);
 
@@ -43,11 +43,11 @@ impl IovaSpace {
         SavedIova { taken: taken.iter().map(|(start, len)| (*start, *len)).collect(), vms: vms.collect() }
     }
 
-    /// Restores the space, on a host that cannot map `unmappable`; returns the ranges to claim. An unclaimed range
-    /// stays in use: the card may have kept it.
+    /// Restores the space on a host that cannot map `unmappable`, and returns the ranges to claim. A range that is
+    /// never claimed stays in use, because the card may have kept it.
     ///
     /// # Errors
-    /// If ranges overlap, or are outside of the card's reach.
+    /// If ranges overlap, or the card cannot reach them.
     pub(crate) fn restored(saved: SavedIova, unmappable: &[Range<u64>]) -> Result<(Self, Claims), Invalid> {
         let SavedIova { taken, vms } = saved;
         let mut space = Self::without(unmappable);
@@ -83,10 +83,10 @@ impl IovaSpace {
         Ok((space, claims))
     }
 
-    /// Claims a range for the mediator, or for a VM. A VM's range counts against its quota.
+    /// Claims a range for the mediator or, with `vm`, for a VM. A VM's range counts towards its quota.
     ///
     /// # Errors
-    /// If the range is unused, or has another owner.
+    /// If the range is not in use, or has another owner.
     pub fn claim(&mut self, claims: &mut Claims, vm: Option<TenantId>, iova: Iova, len: u64) -> Result<(), Invalid> {
         let claimed = claims.0.get(&iova.0) == Some(&len);
         Invalid::unless(claimed, || format!("I/O addresses {iova}+{len:#x} are used twice, or taken by nobody"))?;
@@ -106,7 +106,7 @@ mod tests {
 
     const VM: TenantId = TenantId(3);
 
-    /// Creates a space with a range of the mediator and one of a VM, next to ranges that cannot be mapped.
+    /// Creates a space with a range of the mediator, a range of a VM, and ranges that cannot be mapped.
     fn space() -> (IovaSpace, Iova, Iova) {
         let mut space = IovaSpace::without(slice::from_ref(&HOLE));
         space.set_share(VM, RamShare::default()).unwrap();

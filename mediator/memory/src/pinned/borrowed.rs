@@ -1,5 +1,5 @@
-//! Slots that use another card's memory: a VM that moves between cards keeps using this memory at first, and the memory
-//! is copied only after its arrival.
+//! Slots that use another card's memory. A VM that moves between cards uses this memory at first, and its contents are
+//! copied only after the VM has arrived.
 
 use super::PinnedPool;
 use crate::ManagerError;
@@ -8,12 +8,12 @@ use vm_memory::VolatileMemoryError;
 use vram::HostAddr;
 
 impl PinnedPool {
-    /// Makes the slot at `address`, which has zeroed memory, use `theirs` instead. Both memories have the same size.
-    /// `theirs` is released by [`Self::own`] or when the slot loses its owner, and is then neither zeroed nor freed.
+    /// Makes the slot at `address`, which must have zeroed memory, use `theirs` instead, which must have the same size.
+    /// [`Self::own`], or the loss of the slot's owner, releases `theirs`, which is then neither zeroed nor freed.
     /// Returns `false` if the card rejects `theirs`.
     ///
     /// # Errors
-    /// If the card then also rejects the slot's own memory.
+    /// If the card then rejects the slot's own memory as well.
     pub fn borrow(&mut self, address: HostAddr, theirs: DmaMemory) -> Result<bool, ManagerError> {
         let (index, offset) = self.at(address);
         let fits = offset == 0 && theirs.len() as u64 == self.slot_bytes && !self.borrowed.contains_key(&index);
@@ -27,11 +27,11 @@ impl PinnedPool {
         Ok(true)
     }
 
-    /// Switches the slot at `address` to its own memory, with any contents; does nothing if the slot already uses its
-    /// own memory.
+    /// Switches the slot at `address` back to its own memory, without regard to contents. Does nothing if the slot uses
+    /// its own memory.
     ///
     /// # Errors
-    /// If the card keeps the other memory mapped, or rejects the slot's own memory.
+    /// If the card fails to unmap the other memory, or rejects the slot's own memory.
     pub fn own(&mut self, address: HostAddr) -> Result<(), ManagerError> {
         let (index, _) = self.at(address);
         if let Some(own) = self.borrowed.get(&index).cloned() {
@@ -41,7 +41,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Returns the memory that the slot at `address` has borrowed, and the slot's own memory.
+    /// Returns the memory that the slot at `address` has borrowed, and its own memory.
     #[must_use]
     pub fn borrowed(&self, address: HostAddr) -> Option<Borrowed> {
         let (index, _) = self.at(address);
@@ -55,7 +55,7 @@ impl PinnedPool {
         !self.borrowed.is_empty()
     }
 
-    /// Maps other memory for the card in a slot. If the card rejects the memory, the slot stays unmapped.
+    /// Maps other memory for the card in a slot. If the card rejects it, the slot stays unmapped.
     fn exchange(&mut self, index: usize, memory: DmaMemory) -> Result<(), ManagerError> {
         let at = index as u64 * self.slot_bytes;
         self.card.unmap_dma(self.base.offset(at).0, self.slot_bytes)?;
@@ -66,17 +66,17 @@ impl PinnedPool {
 /// The two memories of a slot.
 #[derive(Clone, Debug)]
 pub struct Borrowed {
-    /// Memory of the other card, which the slot uses.
+    /// Memory of the other card, which the slot currently uses.
     pub theirs: DmaMemory,
     /// The slot's own memory.
     pub own: DmaMemory,
 }
 
 impl Borrowed {
-    /// Copies `len` bytes starting at `at` to the slot's own memory.
+    /// Copies `len` bytes from `at` on to the slot's own memory.
     ///
     /// # Errors
-    /// If the bytes are beyond the end of the slot.
+    /// If the bytes extend beyond the end of the slot.
     pub fn copy(&self, at: u64, len: u64) -> Result<(), VolatileMemoryError> {
         let from = self.theirs.slice(at as usize, len as usize)?;
         from.copy_to_volatile_slice(self.own.slice(at as usize, len as usize)?);

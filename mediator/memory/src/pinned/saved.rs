@@ -1,5 +1,5 @@
-//! Saved state of slots of host memory: their addresses for the card, and the slots that have memory. The memory is in
-//! a file, which is handed over separately.
+//! Saved state of slots of host memory: their addresses for the card, and which of them have memory. The memory is in a
+//! file, which is handed over separately.
 
 use super::{PinnedPool, SEALS};
 use crate::ManagerError;
@@ -20,14 +20,14 @@ pub(crate) struct SavedSlots {
     /// First I/O address of the slots.
     pub base: u64,
     pub slots: u32,
-    /// Numbers of the slots that have memory, in order.
+    /// Numbers of the slots that have memory, in ascending order.
     filled: Vec<u32>,
-    /// Numbers of the slots with memory that have no owner.
+    /// Numbers of the slots that have memory but no owner.
     kept: Vec<u32>,
 }
 
 impl PinnedPool {
-    /// Saves the slots. Their contents are in [`PinnedPool::file`].
+    /// Saves the slots. [`PinnedPool::file`] has their contents.
     pub(crate) fn save(&self) -> SavedSlots {
         let Self {
             card: _,
@@ -36,7 +36,7 @@ impl PinnedPool {
             slots,
             kept,
             file: _,
-            // No slot is borrowed when a card is quiesced.
+            // No slot borrows memory while the card is quiesced.
             borrowed: _,
             handed: _,
         } = self;
@@ -49,11 +49,11 @@ impl PinnedPool {
         }
     }
 
-    /// Restores the slots, each of `slot_bytes` bytes, with their memory in `file`. The slots are mapped for `card`,
-    /// for which they are not mapped yet. If the result is dropped before [`Self::owned`], the memory stays.
+    /// Restores the slots of `slot_bytes` bytes each, with their memory in `file`, and maps them for `card`, for which
+    /// they must not be mapped yet. If the result is dropped before [`Self::owned`], the memory stays.
     ///
     /// # Errors
-    /// If the saved state is invalid, the file is a different one, or the host cannot map it.
+    /// If the saved state is invalid, the file is not the one that was saved, or the host cannot map it.
     pub(crate) fn restored(
         saved: SavedSlots,
         card: Arc<dyn Card>,
@@ -82,7 +82,7 @@ impl PinnedPool {
         Ok(pool)
     }
 
-    /// Takes ownership of the slots and their memory for this process.
+    /// Makes this process the owner of the slots and their memory.
     pub fn owned(&mut self) {
         self.handed = false;
     }
@@ -94,7 +94,7 @@ impl PinnedPool {
     }
 }
 
-/// Returns the file, if it has this length and the length is sealed.
+/// Returns the file if it has this length and its length is sealed.
 fn checked(file: File, len: u64) -> Result<Arc<File>, ManagerError> {
     let look = |error| ManagerError::host("a file of host memory cannot be looked at", error);
     let (seals, bytes) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?.st_size);

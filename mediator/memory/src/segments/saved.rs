@@ -17,7 +17,7 @@ pub struct SavedSegments {
     last: u32,
     /// Segments by ID.
     segments: Vec<SavedSegment>,
-    /// Pools by the VM that created the segments.
+    /// Pools, by the VM that created the segments.
     pools: Vec<(u32, SavedPool)>,
 }
 
@@ -28,14 +28,14 @@ first_version!(SavedSegments, "card-memory.segments");
 struct SavedSegment {
     id: u32,
     key: u64,
-    /// Name of the group in which the segment is found; `None` if only its creator finds it.
+    /// Name of the group in which the key finds the segment; `None` if only its creator finds it.
     group: Option<String>,
     owner: u32,
     mode: u32,
     bytes: u64,
     at: u64,
     zeroed: u64,
-    /// VMs that map the segment, and the number of address spaces for each.
+    /// Number of address spaces of each VM that map the segment.
     attached: Vec<(u32, u32)>,
     removed: bool,
 }
@@ -50,7 +50,7 @@ impl Memory {
                 id: *id,
                 key: *key,
                 group: match scope {
-                    // The scope is the segment's creator.
+                    // Only the creator finds the segment.
                     Scope::Own(_) => None,
                     Scope::Group(group) => Some(group.to_string()),
                 },
@@ -70,7 +70,7 @@ impl Memory {
         })
     }
 
-    /// Restores segments, with their pools. Each VM must then restore its mappings of segments
+    /// Restores segments and their pools. Each VM must then restore its own mappings of segments
     /// ([`Self::segments_attached`]).
     ///
     /// # Errors
@@ -102,8 +102,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the segments that a VM has mapped: the number of address spaces, the address, and the size in bytes of
-    /// each.
+    /// Returns the segments that a VM maps: the number of address spaces, the address, and the size in bytes of each.
     pub fn segments_attached(&self, vm: TenantId) -> BTreeMap<u32, (u32, VramAddr, u64)> {
         let all = self.segments.segments.iter();
         all.filter_map(|(id, segment)| Some((*id, (*segment.attached.get(&vm)?, segment.at, segment.bytes)))).collect()

@@ -1,8 +1,8 @@
-//! CPU accesses of a guest to its VRAM through BAR1, BAR3 or PRAMIN.
+//! CPU accesses of a guest to its VRAM, through BAR1, BAR3 or PRAMIN.
 //!
-//! A guest VRAM page with the USERD of a bound channel is special. The card polls a USERD page of the mediator; the
-//! guest's page is an alias of this page for reads, and of its doorbell word for writes. All accesses use
-//! [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so accesses through alias mappings are covered too.
+//! The guest VRAM page that holds the USERD of a bound channel is special. The card polls a USERD page of the mediator.
+//! Reads of the guest's page return the mediator's page, and writes only forward the doorbell word. All accesses use
+//! [`VmBackend::guest_read`] and [`VmBackend::guest_write`], which therefore also cover alias mappings.
 
 use super::VmBackend;
 use devmodel::backend::{Aperture, Denied, NoMemory, WriteFailure};
@@ -10,10 +10,10 @@ use nvspec::addr::{GuestVramAddr, Place};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::userd;
 
-/// Size of a page for this module, in bytes.
+/// Page size for this module, in bytes.
 const PAGE: u64 = 4096;
 
-/// A doorbell that was rung by a CPU access.
+/// A doorbell that a CPU access rang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RungDoorbell {
     pub(crate) channel: VirtualChannelId,
@@ -37,7 +37,7 @@ impl VmBackend {
         })
     }
 
-    /// Writes guest VRAM for the CPU. A doorbell is submitted at the end of the access ([`Self::submit_doorbell`]).
+    /// Writes guest VRAM for the CPU. The end of the access submits a doorbell ([`Self::submit_doorbell`]).
     pub(crate) fn guest_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure> {
         self.by_page(address, data.len(), |this, at, range| {
             let data = &data[range];
@@ -58,14 +58,14 @@ impl VmBackend {
         })
     }
 
-    /// Returns the reason that a write was not executed.
+    /// Returns the reason why a write was not executed.
     fn unwritten(&self, at: GuestVramAddr, len: u64) -> WriteFailure {
         let is_its = at.checked_add(len).is_some_and(|end| end.0 <= self.memory.grants().vram_bytes());
         if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }
     }
 
-    /// Handles a guest CPU's write for which no memory is free. Returns true if the write must be retried; otherwise
-    /// the write is lost.
+    /// Handles a write of the guest's CPU for which no memory is free. Returns true if the write must be retried;
+    /// otherwise it is lost.
     pub(crate) fn write_waits(&mut self) -> bool {
         let first = self.writes.is_first();
         if self.writes.waits(&self.host.lock(), self.vm) {
@@ -78,7 +78,7 @@ impl VmBackend {
             tracing::error!(
                 vm = %self.vm,
                 lost,
-                "what a VM's CPU writes to its VRAM is lost: there is no memory for it; raise the VM's guarantee, or the \
+                "writes of a VM's CPU to its VRAM are lost: no memory is available; raise the VM's guarantee, or the \
                  card's host memory"
             );
         }
@@ -102,7 +102,7 @@ impl VmBackend {
         offset: u64,
         data: &mut [u8],
     ) -> Result<(), Denied> {
-        // Accesses are at most eight aligned bytes, so they never cross a page.
+        // Accesses are aligned and at most eight bytes long, so they never cross a page.
         match self.memory.translate(aperture, offset, false).ok_or(Denied)? {
             Place::Vram(address) => self.guest_read(address, data),
             Place::Ram(address) => self.memory.grants().ram_read(address, data).map_err(|_| Denied),
@@ -141,38 +141,38 @@ impl VmBackend {
         }
     }
 
-    /// Forwards only the doorbell, because the card writes all other words. The word is complete when its last byte
-    /// arrives, so several narrow stores form one doorbell.
+    /// Forwards only the doorbell, because the card writes all other words. The doorbell is complete when its last byte
+    /// arrives, so several narrow stores ring it once.
     fn userd_write(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) {
         if let Some(gp_put) = self.work.store(channel, offset, data) {
-            // One long write may reach the USERD pages of several channels.
+            // A long write may cover the USERD pages of several channels.
             self.submit_doorbell();
             self.doorbell = Some(RungDoorbell { channel, gp_put });
         }
     }
 
-    /// Takes the doorbell that the current access rang.
+    /// Takes the doorbell that the current access has rung.
     pub(crate) fn take_doorbell(&mut self) -> Option<RungDoorbell> {
         self.doorbell.take()
     }
 
-    /// Submits the doorbell that the current access rang.
+    /// Submits the doorbell that the current access has rung.
     pub(crate) fn submit_doorbell(&mut self) {
         if let Some(RungDoorbell { channel, gp_put }) = self.take_doorbell() {
             self.ring_shown(channel, gp_put);
         }
     }
 
-    /// Handles a complete GP_PUT that the guest wrote with a message.
+    /// Handles a complete GP_PUT that a message from the guest has written.
     pub(crate) fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
         self.ring(channel, gp_put);
-        // A mapped page must show the same value; otherwise a poll would find an old doorbell in the page.
+        // A mapped page must show the same value, or a poll would take the old value in the page for a doorbell.
         if let Some(slot) = self.work.polled_at(channel) {
             self.show(channel, slot, userd::GP_PUT);
         }
     }
 
-    /// Splits `len` bytes starting at `address` at page boundaries, and calls `each` for each part.
+    /// Splits `len` bytes from `address` on at page boundaries, and calls `each` for each part.
     fn by_page<E: From<Denied>>(
         &mut self,
         address: GuestVramAddr,

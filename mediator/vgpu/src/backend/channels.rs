@@ -1,4 +1,4 @@
-//! The guest's channels: turns an instance block into a channel of the card, and a doorbell into work for this channel.
+//! The guest's channels: turns an instance block into a channel on the card, and a doorbell into work for that channel.
 
 use super::VmBackend;
 use crate::work::Bound;
@@ -12,14 +12,14 @@ use nvspec::mmu::{Rights, fault};
 use shadow_pt::HostPage;
 use std::sync::Arc;
 
-/// Reason that a channel is not bound.
+/// Reason why a channel is not bound.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BindFailure {
-    /// The card currently has no memory for the channel's page tables. Holds the parsed instance block.
+    /// The card has no memory for the channel's page tables now. Contains the parsed instance block.
     #[error("the card has no memory for its page tables")]
     Lacking(Box<GuestInstance>),
     /// The instance block is not in guest memory.
-    #[error("its instance block at {0} is not the guest's memory")]
+    #[error("its instance block at {0} is not in the guest's memory")]
     Unreadable(Place),
     /// The instance block is invalid.
     #[error(transparent)]
@@ -35,7 +35,7 @@ impl VmBackend {
         if self.pending.ring(channel, gp_put) {
             return;
         }
-        // The card is locked once for all channels, because other threads need its lock as well.
+        // Take the card's lock only once for all channels, because other threads need it as well.
         let host = Arc::clone(&self.host);
         let mut state = host.lock();
         let checked = self.with_state(&mut state, |channels, card, vm| channels.doorbell(card, vm, channel, gp_put));
@@ -58,20 +58,19 @@ impl VmBackend {
         self.end_of_pull(channel, fault);
     }
 
-    /// Submits a channel's new work to the card, after everything that its address space maps. The work starts in its
-    /// VM's slice.
+    /// Submits a channel's new work, after its address space was updated. The work starts in its VM's time slice.
     pub(crate) fn submit(&mut self, doorbell: Doorbell) {
         let host = Arc::clone(&self.host);
         let fault = self.pull(&mut host.lock(), doorbell);
         self.end_of_pull(doorbell.virtual_channel, fault);
     }
 
-    /// Same as [`Self::submit`], with the card's state. Returns a fault if part of the ring cannot be fetched.
+    /// Like [`Self::submit`], with the card's state. Returns a fault if part of the ring cannot be fetched.
     fn pull(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<RingFault> {
         let channel = doorbell.virtual_channel;
         let Bound { space, .. } = self.work.bound(channel)?;
         if state.vram_mut().was_short(self.vm) {
-            // Previously denied memory may be available now.
+            // Memory that was denied before may be available now.
             self.memory.granted();
         }
         if let Err(error) = self.memory.prepare(state, space) {
@@ -109,8 +108,7 @@ impl VmBackend {
         }
     }
 
-    /// Takes a channel that cannot continue off the card, and reports the fault in the same way as the card's host
-    /// unit.
+    /// Takes a channel that cannot continue off the card, and reports the fault as the card's host unit does.
     fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
         let instance = self.work.instance(channel);
         tracing::warn!(vm = %self.vm, ?channel, %va, reason, "a channel's ring cannot be fetched");
@@ -138,7 +136,7 @@ impl VmBackend {
         }
         let bound = self.memory.open(guest.directory).and_then(|space| self.bind_in(channel, instance, &guest, space));
         if bound.is_err() {
-            // The shadow may have been created for this channel only.
+            // The shadow may have been created just for this channel.
             self.memory.collect();
         }
         bound.map_err(|error| match error {
@@ -163,7 +161,7 @@ impl VmBackend {
         let bound = Bound { space, physical, span };
         let pages = own_pages(self.host.layout(), bound);
         if let Err(error) = self.memory.map_host(space, &pages) {
-            // The channel has not executed work, so it has no state to save.
+            // The channel has not executed any work, so it has no state to save.
             let _ = self.host.lock().end_channel(self.vm, channel);
             return Err(error);
         }
@@ -172,7 +170,7 @@ impl VmBackend {
         Ok(())
     }
 
-    /// Refuses a bind, so that the channel's first work faults.
+    /// Refuses a bind. The channel's first work then faults.
     pub(super) fn refuse_bind(&mut self, channel: VirtualChannelId, instance: Place, error: &BindFailure) {
         self.counts.binds_refused += 1;
         tracing::warn!(vm = %self.vm, ?channel, %error, "a channel is not bound; its first work will fault");
@@ -188,7 +186,7 @@ impl VmBackend {
         self.work.enlist(channel, instance, userd.map(|userd| userd.0));
     }
 
-    /// Takes a channel off the card. Saves the ring's indices in the instance block, as the card does.
+    /// Takes a channel off the card. Saves the indices of its ring in the instance block, as the card does.
     pub(super) fn unbind(&mut self, channel: VirtualChannelId) {
         if self.work.instance(channel).is_none() {
             return;
@@ -201,16 +199,16 @@ impl VmBackend {
         self.memory.collect();
     }
 
-    /// Ends a channel that the card's interrupt thread has retired. Returns its instance block. Does nothing and
-    /// returns `None` if the guest has unbound the channel since: its number now belongs to another channel.
+    /// Ends a channel that the card's interrupt thread has retired, and returns its instance block. Returns `None` and
+    /// does nothing if the guest has unbound the channel meanwhile: its number may belong to another channel.
     pub(crate) fn end_retired(&mut self, channel: VirtualChannelId) -> Option<Place> {
         let retired = self.host.lock().channels().is_retired(self.vm, channel);
         retired.then(|| self.take_off(channel))?;
         self.work.instance(channel)
     }
 
-    /// Takes a channel off the card and removes its work area from its address space; only then can its number be
-    /// reused. A channel that does not leave its engines immediately keeps its work area until it has left
+    /// Takes a channel off the card and removes its work area from its address space. Only then can its number be
+    /// reused. A channel that does not leave its engines at once keeps its work area until it has left
     /// ([`Self::channels_left`]).
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         self.detach_channel(channel);
@@ -219,8 +217,8 @@ impl VmBackend {
             let mut state = self.host.lock();
             let retired = state.retire_channel(self.vm, channel);
             if retired.is_err() {
-                // This happens under the same lock: if the tick saw that the channel has left while it counts as bound,
-                // the VM would not be notified. The card manager checks when the channel leaves.
+                // Do both under the same lock. Otherwise the VM would not be notified if the card manager's tick saw
+                // that the channel has left while the channel still counts as bound.
                 state.channels_mut().strand(self.vm, channel);
                 let _ = state.end_channel(self.vm, channel);
             }
@@ -265,12 +263,12 @@ impl VmBackend {
         unmapped.is_ok()
     }
 
-    /// Writes the ring's indices into the guest's instance block.
+    /// Writes the indices of the ring into the guest's instance block.
     pub(super) fn save(&mut self, channel: VirtualChannelId, instance: Place) {
         let words = self.with_channels(|channels, card, vm| channels.saved_words(card, vm, channel));
         for (offset, value) in words.into_iter().flatten() {
             let Some(Place::Vram(at)) = instance.checked_add(offset) else { continue };
-            // The block belonged to the guest at the channel's bind, and guest VRAM does not shrink.
+            // The block belonged to the guest when it bound the channel, and guest VRAM does not shrink.
             if self.guest_write(at, &value.to_le_bytes()).is_err() {
                 tracing::debug!(?channel, "a channel's state could not be saved");
             }

@@ -1,4 +1,4 @@
-//! Moves pages of guest VRAM to the places given by the guest's aperture tables, and back, as recorded in `remap`.
+//! Moves pages of guest VRAM to the slots that the guest's aperture tables demand, and back. `remap` keeps the records.
 
 use super::VmBackend;
 use crate::memory::{MappedWindow, Moves, PageTarget, Slot, ranges};
@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time limit for work to continue while pages that it uses are waiting to move, in ns of the card's clock.
-// TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has switched it off.
+/// Time for which work may continue while pages that it uses wait to move, in ns of the card's clock.
+// TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has disabled it.
 const WORK_LIMIT_NS: u64 = 2 * ::channels::HANG_LIMIT_NS;
-/// Additional time limit for the work after a reset of its engine is requested, in ns.
+/// Additional time for the work after a reset of its engine has been requested, in ns.
 const RESET_LIMIT_NS: u64 = 1_000_000_000;
 /// Words of a USERD page that the card writes and a driver reads.
 const PROGRESS: [u64; 9] = [
@@ -28,29 +28,28 @@ const PROGRESS: [u64; 9] = [
     userd::GP_PUT,
 ];
 
-/// Interval at which the VM is polled until its work has left the card and pages can move. The VM's lock is free
-/// meanwhile.
+/// Interval of checks whether the VM's work has left the card. The VM's lock is free in between.
 pub(crate) const MOVE_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// A page of zeros.
 const BLANK: [u8; SMALL_PAGE as usize] = [0; SMALL_PAGE as usize];
 
-/// Work that is leaving the card so that pages under mapped apertures can move.
+/// Work that is leaving the card, so that pages under mapped apertures can move.
 #[derive(Debug)]
 pub(super) struct Stop {
     /// Channels that had work.
     busy: Vec<VirtualChannelId>,
-    /// Start of the stop, in ns of the card's clock.
+    /// Time at which the stop began, in ns of the card's clock.
     since_ns: u64,
     /// Windows whose mapping must change.
     due: Vec<MappedWindow>,
-    /// Time until which the VM submits no work, because its budget of moves is used up, in ns of the card's clock.
+    /// Time until which the VM submits no work because it has used up its budget of moves, in ns of the card's clock.
     until_ns: Option<u64>,
 }
 
 impl VmBackend {
-    /// Handles a guest's TLB flush of `directory` (of all directories, for `None`): mapped apertures that use the
-    /// directory then show the pages of their current tables.
+    /// Handles a guest's TLB flush of `directory`, or of all directories with `None`: mapped apertures that use the
+    /// directory then show the pages of its current tables.
     pub(super) fn refresh_flushed(&mut self, directory: Option<Place>) {
         for aperture in [Aperture::Bar1, Aperture::Bar3] {
             if self.remap().extent(aperture.into()).is_some()
@@ -61,26 +60,25 @@ impl VmBackend {
         }
     }
 
-    /// Handles a new PRAMIN base: PRAMIN shows the pages at this base once [`Self::look_at_moves`] has moved them.
+    /// Handles a new PRAMIN base. PRAMIN shows the pages there once [`Self::look_at_moves`] has moved them.
     pub(super) fn move_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh(MappedWindow::Pramin);
     }
 
-    /// Makes PRAMIN show the pages at `base` now. Call it while none of the VM's work is on the card.
+    /// Makes PRAMIN show the pages at `base` immediately. None of the VM's work may be on the card.
     pub(crate) fn show_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh_at_once(MappedWindow::Pramin);
     }
 
-    /// Makes PRAMIN show no page until it is [placed](Self::show_window) again. Call it while none of the VM's work is
-    /// on the card.
+    /// Makes PRAMIN show no page until it is [placed](Self::show_window) again. The VM must have no work on the card.
     pub(crate) fn hide_window(&mut self) {
         self.show_window(None);
     }
 
-    /// Makes mapped apertures show the pages in the tables of a VM that has arrived, and blank pages where the VM has
-    /// no memory yet. None of the VM's work is on the card.
+    /// Makes mapped apertures show the pages in the tables of a VM that has just arrived; pages without memory appear
+    /// blank. None of the VM's work is on the card.
     pub(crate) fn show_apertures(&mut self) {
         if self.remap().pages() == 0 {
             self.remap().blank(&self.host);
@@ -89,8 +87,8 @@ impl VmBackend {
         self.choose_polled();
     }
 
-    /// Updates the mapped part of a BAR to the pages that the guest currently maps there. If work of the VM uses pages
-    /// that must move, or the VM has used up its budget of moves, [`Self::look_at_moves`] makes this update later.
+    /// Updates the mapped part of a BAR to the pages that the guest currently maps there. If the VM's work uses pages
+    /// that must move, or the VM has used up its budget of moves, [`Self::look_at_moves`] does this later.
     pub(super) fn refresh(&mut self, showing: MappedWindow) {
         let changes = self.memory.changes(showing);
         if changes.is_empty() {
@@ -105,7 +103,7 @@ impl VmBackend {
         self.refresh_changes(showing, &changes);
     }
 
-    /// Same as [`Self::refresh`], but ignores the budget: for changes that the guest did not request.
+    /// Like [`Self::refresh`], but ignores the budget: for changes that the guest did not request.
     fn refresh_at_once(&mut self, showing: MappedWindow) {
         if let Some(Stop { until_ns, .. }) = &mut self.stop {
             *until_ns = until_ns.map(|_| 0);
@@ -131,31 +129,31 @@ impl VmBackend {
         self.look_at_moves();
     }
 
-    /// Returns true if pages are waiting for work to leave the card.
+    /// Returns true if pages wait for work to leave the card.
     pub(crate) fn moves_wait(&self) -> bool {
         self.stop.is_some()
     }
 
-    /// Moves pages once work has left the card. Returns true if some pages are still waiting; the caller then releases
-    /// the VM's lock and calls this function again after [`MOVE_POLL_INTERVAL`].
+    /// Moves pages once work has left the card. Returns true if some pages still wait: the caller must then release the
+    /// VM's lock, and call this again after [`MOVE_POLL_INTERVAL`].
     pub(crate) fn look_at_moves(&mut self) -> bool {
         let Some(Stop { busy, since_ns, until_ns, .. }) = &self.stop else { return false };
         let (busy, since_ns) = (busy.clone(), *since_ns);
         if let Some(until_ns) = *until_ns {
             return self.now_ns() < until_ns || self.take_up_due();
         }
-        // Work that cannot be interrupted continues to its end. If the work hangs, the watchdog ends it.
+        // Work that cannot be interrupted runs to its end. If it hangs, the watchdog ends it.
         if let Some(channel) = busy.into_iter().find(|channel| self.preempting(*channel)) {
             let waited_ns = self.now_ns().saturating_sub(since_ns);
             if waited_ns < WORK_LIMIT_NS {
                 return true;
             }
             if waited_ns < WORK_LIMIT_NS + RESET_LIMIT_NS {
-                // Reset the engine that holds the channel.
+                // Reset the engine on which the channel is.
                 self.host.lock().clear_engines(self.vm, channel);
                 return true;
             }
-            tracing::error!(vm = %self.vm, ?channel, "a channel stays on the card while its memory moves");
+            tracing::error!(vm = %self.vm, ?channel, "a channel stays on the card while its memory is moved");
         }
         let due = self.stop.as_mut().map(|stop| std::mem::take(&mut stop.due)).unwrap_or_default();
         for showing in due {
@@ -168,7 +166,7 @@ impl VmBackend {
         false
     }
 
-    /// Starts the moves that waited for the VM's budget. Returns true if they are waiting for work to leave the card.
+    /// Starts moves that waited for the VM's budget. Returns true if they wait for work to leave the card.
     fn take_up_due(&mut self) -> bool {
         for showing in self.stop.take().map(|stop| stop.due).unwrap_or_default() {
             let changes = self.memory.changes(showing);
@@ -193,7 +191,7 @@ impl VmBackend {
         self.choose_polled();
     }
 
-    /// Counts pages that the guest has written while PRAMIN did not show their memory.
+    /// Counts pages that the guest wrote while PRAMIN did not show their memory.
     fn look_at_strays(&mut self, strays: &[Slot]) {
         let mut data = BLANK;
         for slot in strays {
@@ -209,7 +207,7 @@ impl VmBackend {
         let address = |page: u32| GuestVramAddr(u64::from(page) * SMALL_PAGE);
         let mut data = [0; SMALL_PAGE as usize];
         // An unplaced page is zero until its chunk is placed and written. Each word read from a card is a round trip,
-        // so the card's lock is yielded to waiting threads after each page.
+        // so yield the card's lock to waiting threads after each page.
         let mut state = host.lock();
         let mut zeros = BTreeSet::new();
         for (page, _) in moves.outs.iter().chain(&moves.ins) {
@@ -219,7 +217,7 @@ impl VmBackend {
             state.give_way();
         }
         if let Err(error) = state.vram().memory.barrier() {
-            tracing::error!(%vm, %error, "what work wrote last may be lost");
+            tracing::error!(%vm, %error, "the last writes of work may be lost");
         }
         for (page, slot) in &moves.outs {
             state.give_way();
@@ -230,7 +228,7 @@ impl VmBackend {
             }
             zeros.remove(page);
             if state.vram_mut().guest_write(*vm, address(*page), &data).is_none() {
-                tracing::error!(%vm, page, "a page of guest memory is lost: it has no place on the card");
+                tracing::error!(%vm, page, "a page of guest memory is lost: no card memory is available for it");
             }
         }
         drop(state);
@@ -250,17 +248,17 @@ impl VmBackend {
         }
     }
 
-    /// Updates shadows and the card's TLBs for moved pages.
+    /// Updates the shadows and the card's TLBs after pages have moved.
     fn relocated(&mut self, pages: BTreeSet<u32>) {
         let host = Arc::clone(&self.host);
         let moved = self.memory.relocated(&mut host.lock(), &ranges(pages));
         if let Err(error) = moved {
-            tracing::error!(vm = %self.vm, %error, "the card may use guest memory where it does not live any more");
+            tracing::error!(vm = %self.vm, %error, "the card may use guest memory at its old location");
             self.remap_mut().stale = true;
         }
     }
 
-    /// Makes the VM's channels leave the engines, if any channel may be working, and keeps them off.
+    /// Takes the VM's channels off the engines if any of them may be working, and keeps them off.
     fn stop_work(&mut self) {
         let busy: Vec<VirtualChannelId> = {
             let mut guard = self.host.lock();
@@ -282,8 +280,8 @@ impl VmBackend {
         self.stop = Some(Stop { busy, since_ns: self.now_ns(), due: Vec::new(), until_ns: None });
     }
 
-    /// Forgets the pages under the apertures after the guest's driver state is gone; their contents are lost. The VM's
-    /// channels are off the card, except those that the card does not release.
+    /// Forgets the pages under the apertures after the guest's driver state has been removed; their contents are lost.
+    /// The VM's channels are off the card, except those that the card does not release.
     pub(super) fn forget_homes(&mut self) {
         self.stop = None;
         let pages = self.remap_mut().forget();
@@ -296,7 +294,7 @@ impl VmBackend {
         }
     }
 
-    /// Finds the channels whose USERD is under a mapped aperture: their doorbells arrive without messages.
+    /// Finds the channels whose USERD is under a mapped aperture, because their doorbells cause no messages.
     pub(super) fn choose_polled(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, slot) in self.work.choose_polled(|page| remap.home(page)) {
@@ -304,7 +302,7 @@ impl VmBackend {
         }
     }
 
-    /// Same as [`Self::choose_polled`], for a VM that was taken over: a GP_PUT that the guest wrote to such a USERD
+    /// Like [`Self::choose_polled`], for a VM that was taken over: a GP_PUT that the guest has written to such a USERD
     /// counts as new.
     pub(crate) fn poll_again(&mut self) {
         let remap = self.memory.grants().remap();
@@ -315,8 +313,8 @@ impl VmBackend {
         }
     }
 
-    /// Polls for doorbells without messages, and updates the guest-visible progress. Returns true if a doorbell was
-    /// found.
+    /// Polls for doorbells that cause no messages, and updates the progress that the guest sees. Returns true if a
+    /// doorbell was found.
     pub(crate) fn poll(&mut self) -> bool {
         let mut found = false;
         for (channel, slot) in self.work.polled().collect::<Vec<_>>() {

@@ -1,4 +1,4 @@
-//! Operations of a paravirtual guest on its memory and channels.
+//! Operations by which a paravirtual guest manages its memory and channels.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -15,11 +15,11 @@ use pv::abi::Status;
 use pv::{Control, Question};
 use vram::victim::PRIORITY_DEFAULT;
 
-/// Outcome of an operation: its value on success, otherwise its status.
+/// Outcome of an operation: its value, or the status of its failure.
 pub(crate) type Done = Result<u64, Status>;
 
 impl VmBackend {
-    /// Returns the current holdings of the card's memory.
+    /// Returns the current holdings of card memory.
     pub(crate) fn holdings(&self) -> Holdings {
         self.host.lock().holdings()
     }
@@ -58,7 +58,7 @@ impl VmBackend {
         }
     }
 
-    /// Reports changed pages to the readers of the tables.
+    /// Marks changed table pages for the address spaces that use them.
     pub(crate) fn tables_written(&mut self) {
         self.memory.tables_written();
     }
@@ -107,7 +107,7 @@ impl VmBackend {
         pv.create_channel(channel, &known).map(|()| 0)
     }
 
-    /// Returns a virtual channel if the guest has created it.
+    /// Returns the virtual channel, if the guest has created it.
     pub(crate) fn created(&self, channel: u32) -> Result<VirtualChannelId, Status> {
         let channel = VirtualChannelId::new(channel).ok_or(Status::NoObject)?;
         let pv = self.pv.as_ref().ok_or(Status::Unsupported)?;

@@ -28,7 +28,7 @@ pub(crate) struct SavedBackend {
     pv: Option<SavedInterface>,
 }
 
-/// Returns the saved form of a guest's channel on the card.
+/// Returns the saved form of a channel of the guest that is on the card.
 fn bound_of(
     channels: &channels::Channels,
     memory: &Memory,
@@ -40,14 +40,14 @@ fn bound_of(
     Some(Bound { space, physical, span: channels.span(physical)? })
 }
 
-/// Channels whose doorbells will be submitted once the card resumes, each with its GP_PUT.
+/// Channels whose doorbells are submitted when the card resumes, each with its GP_PUT.
 pub(crate) type WaitingDoorbells = Vec<(VirtualChannelId, u32)>;
 
 impl VmBackend {
     /// Saves the VM's use of the card.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if any work is in flight.
+    /// [`ManagerError::Unsettled`] if any work is in progress.
     pub(crate) fn save_side(&self) -> Result<SavedBackend, ManagerError> {
         let Self {
             host: _,
@@ -56,15 +56,15 @@ impl VmBackend {
             memory,
             work,
             pending,
-            // No write is waiting, because the VM is not served.
+            // No write can wait, because the VM is not served.
             writes: _,
             stop,
             faults,
-            // Computed again after the restore.
+            // This is computed again after the restore.
             quiet: _,
             doorbell,
             counts,
-            // The budget is full in the next process.
+            // The next process starts with a full budget.
             pace: _,
             pv,
         } = self;
@@ -80,7 +80,7 @@ impl VmBackend {
         })
     }
 
-    /// Saves the mapped segments, if any are mapped.
+    /// Saves the mapped segments, if there are any.
     pub(crate) fn save_attachments(&self) -> Option<SavedAttachments> {
         self.pv.as_ref()?.attachments().save(|space| self.memory.directory(space))
     }
@@ -90,14 +90,14 @@ impl VmBackend {
         self.pv.as_ref().is_some_and(|pv| !pv.attachments().is_empty())
     }
 
-    /// Builds all address spaces on the card from the guest's tables; restored spaces map no memory yet.
+    /// Builds all address spaces on the card from the guest's tables. Restored spaces do not map memory yet.
     pub(crate) fn prepare_all(&mut self) -> Result<(), ManagerError> {
         self.memory.prepare_all()
     }
 
-    /// Restores the state of a VM that arrives from another card, including its address spaces and that card's state of
-    /// its channels. The VM's memory is already on this card. The VM is paused on this card and not served yet. The
-    /// caller discards the VM after an error.
+    /// Restores the state of a VM that arrives from another card: its address spaces, and the state of its channels on
+    /// that card. The VM's memory is already on this card. The VM is paused and not served yet. The caller must discard
+    /// the VM after an error.
     ///
     /// # Errors
     /// If the state is invalid, or the card has too little memory or too few channels.
@@ -143,7 +143,7 @@ impl VmBackend {
         Ok(rung)
     }
 
-    /// Restores the saved state, for a card that is not taken over yet.
+    /// Restores the saved state, for a card that has not been taken over yet.
     ///
     /// # Errors
     /// If the state is invalid, or the client has not lent the same memory.

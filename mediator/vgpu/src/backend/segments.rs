@@ -1,4 +1,4 @@
-//! Segments in a VM's address spaces: the address of each segment, and the channels that use it.
+//! Segments in a VM's address spaces: their addresses, and the channels that use them.
 
 use super::VmBackend;
 use crate::pv::{Attachment, segment_va};
@@ -10,19 +10,19 @@ use pv::abi::Status;
 use shadow_pt::{HostPage, SpaceId};
 use std::collections::BTreeSet;
 
-/// Returns the pages of a run in the form for an address space.
+/// Returns the pages of a run as an address space maps them.
 fn pages(first: u32, count: u32, at: VramAddr, rights: Rights) -> Vec<(HostPage, VramAddr, Rights)> {
     let page = |nth: u32| (HostPage::Shared(first + nth), at.offset(u64::from(nth) * SMALL_PAGE), rights);
     (0..count).map(page).collect()
 }
 
 impl VmBackend {
-    /// Maps a segment for a channel. Returns its address. A repeated call returns the same address.
+    /// Maps a segment for a channel and returns its address. A repeated call returns the same address.
     pub(crate) fn attach(&mut self, segment: u32, channel: VirtualChannelId, read_only: bool) -> Result<u64, Status> {
         let Bound { space, .. } = self.work.bound(channel).ok_or(Status::NoObject)?;
         let pv = self.pv.as_mut().ok_or(Status::Unsupported)?;
         if let Some(there) = pv.attachments_mut().get_mut(space, segment) {
-            // An address space maps a segment with one set of rights.
+            // An address space maps a segment with a single set of rights.
             if there.read_only != read_only {
                 return Err(Status::Exists);
             }
@@ -93,8 +93,8 @@ impl VmBackend {
         }
     }
 
-    /// Unmaps a segment from an address space. If the card keeps its translations, the segment counts as attached
-    /// permanently, and its memory is not reused.
+    /// Unmaps a segment from an address space. If the card keeps translations of it, the segment stays attached for
+    /// good, and its memory is not reused.
     fn unmap_segment(&mut self, space: SpaceId, segment: u32, pages: &[(HostPage, VramAddr, Rights)]) {
         match self.memory.unmap_host(space, pages) {
             Ok(()) => self.host.lock().memory_mut().share_detach(self.vm, segment),

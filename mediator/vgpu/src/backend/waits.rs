@@ -1,4 +1,4 @@
-//! Binds and work that wait for memory: starts waits, and retries when memory may be available.
+//! Binds and work that wait for memory: starts the waits, and retries when memory may be available.
 
 use super::VmBackend;
 use super::channels::BindFailure;
@@ -10,7 +10,7 @@ use nvspec::fifo::VirtualChannelId;
 use std::sync::Arc;
 
 impl VmBackend {
-    /// Queues a bind for which no memory is free. Returns `false` if the bind cannot wait.
+    /// Queues a bind for which no memory is free. Returns `false` if the bind may not wait.
     pub(super) fn bind_later(&mut self, channel: VirtualChannelId, instance: Place, guest: &GuestInstance) -> bool {
         if !self.pending.add_bind(&mut self.host.lock(), channel, instance) {
             return false;
@@ -20,7 +20,7 @@ impl VmBackend {
         true
     }
 
-    /// Queues work whose memory is not placed, as long as the mover may find memory or the operator's limit allows.
+    /// Queues work whose memory is not placed, as long as the mover may find memory or the operator's limit permits.
     /// Returns `false` if the work has reached the limit.
     pub(super) fn may_wait(&mut self, state: &mut CardState, doorbell: Doorbell) -> bool {
         let channel = doorbell.virtual_channel;
@@ -52,8 +52,8 @@ impl VmBackend {
         }
         let waiting = self.pending.work();
         if waiting.is_empty() && self.host.lock().vram_mut().was_short(self.vm) {
-            // The memory was denied to other accesses, not to waiting work. The next work that needs the memory checks
-            // again.
+            // Only other accesses were denied the memory, not the waiting work. The next work that needs the memory
+            // checks again.
             self.memory.granted();
         }
         for doorbell in waiting {

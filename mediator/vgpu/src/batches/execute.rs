@@ -15,22 +15,21 @@ use nvspec::regs::pfifo::{CHANNEL, CHANNEL_STATE};
 use pv::abi::Status;
 use pv::{Begun, Op};
 
-/// Maximum size of a fill or copy per step, in bytes.
+/// Maximum number of bytes that a fill or a copy handles per step.
 const BYTES_PER_STEP: usize = 64 << 10;
 
-/// Number of bytes that are handled under one hold of the VM's lock. Other threads get the lock before the batch
-/// continues.
+/// Number of bytes per critical section of the VM's lock. Other threads get the lock before the batch continues.
 const BUDGET: u64 = 256 << 10;
-/// Cost in bytes of an operation that fills or copies no memory.
+/// Cost in bytes of an operation that neither fills nor copies memory.
 const OPERATION: u64 = 1 << 10;
 
-/// State of a batch's operations under one hold of the VM's lock.
+/// State of a batch within one critical section of the VM's lock.
 struct Context {
-    /// Holdings of the card's memory, cached by the first query.
+    /// Holdings of card memory, cached by the first query.
     holdings: Option<Holdings>,
-    /// Remaining bytes of [`BUDGET`].
+    /// Bytes of [`BUDGET`] that are left.
     left: u64,
-    /// Number of bytes of the current operation that have been handled, if it has started and continues later.
+    /// Number of bytes of the current operation that have been handled, if it has started and must continue later.
     begun: Option<u64>,
 }
 
@@ -40,14 +39,14 @@ impl Context {
     }
 }
 
-/// Returns the cost of an operation in bytes, excluding the bytes that it fills or copies.
+/// Returns the cost of an operation in bytes, without the bytes that it fills or copies.
 fn cost(op: &Op<'_>) -> u64 {
     let entries = |count: u64| count.saturating_mul(nvspec::mmu::ENTRY_BYTES).max(OPERATION);
     match op {
         Op::TableCreate { kind, .. } => kind.bytes(),
         Op::EntriesRun { count, .. } | Op::EntriesZero { count, .. } => entries((*count).into()),
         Op::EntriesList { entries: list, .. } => entries(list.len() as u64),
-        // The amount of work of these operations depends on previous operations.
+        // The cost of these operations depends on earlier operations.
         Op::TableDestroy { .. }
         | Op::DirectoryBind { .. }
         | Op::Flush { .. }
@@ -59,18 +58,18 @@ fn cost(op: &Op<'_>) -> u64 {
     }
 }
 
-/// Outcome of one hold of the VM's lock for a batch.
+/// Outcome of one critical section of the VM's lock for a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Executed {
     /// The batch has ended.
     Whole,
-    /// The batch continues immediately.
+    /// The batch can continue immediately.
     Part,
-    /// The batch continues when the card has memory for the channel of its current operation.
+    /// The batch continues once the card has memory for the channel of the current operation.
     AwaitsBind,
 }
 
-/// Returns the channel whose address space an operation uses: this channel must be bound first.
+/// Returns the channel whose address space an operation uses. This channel must be bound first.
 fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
     match op {
         Op::ShareAttach { channel, .. } | Op::ShareDetach { channel, .. } => VirtualChannelId::new(*channel),
@@ -79,8 +78,8 @@ fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
 }
 
 impl Core {
-    /// Executes as much of a batch as one hold of the VM's lock allows. `begun` is the number of bytes of the current
-    /// operation that were already handled.
+    /// Executes as much of a batch as one critical section of the VM's lock permits. `begun` is the number of bytes of
+    /// the current operation that have been handled.
     pub(super) fn execute(&mut self, batch: &mut Begun, begun: &mut Option<u64>) -> Executed {
         let accepted = self.backend.pv().map_or(0, Interface::accepted);
         let mut context = Context { holdings: None, left: BUDGET, begun: begun.take() };
@@ -106,7 +105,7 @@ impl Core {
         };
         *begun = context.begun;
         self.backend.tables_written();
-        // The effects of an operation are complete before its batch is answered.
+        // The effects of an operation must be complete before its batch is answered.
         if self.backend.moves_wait() { Executed::Part } else { executed }
     }
 
@@ -214,8 +213,8 @@ fn copy_vram(
     })
 }
 
-/// Calls `each` with the offset and length of each part, as far as the budget allows. A failure means that memory is
-/// short, because the range belongs to the guest.
+/// Calls `each` with the offset and the length of each part, as far as the budget permits. A failure means that memory
+/// is short, because the range belongs to the guest.
 fn in_pieces(bytes: u64, context: &mut Context, mut each: impl FnMut(u64, usize) -> bool) -> Done {
     let mut done = context.begun.take().unwrap_or(0);
     while done < bytes {

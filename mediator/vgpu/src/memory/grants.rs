@@ -1,5 +1,4 @@
-//! Memory of a VM: the memory that its page tables and its guest's structures may name, and the location of this
-//! memory.
+//! The memory that a VM's page tables and its guest's structures may refer to, and its current location.
 
 use super::ram::RamMap;
 use super::remap::{Home, Remap};
@@ -11,7 +10,7 @@ use vmm_glue::Link;
 use vmm_glue::memory::MemoryTable;
 use vram::{TenantId, VramAddr};
 
-/// The guest's memory at this address may not be accessed.
+/// The guest may not access memory at this address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotGranted;
 
@@ -23,9 +22,9 @@ pub(crate) struct Grants {
     link: Link,
     ram: RamMap,
     bus_master: bool,
-    /// The part of the VRAM under apertures that the VMM maps.
+    /// The part of the VRAM that is under apertures that the VMM maps.
     remap: Remap,
-    /// Page tables that the mediator keeps for the guest, addressed after the end of its VRAM.
+    /// Page tables that the mediator keeps for the guest, at addresses beyond the end of its VRAM.
     tables: Option<pv::Tables>,
 }
 
@@ -34,8 +33,8 @@ impl Grants {
         Self { vm, vram_bytes, link, ram: RamMap::default(), bus_master: false, remap: Remap::default(), tables: None }
     }
 
-    /// Restores the grants with regions of RAM that are mapped for the card, kept page tables, and apertures that the
-    /// VMM maps.
+    /// Restores the grants from the regions of RAM that are mapped for the card, kept page tables, and apertures that
+    /// the VMM maps.
     pub(super) fn restored(
         vm: TenantId,
         link: Link,
@@ -48,7 +47,7 @@ impl Grants {
         Self { ram, bus_master, tables, remap, ..Self::new(vm, link, vram_bytes) }
     }
 
-    /// Takes over the state of a VM from another card.
+    /// Takes over the state of a VM that arrives from another card.
     pub(super) fn receive(&mut self, bus_master: bool, tables: Option<pv::Tables>) {
         (self.bus_master, self.tables) = (bus_master, tables);
     }
@@ -67,7 +66,7 @@ impl Grants {
         self.bus_master = enabled;
     }
 
-    /// Makes the server check that the regions that the client lends are shared memory.
+    /// Makes the server check that the client lends only shared memory.
     pub(super) fn check_shared(&self) {
         self.link.check_shared();
     }
@@ -77,7 +76,7 @@ impl Grants {
         &self.ram
     }
 
-    /// Same as [`Self::ram`], mutable.
+    /// Like [`Self::ram`], mutable.
     pub(crate) fn ram_mut(&mut self) -> &mut RamMap {
         &mut self.ram
     }
@@ -87,27 +86,27 @@ impl Grants {
         &self.remap
     }
 
-    /// Same as [`Self::remap`], mutable.
+    /// Like [`Self::remap`], mutable.
     pub(crate) fn remap_mut(&mut self) -> &mut Remap {
         &mut self.remap
     }
 
-    /// Returns the page tables that the mediator keeps for the guest, if allowed.
+    /// Returns the page tables that the mediator keeps for the guest, if permitted.
     pub(crate) fn tables(&self) -> Option<&pv::Tables> {
         self.tables.as_ref()
     }
 
-    /// Same as [`Self::tables`], mutable.
+    /// Like [`Self::tables`], mutable.
     pub(crate) fn tables_mut(&mut self) -> Option<&mut pv::Tables> {
         self.tables.as_mut()
     }
 
-    /// Allows the mediator to keep page tables of up to `bytes` bytes for the guest.
+    /// Permits the mediator to keep page tables of up to `bytes` bytes for the guest.
     pub(crate) fn keep_tables(&mut self, bytes: u64) {
         self.tables = Some(pv::Tables::new(GuestVramAddr(self.vram_bytes), bytes));
     }
 
-    /// Returns the mediator-kept directory that the guest has bound to an instance block.
+    /// Returns the kept directory that the guest has bound to an instance block.
     pub(crate) fn directory_of(&self, instance: Place) -> Option<Place> {
         match instance {
             Place::Vram(at) => self.tables.as_ref()?.directory_of(at).map(Place::Vram),
@@ -115,7 +114,7 @@ impl Grants {
         }
     }
 
-    /// Returns the current guest RAM; `None` while the device may not access it.
+    /// Returns the guest's RAM; `None` while the device may not access it.
     pub(crate) fn ram_now(&self) -> Option<Arc<MemoryTable>> {
         self.bus_master.then(|| self.link.memory().snapshot())
     }
@@ -137,7 +136,7 @@ impl Grants {
         self.link.memory().write(address.0, data).map_err(|_| NotGranted)
     }
 
-    /// Reads the guest's structures page by page, from the location of each page.
+    /// Reads structures of the guest page by page, each page from its current location.
     pub(super) fn read_vram(&self, vram: &mut CardVram, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let Self { vm, remap, tables, .. } = self;
         if let Some(tables) = tables.as_ref().filter(|tables| tables.contains(address)) {
@@ -161,8 +160,8 @@ impl Grants {
         Some(())
     }
 
-    /// Returns the card's address of a page of guest VRAM. Places an unplaced page, because the GPU may write the page
-    /// without a request.
+    /// Returns the card's address of a page of guest VRAM. Allocates memory for the page if it has none, because the
+    /// GPU can write the page without notice.
     pub(super) fn vram_frame(&self, vram: &mut CardVram, address: GuestVramAddr, len: u64) -> Option<Frame> {
         match self.remap.whereabouts(address, len) {
             Home::Chunk => match vram.place(self.vm, address, len)? {

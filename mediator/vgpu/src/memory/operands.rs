@@ -1,9 +1,8 @@
-//! Memory that submitted work names, used to choose victims by use ([`vram::victim`]'s `clock`), and to estimate bus
-//! traffic (`card_manager::balance`).
+//! Memory that submitted work refers to. It helps to choose eviction victims by use ([`vram::victim`]'s `clock`), and
+//! to estimate bus traffic (`card_manager::balance`).
 //!
-//! A push buffer names the sources and destinations of copies, and memory that an engine uses by address: code,
-//! constants, local memory, semaphores. Memory that a kernel reaches through pointers in its constants is not visible
-//! to this module.
+//! A push buffer contains the sources and destinations of copies, and the addresses of code, constants, local memory
+//! and semaphores. This module cannot see memory that a kernel reaches through pointers in its constants.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -14,17 +13,17 @@ use nvspec::class::{ce90b5, compute90c0, id, m2mf9039};
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, host_method, sub_op};
 use std::collections::BTreeMap;
 
-/// Number of words of a submission's push buffers that are read. Names in later words are ignored.
+/// Number of words of a submission's push buffers to read. Addresses in later words are ignored.
 const WORDS: usize = 4096;
-/// Maximum number of addresses looked up per submission, so that a guest cannot delay others with repeated addresses.
+/// Maximum number of addresses to look up per submission, so that a guest cannot delay others with repeated addresses.
 const MAX_LOOKUPS: usize = 2048;
-/// Maximum number of a surface's bytes that count, so that an impossibly large size costs no time.
+/// Maximum number of bytes of a surface that count, so that an impossibly large surface costs no time.
 const SURFACE_MAX: u64 = 1 << 30;
 /// Mask of the bits of a GPU virtual address.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
 
-/// The classes of a channel's subchannels. Initially, these are the classes that nouveau and Mesa bind, because the
-/// binding may have happened before the first read.
+/// The classes of a channel's subchannels. They start as the classes that nouveau and Mesa bind, because the channel
+/// may have bound its classes before the first read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Objects([u32; 8]);
 
@@ -34,7 +33,7 @@ impl Default for Objects {
     }
 }
 
-/// Collects the addresses that a submission names, while it is pulled.
+/// Collects the addresses in a submission while it is pulled.
 #[derive(Debug)]
 pub(crate) struct Names<'a> {
     objects: &'a mut Objects,
@@ -45,27 +44,27 @@ pub(crate) struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// Creates the collector for a submission of the channel with these objects.
+    /// Creates the collector for a submission on the channel with these objects.
     pub(crate) fn new(objects: &'a mut Objects) -> Self {
         Self { objects, words: WORDS, lookups: MAX_LOOKUPS }
     }
 
-    /// Returns the number of words to read of a push buffer with `dwords` words.
+    /// Returns how many of the `dwords` words of a push buffer to read.
     pub(crate) fn words(&mut self, dwords: u32) -> usize {
         let count = self.words.min(dwords as usize);
         self.words = self.words.saturating_sub(count);
         count
     }
 
-    /// Calls `each` with an address in each `step` bytes of the memory that a push buffer names, and the number of
-    /// named bytes at this address.
+    /// Calls `each` with one address per `step` bytes of the memory that a push buffer refers to, and with the number
+    /// of bytes at that address.
     pub(crate) fn each(&mut self, bytes: &[u8], step: u64, mut each: impl FnMut(GpuVa, u64)) {
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
         let words: Vec<u32> = bytes.chunks_exact(4).map(word).collect();
         let lookups = &mut self.lookups;
         walk(&words, self.objects, |va, len| {
-            // A chunk need not start at a multiple of its size in the address space, so the last byte may be in one
-            // more chunk.
+            // The address of a chunk in the address space need not be a multiple of its size, so the last byte may be
+            // in one more chunk.
             let end = va.0.saturating_add(len);
             let step_by = usize::try_from(step).unwrap_or(usize::MAX).max(1);
             for at in (va.0..end).step_by(step_by).chain([end.saturating_sub(1)]).take(*lookups) {
@@ -76,14 +75,14 @@ impl<'a> Names<'a> {
     }
 }
 
-/// Two methods with an address: bits 39:32, and bits 31:0.
+/// The two methods of an address: bits 39:32, and bits 31:0.
 type Address = (u32, u32);
 
-/// Methods of a copy.
+/// Methods that describe a copy.
 struct Copy {
     /// Method that starts the copy.
     exec: u32,
-    /// Addresses of both sides, each with the method for the distance between lines in bytes.
+    /// Addresses of both sides. The third method sets the distance between lines in bytes.
     sides: [(Address, u32); 2],
     /// Method for the size of a line in bytes.
     line: u32,
@@ -91,11 +90,11 @@ struct Copy {
     lines: u32,
 }
 
-/// Methods of a class that name memory.
+/// Methods of a class that refer to memory.
 struct Class {
     numbers: &'static [u32],
     copy: Option<Copy>,
-    /// Methods with an address without a length. The address takes effect when its low part is written.
+    /// Methods that set an address without a length. The address takes effect when its low part is written.
     points: &'static [Address],
 }
 
@@ -138,7 +137,7 @@ const CLASSES: [Class; 3] = [
     },
 ];
 
-/// State while a push buffer is read.
+/// State of a walk through a push buffer.
 struct Walk<'a, F> {
     objects: &'a mut Objects,
     /// The last data word of each method, by subchannel.
@@ -146,8 +145,7 @@ struct Walk<'a, F> {
     each: F,
 }
 
-/// Calls `each` with the first address and the size in bytes of every range that `words` name. The words begin with a
-/// header.
+/// Calls `each` with the start and size in bytes of each range in `words`, which must begin with a header.
 fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
     let mut walk = Walk { objects, data: BTreeMap::new(), each };
     let mut words = words.iter().copied();
@@ -157,7 +155,7 @@ fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing if old.sub_op() == sub_op::METHODS => {
                 (old.subchannel(), old.method(), old.count())
             }
-            // This is a mask of subdevices; only one subdevice exists.
+            // This header sets a mask of subdevices, and there is only one.
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing => continue,
             HeaderOp::Immediate => {
                 walk.method(header.subchannel(), header.method(), header.count().into());
@@ -222,7 +220,7 @@ mod tests {
         assert_eq!(found.iter().map(|(va, _)| *va).collect::<Vec<_>>(), [0x12_3456_7000, 0x20_0000, 0x1000, 0x5000]);
         assert_eq!(found[0].1, 3 * 4096);
         assert!(found[2].1 >= 0x2345 && found[3].1 >= 0x2345, "{found:x?}");
-        // The binding persists.
+        // The binding persists across submissions.
         assert_eq!(named(&ce_copy(0x1000, 0x2000, 1), &mut objects).len(), 2);
     }
 
@@ -234,7 +232,7 @@ mod tests {
             [&[u32::from(header)][..], data].concat()
         };
         let code = old(0, compute90c0::CODE_ADDRESS_HIGH, &[0x2, 0x3000]);
-        // If a method repeats, the last value counts.
+        // If a method is repeated, its last value counts.
         let semaphore = [
             old(2, compute90c0::SEMAPHORE_ADDRESS_HIGH, &[0x7, 0x1]),
             old(0, compute90c0::SEMAPHORE_ADDRESS_LOW, &[0x4000]),
@@ -253,10 +251,10 @@ mod tests {
     }
 
     #[test]
-    fn work_of_unbound_object_names_no_memory() {
+    fn work_of_unbound_object_refers_to_no_memory() {
         let mut objects = Objects([0; 8]);
         assert_eq!(named(&ce_copy(0x1000, 0x2000, 1), &mut objects), []);
-        // These are headers of all kinds, including headers that promise more words than exist.
+        // Try headers of all kinds, including some that promise more words than exist.
         for word in (0..=u32::MAX).step_by(0x1_0001) {
             let found = named(&[word, word, !word], &mut Objects::default());
             assert!(found.iter().all(|(va, bytes)| *va <= VA_MASK && (1..=SURFACE_MAX).contains(bytes)));

@@ -18,7 +18,7 @@ struct Region {
     writable: bool,
 }
 
-/// A region that was removed from the map and is still mapped for the card.
+/// A region that was removed from the map but is still mapped for the card.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Lent {
@@ -27,15 +27,15 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Unmaps the region for the card. If `reachable` is true, the card's TLBs may still have translations that name
-    /// the region, so its I/O addresses are never used again.
+    /// Unmaps the region for the card. If `reachable` is true, the card's TLBs may still translate to the region, so
+    /// its I/O addresses are never used again.
     pub(crate) fn give_back(self, host: &ManagedCard, vm: TenantId, reachable: bool) {
         let unmapped = host.card().unmap_dma(self.iova.0, self.size);
         match unmapped {
             Ok(()) if !reachable => host.lock().memory_mut().iova_mut().free_for(vm, self.iova),
             Ok(()) => {}
             Err(error) => {
-                tracing::error!(%error, iova = %self.iova, "the card keeps a mapping of guest memory that was withdrawn");
+                tracing::error!(%error, iova = %self.iova, "withdrawn guest memory stays mapped for the card");
             }
         }
     }
@@ -48,8 +48,8 @@ pub(crate) struct RamMap {
 }
 
 impl RamMap {
-    /// Maps `region` for the card. A region without a file cannot be mapped: the card could not access it, so page
-    /// table entries that name it are denied.
+    /// Maps `region` for the card. A region without a file cannot be mapped, because the card could not access it; page
+    /// table entries for it are denied.
     ///
     /// # Errors
     /// If the VM's quota or the I/O address space is used up, or the host refuses.
@@ -72,7 +72,7 @@ impl RamMap {
         Ok(())
     }
 
-    /// Maps `region`, which the client has lent, for the card at the I/O address that it had before the takeover.
+    /// Maps `region`, which the client lends, for the card at the I/O address that it had before the takeover.
     ///
     /// # Errors
     /// If the card cannot access the region, or the host refuses.
@@ -85,7 +85,7 @@ impl RamMap {
         Ok(())
     }
 
-    /// Returns the regions that are no longer lent, and the newly lent regions.
+    /// Returns the regions that are no longer lent, and those that are newly lent.
     pub(super) fn difference(&self, lent: &MemoryTable) -> (Vec<(u64, u64)>, Vec<DmaRegion>) {
         let is_lent = |gpa: u64, here: &Region| {
             let there = lent.find(gpa).filter(|there| there.mapping.is_some() && there.readable);
@@ -117,7 +117,7 @@ impl RamMap {
         self.regions.values().map(|region| (region.iova, region.size))
     }
 
-    /// Removes the region at `gpa`: from now on no page table may name it. [`Lent::give_back`] unmaps it for the card.
+    /// Removes the region at `gpa`: no page table may map it from now on. [`Lent::give_back`] unmaps it for the card.
     pub(crate) fn take(&mut self, gpa: u64) -> Option<Lent> {
         self.regions.remove(&gpa).map(|Region { size, iova, .. }| Lent { size, iova })
     }
@@ -128,14 +128,13 @@ impl RamMap {
         self.regions.get(&gpa).map(|region| region.size)
     }
 
-    /// Returns the start and size in bytes of the first region.
+    /// Returns the start and the size in bytes of the first region.
     #[must_use]
     pub(crate) fn first(&self) -> Option<(u64, u64)> {
         self.regions.first_key_value().map(|(&gpa, region)| (gpa, region.size))
     }
 
-    /// Returns the card's address of `gpa`, and the number of contiguous bytes at this address; `None` if the access is
-    /// not allowed.
+    /// Returns the card's address of `gpa`, and the number of contiguous bytes there; `None` if access is denied.
     #[must_use]
     pub(crate) fn translate(&self, gpa: Gpa, write: bool) -> Option<(Iova, u64)> {
         let (&start, region) = self.regions.range(..=gpa.0).next_back()?;

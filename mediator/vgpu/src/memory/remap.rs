@@ -1,15 +1,15 @@
 //! Apertures as host memory (`apertures = "remapped"`): maps pages of BAR1, BAR3 or PRAMIN to pages of guest VRAM.
 //!
-//! The VMM maps a file under most of an aperture, once, so a CPU access to this part is not a message. While the
-//! guest's tables map a page of its VRAM to this part, the page's *home* is the page of the file: its bytes are moved
+//! The VMM maps a file under most of an aperture, once, so that CPU accesses to that part cause no messages. While the
+//! guest's tables map a page of its VRAM there, a page of the file is that page's *home*: the mediator moves the bytes
 //! there when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including the
-//! card's, use the home location. For PRAMIN, a register determines the pages instead of tables.
+//! card's, use the home. The pages under PRAMIN are determined by a register, not by tables.
 //!
 //! This module keeps the records. `vm-device` allocates the memory, and `moves` moves the pages.
 //!
-//! A page has one home. Guest VRAM that is mapped twice in mapped parts of the apertures at the same time cannot be
-//! served, nor can guest RAM that is mapped in such a part: the later slot shows zeros. Such a slot is counted, and
-//! logged once. PRAMIN yields to the other apertures, because a driver leaves it in place after its last use.
+//! A page has a single home. The mapped parts of the apertures cannot show guest RAM, or guest VRAM that is mapped
+//! there twice at the same time: the later slot shows zeros. Such a slot is counted, and logged once. PRAMIN yields to
+//! the other apertures, because a driver leaves it in place after its last use.
 
 mod overlay;
 mod saved;
@@ -31,14 +31,14 @@ use std::sync::Arc;
 use vm_device::WindowMemory;
 use vmm_glue::{Mapping, MmapArea, RegionIndex};
 
-/// Size of the trapped part at the start of BAR1 in bytes, a multiple of 2 MiB. nouveau places the doorbells of all
-/// channels (512 KiB) at the start of BAR1.
+/// Size in bytes of the trapped part at the start of BAR1; a multiple of 2 MiB. nouveau places the doorbells of all
+/// channels (512 KiB) there.
 pub(crate) const TRAPPED_BAR1: u64 = 16 << 20;
 
-/// A part of a BAR that shows guest VRAM, and that a client can map.
+/// A part of a BAR that shows guest VRAM and that a client can map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MappedWindow {
-    /// BAR1 after the trapped part.
+    /// BAR1, beyond the trapped part.
     Bar1,
     /// BAR3.
     Bar3,
@@ -49,7 +49,7 @@ pub(crate) enum MappedWindow {
 impl MappedWindow {
     pub(crate) const ALL: [Self; 3] = [Self::Bar1, Self::Bar3, Self::Pramin];
 
-    /// Returns the window in a region, if the region has one.
+    /// Returns the window in a BAR, if there is one.
     pub(crate) fn for_region(region: RegionIndex) -> Option<Self> {
         Self::ALL.into_iter().find(|showing| showing.region() == region)
     }
@@ -63,7 +63,7 @@ impl MappedWindow {
         }
     }
 
-    /// Returns the window's name, and its range in the BAR, with apertures of `bar1` and `bar3` bytes.
+    /// Returns the window's name and its range in the BAR, for apertures of `bar1` and `bar3` bytes.
     fn extent(self, (bar1, bar3): (u64, u64)) -> (&'static str, u64, u64) {
         match self {
             Self::Bar1 => ("bar1", TRAPPED_BAR1, bar1),
@@ -86,19 +86,19 @@ impl From<Aperture> for MappedWindow {
     }
 }
 
-/// Content of a page of a mapped aperture, according to the guest's tables.
+/// The target of a page of a mapped aperture, in the guest's tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PageTarget {
-    /// Shows no guest memory.
+    /// The page maps no guest memory.
     #[default]
     Nothing,
-    /// Shows the page of guest VRAM with this number.
+    /// The page maps the page of guest VRAM with this number.
     Vram(u32),
-    /// Names guest RAM, which cannot be under a mapped aperture.
+    /// The page maps guest RAM, which a mapped aperture cannot show.
     Ram,
 }
 
-/// A page of a mapped aperture, with its number from the aperture's start.
+/// A page of a mapped aperture, numbered from the start of the aperture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot {
     window: usize,
@@ -120,27 +120,27 @@ struct Window {
     wants: Vec<PageTarget>,
 }
 
-/// Pages whose home changes. All of `outs` are moved first, then all of `ins`.
+/// Pages whose homes change. All `outs` must be moved before any `ins`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moves {
     /// Pages of guest VRAM that move back to the card, and their old slots.
     pub(crate) outs: Vec<(u32, Slot)>,
-    /// Pages of the file that now show zeros.
+    /// Pages of the file that show zeros from now on.
     pub(crate) blanks: Vec<Slot>,
-    /// Pages of PRAMIN that showed zeros, because their VRAM had another home. Writes to these pages are lost.
+    /// Pages of PRAMIN that showed zeros, because their VRAM had a different home. Writes to these pages are lost.
     pub(crate) strays: Vec<Slot>,
     /// Pages of guest VRAM that move under an aperture, and their new slots.
     pub(crate) ins: Vec<(u32, Slot)>,
 }
 
-/// Home of some bytes of guest VRAM.
+/// Location that stores a range of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
     /// The range is in its chunk.
     Chunk,
-    /// The whole range is under a mapped aperture, contiguous for the card.
+    /// The whole range is under a mapped aperture, and contiguous for the card.
     Host(Iova),
-    /// Parts of the range are in different places.
+    /// Parts of the range have different homes.
     Apart,
 }
 
@@ -151,33 +151,33 @@ counts! {
         moves: "aperture_moves",
         /// Pages of mapped apertures that could not show the memory that the guest mapped.
         aliases: "aperture_aliases",
-        /// Number of times that work was stopped for a move.
+        /// Stops of work for a move.
         stops: "aperture_stops",
-        /// Moves that waited because the guest had used up its budget of moves.
+        /// Moves that waited because the guest had used up its budget.
         waits: "aperture_waits",
-        /// Accesses through messages to parts that the client can map.
+        /// Messages that accessed parts that the client can map.
         messages: "aperture_messages",
     }
 }
 
-/// The mapped apertures of one VM; empty if its apertures are trapped.
+/// The mapped apertures of one VM. There are none if the VM's apertures are trapped.
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
     windows: [Option<Window>; MappedWindow::ALL.len()],
-    /// Map from page numbers of guest VRAM to their homes.
+    /// Home of each page of guest VRAM that is in host memory, by page number.
     homes: HashMap<u32, Slot>,
-    /// For each page of guest VRAM with a home: the other slots that map it, in order of arrival.
+    /// For each page of guest VRAM in host memory: the other slots that map it, in order of arrival.
     waiting: BTreeMap<u32, Vec<Slot>>,
-    /// Set while the guest's driver state is removed: pages do not move.
+    /// Set while the guest's driver state is removed. No pages move then.
     pub(crate) closing: bool,
     warned: bool,
-    /// Set if the card's TLBs may hold translations to memory that no table names.
+    /// Set if the card's TLBs may contain translations to memory that no table maps.
     pub(crate) stale: bool,
     pub(crate) counts: RemapCounts,
 }
 
 impl Remap {
-    /// Allocates host memory under PRAMIN, and under the apertures, with the sizes of BAR1 and BAR3.
+    /// Allocates host memory for PRAMIN, and for BAR1 and BAR3 with these sizes.
     ///
     /// # Errors
     /// If no memory or no I/O addresses are available.
@@ -199,8 +199,8 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the same memory for another card, or for another VM whose client maps it, either with all its pages or
-    /// empty.
+    /// Returns the same memory for another card, or for another VM whose client maps it: with all its pages if
+    /// `inhabited` is true, and otherwise empty.
     ///
     /// # Errors
     /// If the card rejects the memory, or has no I/O addresses for it.
@@ -223,7 +223,7 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the pages under the apertures, which remain readable after the records have changed.
+    /// Returns the pages under the apertures. They remain readable after the records have changed.
     pub(crate) fn overlay(&self) -> Overlay {
         let place = |(page, slot): (&u32, &Slot)| Some((u64::from(*page), self.memory(*slot)?.region(slot.page)));
         Overlay::from_pages(self.homes.iter().filter_map(place).collect())
@@ -234,8 +234,8 @@ impl Remap {
         self.windows.iter().any(Option::is_some)
     }
 
-    /// Replaces the memory, which contains no pages, with zeros for the next client, if this client will map `bars`.
-    /// Windows for which no memory is available are trapped.
+    /// Replaces the memory, which must contain no pages, with zeroed memory for the next client, if that client will
+    /// map `bars`. Windows for which there is no memory are trapped.
     pub(crate) fn renew(&mut self, host: &ManagedCard, bars: Option<(u64, u64)>) {
         let (counts, warned) = (self.counts, self.warned);
         self.close(host);
@@ -246,31 +246,31 @@ impl Remap {
         }
     }
 
-    /// Unmaps the memory for the card. The windows must contain no pages.
+    /// Unmaps the memory for the card. The windows must be empty.
     pub(crate) fn close(&mut self, host: &ManagedCard) {
         for window in std::mem::take(&mut self.windows).into_iter().flatten() {
             window.memory.close(host, self.stale);
         }
     }
 
-    /// Zeroes all memory, for the same client. The windows must contain no pages.
+    /// Zeroes all memory, for the same client. The windows must be empty.
     pub(crate) fn blank(&self, host: &ManagedCard) {
         for window in self.windows.iter().flatten() {
             if let Err(error) = window.memory.blank(host) {
-                tracing::error!(%error, "memory under an aperture shows what it did before a reset");
+                tracing::error!(%error, "memory under an aperture still has its contents from before a reset");
             }
         }
     }
 
-    /// Returns the file and its part of the region, unless the whole window is trapped.
+    /// Returns the file and the part of the region that it covers, unless the whole window is trapped.
     pub(crate) fn area(&self, showing: MappedWindow) -> Option<(Arc<OwnedFd>, MmapArea)> {
         self.window(showing).map(|window| window.memory.area())
     }
 
-    /// Replaces the memory of the window with the client's own pages.
+    /// Replaces the window's memory with the client's own pages.
     ///
     /// # Errors
-    /// If the number of pages differs, the window contains pages, or the card rejects the memory.
+    /// If the number of pages differs, the window is not empty, or the card rejects the memory.
     pub(crate) fn lend(
         &mut self,
         host: &ManagedCard,
@@ -283,10 +283,10 @@ impl Remap {
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
-    /// Replaces the window's memory with the zeroed memory of `file`, which the client of a killed process still maps.
+    /// Replaces the window's memory with zeroed memory in `file`, which the client of a killed process still maps.
     ///
     /// # Errors
-    /// If the whole window is trapped, it contains pages, or the file cannot be the mapped one.
+    /// If the whole window is trapped, it is not empty, or the file is not the one that the client maps.
     pub(crate) fn take_file(
         &mut self,
         host: &ManagedCard,
@@ -319,7 +319,7 @@ impl Remap {
         self.homes.get(&u32::try_from(page).ok()?).copied()
     }
 
-    /// Returns the home of `len` bytes of guest VRAM, which are whole pages.
+    /// Returns the home of `len` bytes of guest VRAM, which must be whole pages.
     pub(crate) fn whereabouts(&self, address: GuestVramAddr, len: u64) -> Home {
         let first = address.0 / SMALL_PAGE;
         let pages = len / SMALL_PAGE;
@@ -334,19 +334,19 @@ impl Remap {
         if !(1..pages).all(|page| self.home(first + page) == Some(next(page))) {
             return Home::Apart;
         }
-        // PRAMIN can start at an address that is not aligned to a large page of the card.
+        // PRAMIN can start at an address that is not aligned to the card's large pages.
         let iova = self.memory(slot).map(|memory| memory.iova(slot.page));
         iova.filter(|iova| iova.0.is_multiple_of(len)).map_or(Home::Apart, Home::Host)
     }
 
-    /// Reads `data` at byte `offset` of a page. All bytes are in the page.
+    /// Reads `data` at byte `offset` of a page. The bytes must be within the page.
     pub(crate) fn read(&self, slot: Slot, offset: u64, data: &mut [u8]) {
         if let Some(memory) = self.memory(slot) {
             memory.read(slot.page, offset, data);
         }
     }
 
-    /// Writes `data` at byte `offset` of a page. All bytes are in the page.
+    /// Writes `data` at byte `offset` of a page. The bytes must be within the page.
     pub(crate) fn write(&self, slot: Slot, offset: u64, data: &[u8]) {
         if let Some(memory) = self.memory(slot) {
             memory.write(slot.page, offset, data);
@@ -361,21 +361,21 @@ impl Remap {
         self.windows[showing.index()].as_ref()
     }
 
-    /// Returns a window if it contains no pages.
+    /// Returns a window if it is empty.
     fn empty_window(&mut self, showing: MappedWindow) -> Option<&mut Window> {
         let is_empty = !self.homes.values().any(|slot| slot.window == showing.index());
         self.windows[showing.index()].as_mut().filter(|_| is_empty)
     }
 
-    /// Returns the offset of the window's first byte in its region, and its number of pages; `None` if the whole window
-    /// is trapped, or while no page may move.
+    /// Returns the offset of the window's first byte in its region, and the number of its pages; `None` if the whole
+    /// window is trapped, or while pages must not move.
     pub(crate) fn extent(&self, showing: MappedWindow) -> Option<(u64, u64)> {
         let window = self.window(showing).filter(|_| !self.closing)?;
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Returns the page with its new content if the guest's tables have changed the content. `vram_bytes` is the size
-    /// of the guest's VRAM.
+    /// Returns a page with its new target, if the guest's tables have changed the target. `vram_bytes` is the size of
+    /// the guest's VRAM.
     pub(crate) fn difference(
         &self,
         showing: MappedWindow,
@@ -393,7 +393,7 @@ impl Remap {
         (window.want(page)? != want).then_some((page, want))
     }
 
-    /// Returns the ranges of guest VRAM that `changes` concern.
+    /// Returns the ranges of guest VRAM that `changes` affect.
     pub(crate) fn concerned(&self, showing: MappedWindow, changes: &[(u32, PageTarget)]) -> Vec<GuestRange> {
         let Some(window) = self.window(showing) else { return Vec::new() };
         let mut pages = BTreeSet::new();
@@ -407,13 +407,13 @@ impl Remap {
         ranges(pages)
     }
 
-    /// Records `changes` of a window, and returns the necessary moves.
+    /// Records `changes` of a window and returns the moves that they require.
     pub(crate) fn book(&mut self, showing: MappedWindow, changes: &[(u32, PageTarget)]) -> Moves {
         let at = showing.index();
         let mut moves = Moves::default();
-        // Each entry is a page of guest VRAM, a slot that maps it, and true if the slot has waited.
+        // Each entry contains a page of guest VRAM, a slot that maps it, and true if the slot was waiting.
         let mut wanted: Vec<(u32, Slot, bool)> = Vec::new();
-        // Removals come first: an insertion may need the same page elsewhere.
+        // Process removals first, because an insertion may need a removed page elsewhere.
         for (page, want) in changes {
             let slot = Slot { window: at, page: *page };
             let Some(old) = self.windows[at].as_mut().and_then(|window| window.want_mut(*page)) else { continue };
@@ -473,7 +473,7 @@ impl Remap {
         self.windows.get(slot.window)?.as_ref()?.want(slot.page)
     }
 
-    /// Counts a page that could not show the memory that the guest mapped.
+    /// Counts a page that could not show the memory that the guest mapped there.
     pub(crate) fn count_alias(&mut self) {
         self.counts.aliases += 1;
         if !std::mem::replace(&mut self.warned, true) {
@@ -484,7 +484,7 @@ impl Remap {
         }
     }
 
-    /// Forgets all pages in host memory, with their contents. Returns these pages of guest VRAM.
+    /// Forgets all pages in host memory and their contents. Returns the numbers of these pages.
     pub(crate) fn forget(&mut self) -> BTreeSet<u32> {
         self.waiting.clear();
         self.windows.iter_mut().flatten().for_each(|window| window.wants.fill(PageTarget::Nothing));

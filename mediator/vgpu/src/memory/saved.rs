@@ -1,4 +1,4 @@
-//! Saved state of a VM's memory. The address spaces and the kept page tables are saved separately.
+//! Saved state of a VM's memory. Address spaces and kept page tables are saved separately.
 
 use super::ram::RamMap;
 use super::{Grants, Memory, Remap};
@@ -24,7 +24,7 @@ pub(crate) struct SavedMemory {
     ram: SavedRam,
 }
 
-/// Parts of a VM that are already restored.
+/// Parts of a VM that have been restored already.
 pub(crate) struct Restored {
     pub(crate) spaces: AddressSpaces,
     pub(crate) tables: Option<Tables>,
@@ -46,18 +46,18 @@ pub(crate) struct SavedRegion {
 }
 
 impl Memory {
-    /// Saves the state that is not in the parts of [`Self::save`].
+    /// Saves the state that [`Self::save`] does not include.
     pub(crate) fn save_own(&self) -> SavedMemory {
         let Self {
             host: _,
             vm: _,
             grants,
-            // Both are saved as separate parts.
+            // Both are separate parts of the saved state.
             shadows: _,
             pool: _,
             bar1,
             bar3,
-            // Set through a saved register.
+            // A saved register sets this.
             pramin: _,
             // Statistics restart at 0.
             report: _,
@@ -70,11 +70,11 @@ impl Memory {
         }
     }
 
-    /// Restores the memory, with its restored parts, and the client's memory through `link`. The card is only informed
-    /// of the location of that memory.
+    /// Restores the memory from its restored parts, and the client's memory through `link`. The card is only told where
+    /// that memory is.
     ///
     /// # Errors
-    /// If the client has not lent the same memory, or the host does not map it.
+    /// If the client lends different memory, or the host does not map it.
     pub(crate) fn restored(
         host: Arc<ManagedCard>,
         vm: TenantId,
@@ -86,7 +86,7 @@ impl Memory {
         let SavedMemory { bus_master, apertures, ram } = saved;
         let Restored { mut spaces, tables, pool, remap } = restored;
         let ram = ram.restored(&host, &link)?;
-        // Page tables in these pages are read at each flush.
+        // Read page tables in these pages at each flush.
         remap.homes().for_each(|page| spaces.unseen(GuestVramAddr(u64::from(page) * SMALL_PAGE), true));
         let grants = Grants::restored(vm, link, vram_bytes, ram, bus_master, tables, remap);
         let [bar1, bar3] = apertures.map(|instance| {
@@ -102,7 +102,7 @@ impl Memory {
     }
 
     /// Restores the saved memory of a VM from another card, with its address spaces and its kept page tables. The
-    /// client's memory is already mapped for the card. Returns the old and new address of each directory.
+    /// client's memory is already mapped for the card. Returns the old and the new address of each directory.
     ///
     /// # Errors
     /// If the client lends different memory than on the old card, or the card has no memory for the directories.
@@ -116,7 +116,7 @@ impl Memory {
         self.grants.ram().save().check_like(&ram)?;
         self.grants.receive(bus_master, tables);
         let places = self.adopt(spaces)?;
-        // Page tables in these pages are read at each flush.
+        // Read page tables in these pages at each flush.
         let homes: Vec<u32> = self.grants.remap().homes().collect();
         homes.into_iter().for_each(|page| self.unseen(GuestVramAddr(u64::from(page) * SMALL_PAGE), true));
         let [bar1, bar3] = apertures.map(|instance| {
@@ -140,7 +140,7 @@ impl Memory {
 }
 
 impl SavedRam {
-    /// Checks that the regions are the same as before; their card addresses may differ.
+    /// Checks that the regions are the same as before. Their card addresses may differ.
     fn check_like(&self, before: &Self) -> Result<(), Invalid> {
         let of = |ram: &Self| ram.0.iter().map(|one| (one.gpa, one.size, one.writable)).collect::<BTreeSet<_>>();
         let (now, then) = (of(self), of(before));

@@ -1,4 +1,4 @@
-//! The VM's GPU address spaces: connects `shadow-pt`, the guest's memory and the card.
+//! The VM's GPU address spaces: connects `shadow-pt` to the guest's memory and the card.
 
 use super::grants::Grants;
 use super::operands::{Names, Objects};
@@ -27,8 +27,8 @@ fn for_tables<'a>(
 }
 
 impl Memory {
-    /// Returns the shadow of the guest's directory at `directory`, and creates it if needed. A new shadow maps no guest
-    /// memory before [`Self::prepare`].
+    /// Returns the shadow of the guest's directory at `directory`, and creates it if necessary. A new shadow maps no
+    /// guest memory before [`Self::prepare`].
     pub(crate) fn open(&mut self, directory: Place) -> Result<SpaceId, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -36,8 +36,8 @@ impl Memory {
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
     }
 
-    /// Adopts this VM's address spaces that were saved on another card. The VM has no address spaces yet. They map no
-    /// guest memory before [`Self::prepare`]. Returns the old and new address of each directory.
+    /// Adopts this VM's address spaces, which were saved on another card. The VM must not have any others. They map no
+    /// guest memory before [`Self::prepare`]. Returns the old and the new address of each directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -54,12 +54,12 @@ impl Memory {
         self.shadows.directory(space)
     }
 
-    /// Records a write of the guest's CPU to its VRAM.
+    /// Records a write by the guest's CPU to its VRAM.
     pub(crate) fn written(&mut self, address: GuestVramAddr, len: u64) {
         self.shadows.written(address, len);
     }
 
-    /// Reports changed pages to the readers of the kept page tables.
+    /// Marks changed pages of kept page tables for the address spaces that use them.
     pub(crate) fn tables_written(&mut self) {
         let Self { grants, shadows, .. } = self;
         if let Some(tables) = grants.tables_mut() {
@@ -67,13 +67,13 @@ impl Memory {
         }
     }
 
-    /// Records that page tables may name more memory than before.
+    /// Records that page tables may map more memory than before.
     pub(crate) fn granted(&mut self) {
         self.shadows.granted();
     }
 
-    /// Handles a guest's TLB flush of `directory` (of all directories, for `None`). When this function returns, revoked
-    /// permissions are removed from the card and its TLBs.
+    /// Handles a guest's TLB flush of `directory`, or of all directories with `None`. After this call, neither the card
+    /// nor its TLBs contain permissions that the guest has revoked.
     pub(crate) fn flush(&mut self, directory: Option<Place>) -> Result<(), ManagerError> {
         let spaces: Vec<_> = match directory {
             Some(directory) => self.shadows.find(directory).into_iter().collect(),
@@ -86,13 +86,13 @@ impl Memory {
         Ok(())
     }
 
-    /// Brings the card's tables of `space` up to date before its work is submitted.
+    /// Updates the card's tables of `space` before its work is submitted.
     pub(crate) fn prepare(&mut self, state: &mut CardState, space: SpaceId) -> Result<(), ManagerError> {
-        // Otherwise tables in mapped memory would be read for each doorbell, and most doorbells do not change them.
+        // Otherwise each doorbell would read all tables in mapped memory, although these seldom change.
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
-    /// Same as [`Self::prepare`], for all spaces.
+    /// Like [`Self::prepare`], for all spaces.
     pub(crate) fn prepare_all(&mut self) -> Result<(), ManagerError> {
         let host = Arc::clone(&self.host);
         for space in self.shadows.ids().collect::<Vec<_>>() {
@@ -115,13 +115,13 @@ impl Memory {
         *syncs += u64::from(done.tables_scanned != 0);
         if done.denied.total() != 0 {
             tracing::warn!(denied = ?done.denied, directory = ?shadows.guest_directory(space),
-                "page table entries name what the VM does not have; they stay unmapped");
+                "page table entries refer to memory that the VM does not have; they stay unmapped");
         }
         Ok(())
     }
 
     /// Pulls a channel's ring entries up to a doorbell onto the card. The last two arguments are the known state of its
-    /// subchannels. Returns the engines that the work also needs.
+    /// subchannels. Also returns the engines that the work needs.
     pub(crate) fn pull(
         &self,
         state: &mut CardState,
@@ -133,7 +133,7 @@ impl Memory {
         let now = state.now_ns();
         let asks = state.asks_needs(doorbell.channel);
         if !asks {
-            // The bindings of this work are unknown.
+            // The bindings of this work are not known.
             *bindings = Bindings::default();
         }
         let reader = asks.then(|| Reader::new(bindings));
@@ -145,8 +145,8 @@ impl Memory {
         (pulled, view.needs())
     }
 
-    /// Maps the mediator's own pages into the reserved part of a space. Each entry is a page in this part, its address,
-    /// and its rights for the GPU.
+    /// Maps the mediator's own pages into the reserved part of a space. Each entry contains a page of this part, its
+    /// address, and the GPU's rights to it.
     pub(crate) fn map_host(
         &mut self,
         space: SpaceId,
@@ -159,10 +159,10 @@ impl Memory {
         })
     }
 
-    /// Unmaps these pages. The channel that used them is off the card.
+    /// Unmaps these pages. The channel that used them must be off the card.
     ///
     /// # Errors
-    /// If the card does not answer: its TLBs may still map the pages in this space.
+    /// If the card does not answer. Its TLBs may still map the pages in this space.
     pub(crate) fn unmap_host(
         &mut self,
         space: SpaceId,
@@ -193,22 +193,23 @@ impl Memory {
         self.shadows.names(range)
     }
 
-    /// Starts the log of guest RAM that shadows name, adds the currently named RAM to it, or ends it.
+    /// Starts or stops the log of guest RAM that shadows map. A new log begins with the RAM that is mapped now.
     pub(crate) fn log_ram(&mut self, on: bool) {
         self.shadows.log_ram(on);
     }
 
-    /// Returns ranges of guest RAM that were named since the last call; see [`AddressSpaces::take_named_ram`].
+    /// Returns the ranges of guest RAM that shadows have mapped since the last call; see
+    /// [`AddressSpaces::take_named_ram`].
     pub(crate) fn take_written(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.shadows.take_named_ram(range, goes_on)
     }
 
-    /// Sets whether the guest's CPU can write a page of its VRAM without a message.
+    /// Records whether the guest's CPU can write a page of its VRAM without a message.
     pub(crate) fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         self.shadows.unseen(address, unseen);
     }
 
-    /// Updates the shadows for ranges that have moved. When this function returns, the card uses the new locations.
+    /// Updates the shadows of ranges that have moved. After this call, the card uses the new locations.
     pub(crate) fn relocated(&mut self, state: &mut CardState, ranges: &[GuestRange]) -> Result<(), ManagerError> {
         let Self { vm, grants, shadows, pool, report, .. } = self;
         let mut view = for_tables(*vm, state.vram_mut(), grants, pool);
@@ -225,25 +226,25 @@ impl Memory {
     pub(crate) fn lend(&mut self, region: &DmaRegion) -> Result<(), ManagerError> {
         let Self { host, vm, grants, .. } = self;
         grants.ram_mut().map(host, *vm, region)?;
-        // Entries that named this memory before it existed (or while it was moved) become valid now.
+        // Entries that mapped this memory before it existed, or while it was moved, become valid now.
         self.granted();
         Ok(())
     }
 
-    /// Same as [`Self::lend`], for all memory that the client lends; also removes regions that are no longer lent.
+    /// Like [`Self::lend`], for all memory that the client lends. Also removes regions that are no longer lent.
     pub(crate) fn lend_all(&mut self, lent: &MemoryTable) -> Result<(), ManagerError> {
         let (gone, new) = self.grants.ram().difference(lent);
         gone.into_iter().for_each(|(gpa, size)| self.withdraw(gpa, size));
         new.into_iter().try_for_each(|region| self.lend(&region))
     }
 
-    /// Handles guest memory that the VMM takes back. When this function returns, the card cannot access the memory.
+    /// Handles guest memory that the VMM takes back. The card cannot access the memory after this call.
     pub(crate) fn withdraw(&mut self, gpa: u64, size: u64) {
-        // The grant is removed first, so that no new translation uses the memory.
+        // Remove the grant first, so that no new translation uses the memory.
         let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
         let flushed = self.withdraw_ram(gpa, size);
-        // Wait until all earlier writes have arrived: a late write would be lost, or corrupt the next owner of its
-        // address.
+        // Wait until all earlier writes have arrived: a late write would be lost, or would corrupt the memory of the
+        // address's next owner.
         let flushed = flushed.and_then(|()| Ok(self.host.lock().vram().memory.barrier()?));
         if let Err(error) = &flushed {
             tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was taken back");
@@ -253,7 +254,7 @@ impl Memory {
         }
     }
 
-    /// Withdraws a region that is not the guest's memory.
+    /// Withdraws a region that is not guest memory.
     pub(crate) fn withdraw_unshared(&mut self, gpa: u64) {
         if let Some(size) = self.grants.ram_mut().size_at(gpa) {
             self.withdraw(gpa, size);
@@ -268,20 +269,20 @@ impl Memory {
         self.grants.set_bus_master(false);
     }
 
-    /// Allows or forbids the card's access to the guest's RAM.
+    /// Permits or forbids the card to access the guest's RAM.
     pub(crate) fn set_bus_master(&mut self, enabled: bool) -> Result<(), ManagerError> {
         self.grants.set_bus_master(enabled);
         if enabled {
             self.grants.check_shared();
             self.granted();
         }
-        // A guest may do this often, so the tables that map its RAM are only unlinked; their entries stay.
+        // A guest may do this often, so only unlink the tables that map its RAM; their entries stay.
         self.bar_ram(!enabled)
     }
 
-    /// Blocks the card's access to the guest's RAM, or allows it again. When this function returns after blocking, the
-    /// card cannot access any of this RAM. The cost is one directory per space, independent of its tables; the card's
-    /// lock is released between parts of a directory.
+    /// Blocks the card's access to the guest's RAM, or permits it again. After blocking, the card cannot access any of
+    /// this RAM. The cost is one directory per space, regardless of its tables; the card's lock is released between the
+    /// parts of a directory.
     fn bar_ram(&mut self, barred: bool) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, report, .. } = self;
         for space in shadows.bar_ram(barred) {
@@ -296,8 +297,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Removes guest RAM from all shadows. When this function returns, the card cannot access it. The card's lock is
-    /// released between parts: a guest may have mapped a page any number of times.
+    /// Removes guest RAM from all shadows. After this call, the card cannot access it. The card's lock is released
+    /// between parts, because a guest may have mapped a page any number of times.
     fn withdraw_ram(&mut self, gpa: u64, size: u64) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut withdrawal = shadows.withdraw(GuestRange::Ram(Gpa(gpa), size));
@@ -315,7 +316,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Frees the shadows that no channel uses.
+    /// Frees shadows that no channel uses.
     pub(crate) fn collect(&mut self) {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -333,8 +334,8 @@ impl Memory {
         guard.vram_mut().pool_changed(*vm, pool);
     }
 
-    /// Frees all shadows, and the VM's pool. No channel of the VM is bound. Keeps the shadows of channels that are
-    /// still on the card. Returns true if all shadows were removed.
+    /// Frees all shadows and the VM's pool. The VM must have no bound channels. Keeps the shadows of channels that are
+    /// still on the card. Returns true if no shadows are left.
     pub(crate) fn clear(&mut self) -> bool {
         self.collect();
         let none = self.shadows.count() == 0;
@@ -352,7 +353,7 @@ impl Memory {
     }
 }
 
-/// Flushes these spaces from the card's TLBs, and frees memory that was named only by old entries.
+/// Flushes these spaces from the card's TLBs, and frees memory that only old entries referred to.
 fn flush_card(
     shadows: &mut AddressSpaces,
     spaces: impl IntoIterator<Item = SpaceId>,

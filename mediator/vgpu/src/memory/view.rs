@@ -1,5 +1,5 @@
-//! The card's memory as one VM may see it: readers of its guest's structures, page tables and rings borrow the card
-//! once, together with the VM's other state.
+//! The card's memory as one VM may see it. Readers of the guest's structures, page tables and rings borrow the card
+//! once, together with other state of the VM.
 
 use super::grants::Grants;
 use super::operands::Names;
@@ -9,7 +9,7 @@ use nvspec::fifo::ChannelId;
 use shadow_pt::{AddressSpaces, Frame, Mapping, NoMemory, SpaceId};
 use vram::{PagePool, TenantId};
 
-/// One VM's view of the card; `with` is other state that the current task needs.
+/// One VM's view of the card. `with` is other state that the current task needs.
 pub(crate) struct View<'a, With = ()> {
     vram: &'a mut CardVram,
     grants: &'a Grants,
@@ -21,9 +21,9 @@ pub(crate) struct Ring<'a> {
     pub(super) vm: TenantId,
     pub(super) shadows: &'a AddressSpaces,
     pub(super) space: SpaceId,
-    /// Collector of addresses that work names, if requested.
+    /// Collects the addresses that work refers to, if requested.
     pub(super) names: Option<Names<'a>>,
-    /// Reader for the engines that work needs, if requested.
+    /// Determines the engines that work needs, if requested.
     pub(super) reader: Option<Reader<'a>>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Ring<'a> {
 pub(super) struct Pool<'a> {
     vm: TenantId,
     pool: &'a mut PagePool,
-    /// The pool was empty, but may have memory later.
+    /// Set if the pool was empty but may have memory later.
     lacks: bool,
 }
 
@@ -132,7 +132,7 @@ impl channels::GuestRing for View<'_, Ring<'_>> {
         }
         let Some(mut names) = self.with.names.take() else { return };
         let mut bytes = vec![0; names.words(dwords) * 4];
-        // The card reports unmapped addresses itself.
+        // The card itself reports unmapped addresses.
         if channels::GuestRing::read(self, va, &mut bytes).is_ok() {
             let Self { vram, with: Ring { vm, shadows, space, .. }, .. } = self;
             names.each(&bytes, vram.chunks.chunk_bytes(), |at, len| {

@@ -1,4 +1,4 @@
-//! Saved state of work that waits for memory. The time already waited is not saved, so each limit starts again.
+//! Saved state of work that waits for memory. The time that it has waited is not saved, so its time limit starts again.
 
 use super::Pending;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
@@ -10,14 +10,14 @@ use vram::TenantId;
 /// Saved form of waiting work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedPending {
-    /// Bound channels with a waiting doorbell, each with its GP_PUT.
+    /// Channels with a waiting doorbell, each with its GP_PUT.
     rung: Vec<(u8, u32)>,
     /// The last runlist that the guest submitted.
     listed: Vec<u8>,
 }
 
 impl Pending {
-    /// Saves the waiting work; `None` while a channel's bind is waiting.
+    /// Saves the waiting work; `None` while any bind is waiting.
     pub(crate) fn save(&self) -> Option<SavedPending> {
         let Self { vm: _, limit: _, binds, work, listed } = self;
         let rung = work.iter().map(|(channel, (doorbell, _))| (channel.0, doorbell.gp_put)).collect();
@@ -27,7 +27,7 @@ impl Pending {
 }
 
 impl SavedPending {
-    /// Restores an empty queue. Returns the channels whose doorbells are submitted again once the card resumes.
+    /// Restores an empty queue. Returns the channels whose doorbells must be submitted again when the card resumes.
     ///
     /// # Errors
     /// If the saved state is invalid.

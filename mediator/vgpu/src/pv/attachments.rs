@@ -1,4 +1,4 @@
-//! The segments that a VM has mapped: their addresses in the VM's address spaces, and the channels that use them.
+//! The segments that a VM maps: their addresses in its address spaces, and the channels that use them.
 
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::fifo::VirtualChannelId;
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use shadow_pt::{SHARED_BASE, SHARED_PAGES, SpaceId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Attachment of one segment in one address space.
+/// A segment in one address space.
 #[derive(Clone, Debug)]
 pub(crate) struct Attachment {
-    /// Number of the first page in the shared-memory range.
+    /// Number of the segment's first page in the shared-memory range.
     pub(crate) first: u32,
     pub(crate) pages: u32,
     pub(crate) at: VramAddr,
@@ -34,7 +34,7 @@ impl Attachments {
         self.0.is_empty()
     }
 
-    /// Returns the attachment of a segment in a space.
+    /// Returns the attachment of a segment in a space, if any.
     pub(crate) fn get_mut(&mut self, space: SpaceId, segment: u32) -> Option<&mut Attachment> {
         self.0.get_mut(&(space, segment))
     }
@@ -49,12 +49,12 @@ impl Attachments {
         self.0.values_mut()
     }
 
-    /// Removes the mappings that no channel has attached. Returns them with their space and segment.
+    /// Removes attachments without channels. Returns them with their space and segment.
     pub(crate) fn take_unused(&mut self) -> Vec<((SpaceId, u32), Attachment)> {
         self.0.extract_if(.., |_, it| it.channels.is_empty()).collect()
     }
 
-    /// Finds contiguous free pages in a space.
+    /// Finds contiguous free pages in a space, and returns the number of the first.
     pub(crate) fn room(&self, space: SpaceId, pages: u32) -> Option<u32> {
         let mut taken: Vec<(u32, u32)> =
             self.0.range((space, 0)..=(space, u32::MAX)).map(|(_, it)| (it.first, it.pages)).collect();
@@ -70,7 +70,7 @@ impl Attachments {
     }
 }
 
-/// Saved form of the segments that a VM has mapped.
+/// Saved form of the segments that a VM maps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedAttachments(Vec<SavedAttachment>);
 
@@ -87,12 +87,11 @@ struct SavedAttachment {
     channels: Vec<u8>,
 }
 
-/// Objects that attachments are restored into.
+/// State that attachments are restored into.
 pub(crate) struct Around<'a> {
-    /// Segments that the VM maps, according to the card: by segment, the number of spaces, the address, and the size in
-    /// bytes.
+    /// Segments that the VM maps according to the card: number of spaces, address, and size in bytes of each.
     pub(crate) segments: BTreeMap<u32, (u32, VramAddr, u64)>,
-    /// Returns the space with this directory.
+    /// Returns the space with a given directory.
     pub(crate) space: &'a dyn Fn(VramAddr) -> Option<SpaceId>,
     /// Returns the space of a bound channel.
     pub(crate) of_channel: &'a dyn Fn(VirtualChannelId) -> Option<SpaceId>,
@@ -102,7 +101,7 @@ impl Attachments {
     /// Saves the attachments; `None` if no segment is attached. `directory` returns a space's directory.
     pub(crate) fn save(&self, directory: impl Fn(SpaceId) -> Option<VramAddr>) -> Option<SavedAttachments> {
         let one = |((space, segment), attachment): (&(SpaceId, u32), &Attachment)| {
-            // The pages and the address are known from the segment.
+            // The segment determines its pages and its address.
             let Attachment { first, pages: _, at: _, read_only, channels } = attachment;
             Some(SavedAttachment {
                 directory: directory(*space)?.0,
@@ -151,7 +150,7 @@ impl Attachments {
     }
 }
 
-/// Returns the address of the segment that begins at this page of the shared-memory range.
+/// Returns the address of the segment that begins at page `first` of the shared-memory range.
 pub(crate) fn segment_va(first: u32) -> u64 {
     SHARED_BASE.0 + u64::from(first) * SMALL_PAGE
 }

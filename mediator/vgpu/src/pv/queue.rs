@@ -1,6 +1,6 @@
-//! Reads batches from the guest's memory, and writes answers to it.
+//! Reads batches from the guest's memory, and writes answers there.
 //!
-//! Rings, descriptors and batches are copied once when read, because the guest may change them at any time.
+//! Rings, descriptors and batches are copied once when they are read, because the guest may change them at any time.
 
 use super::Interface;
 use pv::abi::{AnswerHeader, MAX_BATCH_BYTES, MAX_QUEUE, status};
@@ -10,17 +10,17 @@ use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_glue::memory::MemoryTable;
 
-/// Flag of the available ring: the guest requests no interrupt. Source: VIRTIO 1.2, 2.7.6.
+/// Flag of the available ring: the guest wants no interrupt. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
 
-/// Reason that a queue is unusable. The guest must reset the interface.
+/// Reason why a queue is unusable. The guest must reset the interface.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
     /// The driver accepted features that the device does not offer.
     #[error("features were accepted that were not offered")]
     Features,
     /// The set-up is invalid.
-    #[error("its set-up names no memory that can be mapped, or bus mastering is off")]
+    #[error("its set-up contains an address that cannot be mapped, or bus mastering is off")]
     Setup,
     /// The device may not access the guest's memory.
     #[error("bus mastering is off")]
@@ -33,30 +33,30 @@ pub(crate) enum QueueError {
     Memory(#[from] GuestMemoryError),
 }
 
-/// Reason that a batch is not executed.
+/// Reason why a batch is not executed.
 #[derive(Debug, thiserror::Error)]
 enum Unreadable {
-    /// The chain has more descriptors than a queue.
+    /// The chain has more descriptors than the queue has entries.
     #[error("its chain is longer than a queue")]
     Long,
-    /// The order of the descriptors is forbidden by the standard.
+    /// The standard forbids the order of the descriptors.
     #[error("a readable descriptor is behind a writable one")]
     Order,
     /// The chain has no buffer for the answer.
-    #[error("it has no room for the answer")]
+    #[error("it has no space for the answer")]
     NoRoom,
-    /// Descriptors are outside the guest's memory.
+    /// A descriptor refers to memory that the guest does not have.
     #[error(transparent)]
     Memory(#[from] GuestMemoryError),
-    /// The bytes are not a batch.
+    /// The bytes do not form a valid batch.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
 
-/// Addresses of the queue, from the guest.
+/// Addresses of the queue, as the guest set them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Setup {
-    /// Number of entries; 0 if the guest's number is invalid.
+    /// Number of entries; 0 if the guest's value is invalid.
     pub(super) size: u16,
     pub(super) descriptors: u64,
     pub(super) available: u64,
@@ -98,7 +98,7 @@ impl Interface {
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
 
-    /// Returns true if a guest's error should be logged: the first errors, then decreasingly often.
+    /// Returns true if a guest's error should be logged: the first ones always, and later ones less and less often.
     fn may_complain(&mut self) -> bool {
         self.complaints += 1;
         vmm_glue::worth_logging(self.complaints)
@@ -114,7 +114,7 @@ impl Interface {
         self.queue = Some(queue);
     }
 
-    /// Returns the current batch; without one, reads the next available batch. `None` if no batch is available.
+    /// Returns the current batch, or reads the next available one. Returns `None` if no batch is available.
     pub(crate) fn next_batch(
         &mut self,
         queue: &mut Queue,
@@ -127,7 +127,7 @@ impl Interface {
         let head = chain.head_index();
         let mut complain = |why: &Unreadable| {
             if self.may_complain() {
-                tracing::warn!(vm = %self.party.vm, %why, "a guest's batch is malformed, and nothing of it is done");
+                tracing::warn!(vm = %self.party.vm, %why, "a guest's batch is malformed, and no operation is executed");
             }
         };
         let parts = Parts::from_chain(chain).inspect_err(&mut complain).ok();
@@ -135,12 +135,12 @@ impl Interface {
         Ok(Some(Box::new(Ongoing { head, parts, batch, copied: None })))
     }
 
-    /// Stores a batch that continues later.
+    /// Stores a batch that must continue later.
     pub(crate) fn put_batch(&mut self, ongoing: Box<Ongoing>) {
         self.ongoing = Some(ongoing);
     }
 
-    /// Counts a hold of the VM's lock for a batch.
+    /// Counts a critical section of the VM's lock for a batch.
     pub(crate) fn count_hold(&mut self) {
         self.counts.holds += 1;
     }
@@ -159,7 +159,7 @@ impl Interface {
         self.counts.operations += u64::from(answers.done());
         self.counts.refused += u64::from(answers.status() != pv::abi::Status::Done);
         queue.add_used(memory, ongoing.head, written)?;
-        // The crate's interrupt check ignores the ring's flag.
+        // The library's interrupt check ignores this flag of the ring.
         let flags: u16 = memory.load(GuestAddress(queue.avail_ring()), Ordering::SeqCst)?;
         let wanted = u16::from_le(flags) & NO_INTERRUPT == 0;
         self.interrupt |= wanted && self.interrupt_enabled;
@@ -167,33 +167,33 @@ impl Interface {
     }
 }
 
-/// Outcome of one hold of the VM's lock for the queue.
+/// Outcome of one critical section of the VM's lock for the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// No batch is available.
     Idle,
     /// A batch has ended.
     Batch,
-    /// A batch continues immediately.
+    /// A batch can continue immediately.
     Part,
-    /// A batch continues after pages under mapped apertures have moved, or after a channel that waits for memory is
-    /// bound.
+    /// A batch continues after pages under mapped apertures have moved, or after a channel that waits for memory has
+    /// been bound.
     Waits,
 }
 
-/// A started batch of the queue.
+/// A batch of the queue that has been started.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
-    /// First descriptor of the batch's chain.
+    /// First descriptor in the batch's chain.
     head: u16,
     parts: Option<Parts>,
     /// The batch; `None` if it cannot be read.
     pub(crate) batch: Option<Begun>,
-    /// Number of handled bytes of the current operation, if it has started.
+    /// Number of bytes of the current operation that have been handled, if it has started.
     pub(crate) copied: Option<u64>,
 }
 
-/// Addresses of a chain's parts in the guest's RAM. The descriptors are read only once.
+/// The readable and the writable parts of a chain in the guest's RAM. Its descriptors are read only once.
 #[derive(Debug, Default)]
 struct Parts {
     readable: Vec<(GuestAddress, usize)>,
@@ -223,7 +223,7 @@ impl Parts {
         Ok(parts)
     }
 
-    /// Reads the batch from the readable part, up to the size limit of a batch.
+    /// Reads the batch from the readable parts, up to the maximum size of a batch.
     fn batch(&self, memory: &MemoryTable) -> Result<Begun, Unreadable> {
         let mut data = Vec::new();
         for (at, len) in &self.readable {
@@ -234,7 +234,7 @@ impl Parts {
         Ok(Begun::new(data)?)
     }
 
-    /// Writes the answers into the writable part. Returns the number of bytes written.
+    /// Writes the answers to the writable parts. Returns the number of bytes written.
     fn answer(&self, memory: &MemoryTable, answers: &Answers) -> u32 {
         let room = self.writable.iter().fold(0, |sum: usize, (_, len)| sum.saturating_add(*len));
         let bytes = answers.bytes(room);

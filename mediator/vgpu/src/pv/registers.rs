@@ -3,7 +3,7 @@
 use super::{Interface, OFFSET};
 use pv::abi::{MAX_QUEUE, SIGNATURE, feature, register as r, status};
 
-/// Action that remains after a register was written.
+/// Action that the caller must take after a register write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegisterEffect {
     Nothing,
@@ -16,7 +16,7 @@ pub(crate) enum RegisterEffect {
 }
 
 impl Interface {
-    /// Reads registers. Accesses have at most eight aligned bytes, so all bytes belong to the interface.
+    /// Reads registers. Accesses are aligned and at most eight bytes long, so all bytes belong to the interface.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..).zip(data) {
             let word = self.read32(at as u32 & !3).to_le_bytes();
@@ -24,7 +24,7 @@ impl Interface {
         }
     }
 
-    /// Writes a register. Only writes of 32 bits have an effect.
+    /// Writes a register. Only 32-bit writes have an effect.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> RegisterEffect {
         match data.try_into() {
             Ok(word) if offset.is_multiple_of(4) => self.write32(offset as u32, u32::from_le_bytes(word)),

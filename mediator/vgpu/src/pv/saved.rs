@@ -1,4 +1,4 @@
-//! Saved state of one VM's paravirtual interface. The page tables that the mediator keeps for it are a separate part.
+//! Saved state of one VM's paravirtual interface. The VM's page tables, which the mediator keeps, are separate.
 
 use super::queue::Setup;
 use super::{Counts, Interface, PvSettings};
@@ -15,9 +15,9 @@ use vmm_glue::memory::MemoryTable;
 pub(crate) struct SavedInterface {
     accepted: u32,
     status: u32,
-    /// Number of entries, and addresses of the three rings.
+    /// Number of entries of the queue, and the addresses of its three rings.
     setup: (u16, [u64; 3]),
-    /// Positions in the available and the used ring, if the queue is in use.
+    /// Positions in the available ring and in the used ring, if the queue is in use.
     queue: Option<(u16, u16)>,
     ended: u32,
     interrupt: bool,
@@ -34,7 +34,7 @@ impl Interface {
     /// If a batch is in progress.
     pub(crate) fn save(&self) -> Result<SavedInterface, ManagerError> {
         let Self {
-            // Restored from the settings.
+            // The settings restore these.
             party: _,
             table_bytes: _,
             offered: _,
@@ -48,10 +48,10 @@ impl Interface {
             interrupt,
             interrupt_enabled,
             channels,
-            // The attachments are a separate part.
+            // Attachments are a separate part.
             attachments: _,
             counts,
-            // Errors of the guest are logged again.
+            // The next process may log the guest's errors again.
             complaints: _,
         } = self;
         if ongoing.is_some() {

@@ -1,5 +1,5 @@
-//! Saved state of a guest's channels. The card's channels record which of the guest's channels are on the card, and in
-//! which address spaces.
+//! Saved state of a guest's channels. The saved state of the card's channels records which of them are on the card, and
+//! in which address spaces.
 
 use super::{Bound, Channel, Runlist, Work};
 use crate::memory::Objects;
@@ -10,10 +10,10 @@ use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
-/// All channels of one guest.
+/// Saved state of all channels of one guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedWork {
-    /// Channels, in the order of their numbers.
+    /// Channels, in order of their numbers.
     channels: Vec<SavedChannel>,
     blocked: u32,
     runlist: SavedRunlist,
@@ -24,7 +24,7 @@ pub(crate) struct SavedWork {
 struct SavedChannel {
     number: u8,
     instance: SavedPlace,
-    /// Page of guest VRAM with the channel's USERD.
+    /// Number of the guest VRAM page that holds the channel's USERD.
     userd: Option<u64>,
     gp_put: [u8; 4],
 }
@@ -44,13 +44,13 @@ impl Work {
         let saved = channels.iter().map(|(number, channel)| {
             let Channel {
                 instance,
-                // Saved with the card's channels.
+                // This is saved with the card's channels.
                 bound: _,
                 gp_put,
-                // The next process computes this value again.
+                // The next process computes these values again.
                 polled: _,
                 seen: _,
-                // The next process learns the classes again.
+                // The next process learns these values again.
                 objects: _,
                 bindings: _,
             } = channel;
@@ -67,7 +67,7 @@ impl Work {
 }
 
 impl SavedWork {
-    /// Restores the channels; `bound` returns the card's channel for a channel on the card.
+    /// Restores the channels. `bound` returns the state on the card of a channel that is there.
     ///
     /// # Errors
     /// If the saved state is invalid.

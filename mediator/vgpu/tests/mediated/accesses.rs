@@ -1,4 +1,4 @@
-//! Records of the number of accesses to a guest's memory.
+//! Tests of the record of accesses to a guest's memory.
 
 use super::{A, B, CARD_MIB, MIB, driver};
 use card_manager::Counted;
@@ -7,7 +7,7 @@ use rig::{Rig, sharing};
 use simgpu::Config;
 use vram::TenantId;
 
-/// Chunks of guest VRAM that each contain a page of each buffer.
+/// Chunks of guest VRAM, each of which contains one page of every buffer.
 const CHUNKS: [u64; 3] = [4, 5, 6];
 const CHUNK: u64 = 2 * MIB;
 
@@ -27,7 +27,7 @@ fn accesses_are_counted_per_chunk_while_recorded() {
             driver.submit(&mut channel, &[object(CE0), ce_copy(A, to, 1)].concat());
             driver.wait(&channel);
         };
-        // Accesses before the start are not counted.
+        // Accesses before the start of the record do not count.
         (0..5).for_each(|_| copy(&mut driver, places[2]));
         assert!(rig.host.lock().start_accesses(TenantId(0)));
         assert!(!rig.host.lock().start_accesses(TenantId(0)), "there is one already");
@@ -40,7 +40,7 @@ fn accesses_are_counted_per_chunk_while_recorded() {
         assert!(from > often && often > once && once > 0, "{record:?}");
         assert_eq!(record.counts.len() as u64, super::VM_MIB * MIB / CHUNK);
         assert_eq!(rig.host.lock().end_accesses(TenantId(0)), None, "it is over");
-        // The record ends with its VM.
+        // The record ends when its VM is removed.
         assert!(rig.host.lock().start_accesses(TenantId(0)));
         driver.guest.remove().unwrap();
         assert_eq!(rig.host.lock().end_accesses(TenantId(0)), None);

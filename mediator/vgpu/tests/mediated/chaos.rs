@@ -1,4 +1,4 @@
-//! Relocations of guest memory at unfavourable moments.
+//! Tests that relocate guest memory at unfavourable moments.
 
 use super::relocate::{driver_of, free_settings, in_host, in_host_at_rest, move_all, work, work_until};
 use super::{A, B, MIB};
@@ -14,7 +14,7 @@ use vgpu::Settings;
 use vmm_glue::RegionIndex;
 use vram::{Limits, TenantId, To};
 
-/// Time limit that all steps of this test stay below.
+/// Upper bound for the duration of each step.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Creates a card that moves memory after every `every` submissions.
@@ -25,7 +25,7 @@ fn rig_with(chunk_bytes: u64, card_mib: u32, host_mib: u64, chaos: Chaos) -> Rig
     Rig::made(&Config { vram_mib: card_mib, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Moves all of the VM's memory to host memory and back until `act` has ended. Returns the number of moved chunks.
+/// Moves all of the VM's memory to host memory and back until `act` returns. Returns the number of chunks moved.
 fn while_it_moves(rig: &Rig, vm: u32, act: impl FnOnce()) -> u64 {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -46,7 +46,7 @@ fn while_it_moves(rig: &Rig, vm: u32, act: impl FnOnce()) -> u64 {
     })
 }
 
-/// Runs two VMs with a random relocation after each submission.
+/// Runs two VMs, with a random relocation after each submission.
 fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u64) {
     let rig = rig_with(chunk_bytes, card_mib, host_mib, Chaos { every: 1, seed });
     let drivers = [0, 1].map(|vm| driver_of(&rig, vm, vm_mib));
@@ -56,7 +56,7 @@ fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u6
             scope.spawn(move || {
                 let began = Instant::now();
                 let moved = || rig.host.lock().memory().moved(TenantId(vm as u32)).map_or(0, |moved| moved.sum.moved);
-                // Large chunks take time to move, and the VM works meanwhile.
+                // Moving large chunks takes time, so let the VM work until chunks have moved.
                 let enough = |round| round >= 40 && (moved() > 0 || began.elapsed() > WAIT_TIMEOUT);
                 work_until(&mut driver, enough, &mut Rng::with_seed(seed ^ vm << 32));
                 let moved = moved();
@@ -67,7 +67,7 @@ fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u6
         working.collect::<Vec<_>>().into_iter().map(|vm| vm.join().expect("a VM")).min()
     });
     assert!(moved.is_some_and(|moved| moved > 0), "memory of each VM moved");
-    // Moves in flight of a removed VM are dropped, but must complete first.
+    // Moves of a removed VM are dropped, but their copies must end first.
     let began = Instant::now();
     while rig.host.lock().vram().chunks.moves().count() != 0 {
         assert!(began.elapsed() < WAIT_TIMEOUT, "a move does not end");
@@ -116,12 +116,12 @@ fn unmapped_ram_is_out_of_reach_while_memory_moves() {
             driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
             driver.wait(&channel);
             assert!(driver.ram_holds(GPA, PAGES, 1 + round), "round {round}");
-            // Copy other data back, so that the next round cannot succeed by chance.
+            // Copy other data back, so that the next round cannot pass by chance.
             driver.fill_ram(GPA, PAGES, 2 + round);
             driver.submit(&mut channel, &[object(M2MF), m2mf_copy(B, A, bytes as u32)].concat());
             driver.wait(&channel);
             assert!(driver.vram_holds(at, PAGES, 2 + round), "round {round}");
-            // The guest's tables still name this RAM.
+            // The guest's tables still map this RAM.
             let file = driver.guest.unmap_ram(GPA).expect("RAM");
             assert_eq!(rustix::io::pwrite(&file, &[0x5a; 16], 0), Ok(16));
             if round == 11 {
@@ -157,7 +157,7 @@ fn mapped_aperture_pages_stay_same_while_their_chunks_move() {
                 let data = pattern(seed, page);
                 assert_eq!(rustix::io::pwrite(&file, &data, BAR1_MAPPED_AT + page * PAGE), Ok(data.len()));
             }
-            // The page is mapped first and then unmapped: the GPU reads the same bytes both times.
+            // Map the page and unmap it again: the GPU must read the same bytes both times.
             driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
             driver.wait(&channel);
             assert!(driver.vram_holds(to, PAGES, seed), "shown in round {round}");
@@ -187,7 +187,7 @@ fn lowered_host_budget_loses_no_data_and_limits_evictions() {
                 driver.guest.vram_write(buffer + page * PAGE, &pattern(seed + at, page));
             }
             let to = A + u64::from((at + 1) % 12) * MIB;
-            // The buffer is copied onto itself, because only the addresses of the accesses matter.
+            // Copy the buffer onto itself, because only the addresses of the accesses matter.
             driver.submit(&mut channel, &[object(M2MF), m2mf_copy(to, to, 250 * PAGE as u32)].concat());
             driver.wait(&channel);
             assert!(in_host(&rig) <= most, "{} of at most {most}", in_host(&rig));
@@ -213,7 +213,7 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
         rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota, ..Limits::default() }).expect("a quota")
     };
     let account = || rig.usage().0.vms[&TenantId(0)];
-    // The driver's own memory has lower addresses.
+    // The driver's own memory is at lower addresses.
     let buffers: Vec<u64> = (2..CHUNKS).map(|chunk| 2 * MIB * chunk).collect();
     let done = AtomicBool::new(false);
     let changes = std::thread::scope(|scope| {
@@ -226,7 +226,7 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
             }
             changes
         });
-        // Each chunk is allocated by the CPU or by the GPU, under the current quota.
+        // Either the CPU or the GPU allocates each chunk, within the current quota.
         let allocated = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut channel = channel;
             let from = driver.buffer(&channel, A, 64, 7);

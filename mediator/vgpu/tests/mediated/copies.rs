@@ -1,4 +1,4 @@
-//! Successful work, and faults that the guest itself causes.
+//! Tests of successful work, and of faults that the guest itself causes.
 
 use super::{A, B, driver, rig};
 use nvspec::instance::userd;
@@ -76,7 +76,7 @@ fn fault_is_reported_to_its_vm_and_other_vm_continues() {
     assert_eq!(good.faults, []);
     assert_eq!((bad.guest.counter("faults"), good.guest.counter("faults")), (1, 0));
 
-    // A new channel with the number of the faulted one works.
+    // A new channel with the number of the faulted one must work.
     bad.unbind(&channel);
     let mut channel = bad.channel(1);
     bad.buffer(&channel, A, 1, 7);

@@ -1,4 +1,4 @@
-//! Resources that are allocated only on demand, and the errors that a guest sees when no resources are left.
+//! Tests of resources that are allocated on demand, and of the errors that a guest sees when none are left.
 
 use super::oversubscribe::eventually;
 use super::{A, B, MIB, Rig, VM_MIB, driver, rig, usage};
@@ -23,11 +23,11 @@ fn copies(driver: &mut Driver, id: u8, seed: u32) {
 }
 
 #[test]
-fn vram_has_no_place_before_it_is_used() {
+fn vram_has_no_chunk_before_first_use() {
     let rig = rig();
     let mut guest = rig.guest(0, VM_MIB, 4);
     assert_eq!(usage(&rig).2, 0);
-    // Reads, and writes of zeros, allocate nothing.
+    // Reads do not allocate memory, and neither do writes of zeros.
     let mut data = vec![1; MIB as usize];
     guest.vram_read(3 * MIB, &mut data);
     assert!(data.iter().all(|byte| *byte == 0));
@@ -45,11 +45,10 @@ fn chunks_are_zeroed_before_anybody_needs_them() {
     let mut guest = rig.guest(0, VM_MIB, 4);
     let zeroed = || rig.host.lock().vram().chunks.zeroed();
     eventually("chunks that are zeroed", || zeroed().0 >= 8);
-    // Only some chunks are zeroed: the rest can wait, because zeroing would allocate the software card's memory on the
-    // host.
+    // Only some chunks are zeroed at first, because zeroing allocates the software card's memory on the host.
     let (before, left) = zeroed();
     assert!(before < 16 && left > 0, "{before} are zeroed, {left} are not");
-    // Newly zeroed chunks replace the used ones.
+    // More chunks are zeroed when zeroed ones have been used.
     (0..6).for_each(|chunk| guest.poke(chunk * 2 * MIB, 7));
     eventually("more chunks that are zeroed", || zeroed().0 >= 8 || zeroed().1 == 0);
 }
@@ -61,7 +60,7 @@ fn memory_in_page_table_is_backed_when_gpu_uses_it() {
     let mut channel = driver.channel(1);
     driver.buffer(&channel, A, 1, 5);
     let before = usage(&rig).2;
-    // This address is far above the memory that the driver has used.
+    // Use an address far above the memory that the driver has used.
     let to = driver.guest.vram_bytes - PAGE;
     driver.map(channel.space, B, At::Vram(to), 1);
     driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
@@ -87,7 +86,7 @@ fn overcommitted_guest_faults_on_missing_memory_and_continues() {
     assert!(second.map_ram(0, MIB, true));
     let mut driver = Driver::new(second);
     copies(&mut driver, 1, 3);
-    // The first VM takes all remaining memory.
+    // Let the first VM take all remaining memory.
     let ones = vec![0xff; MIB as usize];
     for mib in 0..48 {
         first.vram_try_write(mib * MIB, &ones);
@@ -98,7 +97,7 @@ fn overcommitted_guest_faults_on_missing_memory_and_continues() {
     driver.map(channel.space, B, At::Vram(to), 1);
     driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
     assert_eq!(driver.wait_fault().va, B);
-    // The second VM's own memory still works, and memory that the other VM frees can be allocated.
+    // The second VM's own memory still works, and it can allocate memory that the other VM frees.
     copies(&mut driver, 3, 11);
     first.remove().unwrap();
     let mut channel = driver.channel(1);
@@ -122,7 +121,7 @@ fn channel_beyond_the_limit_faults_at_its_first_work() {
     let fault = driver.wait_fault();
     assert_eq!((fault.unit, fault.instance), (unit::FIFO, refused.instance));
     assert_eq!(driver.guest.counter("channel_binds_refused"), 1);
-    // The refused channel faults once; the others still work.
+    // The refused channel faults once; the other channels still work.
     driver.submit(&mut refused, &[]);
     driver.submit(&mut good, &[]);
     driver.wait(&good);
@@ -147,7 +146,7 @@ fn bus_mastering_off_keeps_the_gpu_from_ram_and_on_lets_it() {
             assert!(driver.ram_holds(0x8000, 1, 7));
             driver.fill_ram(0x8000, 1, 2);
         } else {
-            // Without bus mastering, interrupts cannot arrive either, because an interrupt is a write to memory.
+            // Poll: without bus mastering no interrupt can arrive, because an interrupt is a write to memory.
             let mut tries = 0..1_000_000;
             while driver.guest.rd(pfifo::MMU_FAULT_ID::OFFSET) == 0 {
                 assert!(tries.next().is_some());
@@ -182,7 +181,7 @@ fn bus_mastering_toggle_writes_only_directory_entries() {
     driver.submit(&mut channel, &work);
     driver.wait(&channel);
     assert!(driver.ram_holds(0x8000 + 127 * PAGE, 1, 7));
-    // Memory that was mapped before is not accessible either.
+    // Memory that was mapped before must not be accessible either.
     driver.guest.write(vmm_glue::RegionIndex::Config, 4, &2u16.to_le_bytes());
     driver.fill_ram(0x8000 + 127 * PAGE, 1, 2);
     driver.submit(&mut channel, &work);
@@ -207,12 +206,12 @@ fn work_that_never_ends_costs_only_its_channel() {
     driver.buffer(&channel, A, 1, 1);
     driver.buffer(&channel, B, 1, 2);
     let copy = [object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat();
-    // With this copy, PGRAPH is cleared for the VM before the fault is injected.
+    // This copy clears PGRAPH for the VM before the fault is injected.
     driver.submit(&mut channel, &copy);
     driver.wait(&channel);
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
     driver.submit(&mut channel, &copy);
-    // The scheduler's error is in the register that a driver reads, and the channel is still on the engine.
+    // The register that a driver reads shows the scheduler's error, and the channel is still on the engine.
     driver.guest.wait_msi();
     while !pfifo::INTR::SCHED_ERROR.is_set(driver.guest.rd(pfifo::INTR::OFFSET)) {
         driver.service();
@@ -246,7 +245,7 @@ fn each_shadow_mode_shows_gpu_the_guest_mapping() {
             driver.wait(&channel);
             assert!(driver.vram_holds(to, 1, seed + round), "{mode:?}, round {round}");
         }
-        // Unmapped and flushed pages are removed before the next work.
+        // Pages that were unmapped and flushed must be gone before the next work runs.
         driver.pte(channel.space, B, 0, 0);
         driver.flush();
         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());

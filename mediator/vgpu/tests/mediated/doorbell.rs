@@ -1,4 +1,4 @@
-//! The cost of a doorbell for its guest and for other users of the card's lock.
+//! Tests of the cost of a doorbell for its guest, and for other users of the card's lock.
 
 use super::handover::handover;
 use super::saving::ram_of;
@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use vgpu::{Apertures, Settings};
 use vmm_glue::{Deferred, RegionIndex};
 
-/// Time limit for a doorbell to be found. The polling thread finds it much sooner; only a failing test waits this long.
+/// Time limit for a doorbell to be found. The polling thread finds it much sooner, so only a failing test waits this
+/// long.
 const WAIT_LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
@@ -31,7 +32,7 @@ fn a_doorbell_takes_the_cards_lock_once() {
         driver.wait(&channel);
         times
     });
-    // The ringing thread handles events that arrive meanwhile.
+    // The thread that rings the doorbell also handles events that arrive meanwhile.
     assert_eq!(times.min(), Some(1));
     assert!(driver.vram_holds(to, 1, 1));
 }
@@ -40,7 +41,7 @@ fn a_doorbell_takes_the_cards_lock_once() {
 struct Scene {
     driver: Driver,
     channel: Channel,
-    /// Page that the copies write.
+    /// Address of the page that the copies write.
     to: u64,
 }
 
@@ -52,7 +53,7 @@ impl Scene {
         Self { driver, channel, to }
     }
 
-    /// Queues a copy, rings the doorbell, and does only the work before the answer.
+    /// Queues a copy, rings the doorbell, and does only the work that precedes the answer.
     fn ring_until_answered(&mut self) -> Deferred {
         let put = self.driver.queue_fenced(&mut self.channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         let at = u64::from(self.channel.id) * PAGE + userd::GP_PUT;
@@ -64,7 +65,7 @@ impl Scene {
         self.driver.guest.counter("doorbells")
     }
 
-    /// Waits for the copies, and checks them.
+    /// Waits for the copies and checks them.
     fn assert_copied(&mut self) {
         self.driver.wait(&self.channel);
         assert!(self.driver.vram_holds(self.to, 1, 1));
@@ -78,7 +79,7 @@ fn deferred_doorbell_is_submitted_only_at_its_completion() {
     let before = scene.doorbells();
     for round in 1..3 {
         let deferred = scene.ring_until_answered();
-        // Other threads take the VM's lock.
+        // Let other threads lock the VM.
         scene.driver.guest.while_locked(|| {});
         scene.driver.guest.vram_read(scene.to, &mut [0; 4]);
         assert_eq!(scene.doorbells(), before + round - 1);
@@ -94,7 +95,7 @@ fn polled_doorbell_does_not_overtake_deferred_one() {
     let mut guest = rig.guest_with(0, &Settings { apertures: Apertures::Remapped, ..settings(VM_MIB, 16) });
     assert!(guest.map_ram(0, MIB, true));
     let mut scene = Scene::new(Driver::new(guest));
-    // BAR3 shows USERD starting at offset 0.
+    // BAR3 shows USERD at offset 0.
     let mapped = scene.driver.guest.mapped(RegionIndex::Bar3).expect("a region with a file");
     let mut polled = scene.driver.channel(2);
     let put = scene.driver.queue_fenced(&mut polled, &[]);

@@ -1,4 +1,4 @@
-//! A card that does not answer: memory that the card may still access is not reused.
+//! Tests of a card that does not answer: memory that the card may still access must not be reused.
 
 use super::oversubscribe::eventually;
 use super::relocate::{driver_of, move_all, still};
@@ -18,16 +18,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use vram::{Limits, TenantId, To};
 
-/// A card with failures that the test chooses.
+/// A card whose failures the test controls.
 #[derive(Clone, Default)]
 struct Failing {
     /// Directory of the last TLB invalidation, in the register's encoding.
     flushed: Arc<AtomicU32>,
-    /// Directory whose invalidations never end; 0 for no directory.
+    /// Directory whose TLB invalidations never end; 0 for none.
     deaf_to: Arc<AtomicU32>,
-    /// Set if channels do not leave their engines.
+    /// Set if channels never leave their engines.
     holds: Arc<AtomicBool>,
-    /// Number of polls in which no channel leaves.
+    /// Number of further polls in which no channel leaves its engine.
     hesitates: Arc<AtomicU32>,
     /// Directory whose TLB invalidations are watched, in the register's encoding.
     watched: Arc<AtomicU32>,
@@ -60,7 +60,7 @@ impl Alter for Failing {
 }
 
 impl Failing {
-    /// Counts a poll. Returns true if no channel leaves yet.
+    /// Counts a poll. Returns true if no channel may leave yet.
     fn hesitates(&self) -> bool {
         self.hesitates.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
     }
@@ -78,7 +78,7 @@ fn failing_with(division: Division) -> (Rig, Failing) {
     (Rig::made(&config, &sharing, |card| Altered::over(card, altered)), failing)
 }
 
-/// Returns a driver with a channel that has worked, so that its directory was flushed last.
+/// Returns a driver with a channel that has done work, so that its directory was the last one to be flushed.
 fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Channel, u32) {
     let mut driver = driver_of(rig, 0, 16);
     let mut channel = driver.channel(1);
@@ -86,10 +86,10 @@ fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Chan
     driver.buffer(&channel, B, 1, 2);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     driver.wait(&channel);
-    // To zero a chunk, the mediator moves its own window, which causes a flush. Zero all chunks now, so that no chunk
-    // is zeroed after the next flush.
+    // Zeroing a chunk moves the mediator's own window, which causes a flush. Zero all chunks now, so that no such flush
+    // follows.
     rig.host.scrub();
-    // A new page is mapped and flushed.
+    // Map a new page, which causes a flush.
     driver.buffer(&channel, B + PAGE, 1, 3);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B + PAGE, 1)].concat());
     let directory = card.flushed.load(Ordering::SeqCst);
@@ -106,7 +106,7 @@ fn vacated_chunks_are_quarantined_if_tlb_flush_fails() {
     assert!(moved > 0);
     rig.host.scrub();
     let summary = rig.host.lock().vram().chunks.summary();
-    // Moved chunks that no entry names were not in the TLB.
+    // Moved chunks that no entry refers to were not in the TLB.
     assert!(summary.quarantined > 0 && summary.quarantined <= moved && summary.to_scrub == 0);
 }
 
@@ -120,8 +120,7 @@ fn evicted_chunks_are_flushed_from_tlb_one_at_a_time() {
     driver.wait(&channel);
     card.watched.store(directory, Ordering::SeqCst);
     let moved = move_all(&rig, 0, To::Host).moved;
-    // The card drops the translation of each chunk that is known to the GPU when this chunk moves, not after all chunks
-    // have moved.
+    // The card drops the GPU's translation of each chunk when that chunk moves, and not after all chunks have moved.
     let flushes = card.flushes.load(Ordering::SeqCst);
     assert!(flushes > 1 && flushes <= moved, "{moved} chunks, {flushes} flushes");
 }
@@ -142,13 +141,13 @@ fn channel_leaving_late_keeps_ring_and_number_until_off_card() {
     let (rig, card) = failing();
     let (mut driver, channel, _) = at_work(&rig, &card);
     let bound = rig.host.channels_in_use();
-    // The card needs more polls than the guest's write makes.
+    // Make the card need more polls than the guest's write makes.
     card.hesitates.store(100, Ordering::SeqCst);
     card.flushed.store(0, Ordering::SeqCst);
     driver.unbind(&channel);
     while rig.host.lock().channels().stuck() != 0 {
-        // The card's memory of the channel's address space is unchanged: its ring is still mapped. The flag is read
-        // first, because the channel may leave in between.
+        // The channel's address space on the card must be unchanged, with its ring still mapped. Read the flag first,
+        // because the channel may leave in between.
         let flushed = card.flushed.load(Ordering::SeqCst) != 0;
         let hesitates = card.hesitates.load(Ordering::SeqCst) != 0;
         assert!(!hesitates || !flushed, "its ring is unmapped while it is on the card");
@@ -156,7 +155,7 @@ fn channel_leaving_late_keeps_ring_and_number_until_off_card() {
     }
     assert_eq!(card.hesitates.load(Ordering::SeqCst), 0, "it has left when its number is free");
     assert_eq!(rig.host.channels_in_use(), bound - 1);
-    // The channel can be bound again, and all memory of the VM is released.
+    // The channel can be bound again, and all of the VM's memory is released.
     driver.bind(&channel);
     driver.unbind(&channel);
     driver.guest.remove().unwrap();
@@ -168,7 +167,7 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
     let (mut driver, channel, _) = at_work(&rig, &card);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // These threads work like the scheduler's tick, but more often: they poll departing channels whenever the
+        // These threads do the work of the scheduler's tick, but more often: they poll departing channels whenever the
         // card's lock is free.
         for _ in 0..4 {
             scope.spawn(|| {
@@ -178,7 +177,7 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
             });
         }
         for _ in 0..2000 {
-            // The polls of the guest's write fail; the next poll finds that the channel has left.
+            // The polls of the guest's write fail, and the next poll finds that the channel has left.
             card.hesitates.store(16, Ordering::SeqCst);
             driver.unbind(&channel);
             driver.bind(&channel);
@@ -203,7 +202,7 @@ fn target_slots_are_quarantined_if_copier_cannot_be_stopped() {
     let driver = driver_of(&rig, 0, 16);
     driver.guest.vram_write(0, &[1; 4096]);
     card.holds.store(true, Ordering::SeqCst);
-    // The mediator's own channel fails, and stays on the card.
+    // The mediator's own channel fails and stays on the card.
     let lane = TenantId::MEDIATOR;
     rig.host.lock().retire_channel(lane, VirtualChannelId(0)).unwrap_err();
     let done = move_all(&rig, 0, To::Host);
@@ -224,7 +223,7 @@ fn vm_whose_copies_fail_is_not_moved_again_at_once() {
     }
     card.holds.store(true, Ordering::SeqCst);
     rig.host.lock().retire_channel(TenantId::MEDIATOR, VirtualChannelId(0)).unwrap_err();
-    // The guarantee needs chunks of the first VM, whose destinations are lost with each attempt to copy them.
+    // The guarantee needs chunks of the first VM. Each attempt to copy them loses its destination.
     let limits = Limits { guarantee: CHUNKS / 2, ..Limits::default() };
     rig.host.make_room(|state| state.memory_mut().set_limits(TenantId(1), limits)).unwrap_err();
     let lost = rig.host.lock().vram().chunks.summary().host.quarantined;

@@ -1,6 +1,6 @@
 //! Checks that the seed corpus of the fuzz target is the output of `rig::fuzz::seeds`, and runs every seed.
 //!
-//! `UPDATE_SEEDS=1 cargo test -p vgpu seeds` writes the corpus again.
+//! `UPDATE_SEEDS=1 cargo test -p vgpu seeds` rewrites the corpus.
 
 use rig::fuzz::{decode, encode, run, seeds};
 use std::collections::BTreeSet;

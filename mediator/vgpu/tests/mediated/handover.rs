@@ -1,4 +1,4 @@
-//! Hands a card over to another owner while its VMs work.
+//! Tests that hand a card over to another owner while its VMs work.
 
 pub(super) mod edited;
 
@@ -15,16 +15,16 @@ use simgpu::{ComputeTiming, Config, EngineTiming, TimeModel};
 use vgpu::Settings;
 use vram::{TenantId, To};
 
-/// Number of pages in a copy.
+/// Number of pages per copy.
 const PAGES: u64 = 20;
 
-/// A card that can be handed over, with `host_mib` MiB of host memory for chunks.
+/// Creates a card that can be handed over, with `host_mib` MiB of host memory for chunks.
 pub(super) fn handover(host_mib: u64) -> Handover {
     let sharing = Sharing { host_bytes: host_mib * MIB, division: still(), shared: true, ..sharing() };
     Handover { config: Config { vram_mib: 96, shared: true, ..Config::default() }, sharing }
 }
 
-/// Returns the timing of a card whose work is so slow that some of it is always in flight.
+/// Returns the timing of a card that is so slow that some work is always in progress.
 pub(super) fn slow() -> TimeModel {
     let engine = EngineTiming { bytes_per_second: 20_000_000, launch_ns: 1_000_000 };
     let compute = ComputeTiming::default();
@@ -45,7 +45,7 @@ fn hand_over(handover: &Handover, rig: &mut Rig, drivers: &mut [Driver]) {
     handover.hand_over(rig, &mut guests(drivers));
 }
 
-/// Submits a copy of a buffer, on one of the engines.
+/// Submits a copy of a buffer to one of the engines.
 pub(super) fn copy(driver: &mut Driver, channel: &mut Channel, by: u32) {
     let words = match by % 3 {
         0 => [object(M2MF), m2mf_copy(A, B, (PAGES * PAGE) as u32)].concat(),
@@ -55,7 +55,8 @@ pub(super) fn copy(driver: &mut Driver, channel: &mut Channel, by: u32) {
     driver.submit(channel, &words);
 }
 
-/// Hands the card over in each round, with work in flight and queued, and memory on the card and in host memory.
+/// Hands the card over in each round, with work in progress and queued, and with memory both on the card and in host
+/// memory.
 fn work_goes_on(handover: &Handover, rounds: u32) {
     let mut rig = handover.rig();
     let mut drivers: Vec<Driver> = (0..3).map(|vm| driver(&rig, vm, &free_settings(16))).collect();
@@ -100,7 +101,7 @@ fn guests_in_mid_work_continue_after_hand_over() {
 }
 
 #[test]
-fn memory_that_was_swapped_comes_back_under_another_owner() {
+fn swapped_memory_returns_under_another_owner() {
     work_goes_on(&handover(64), 6);
 }
 
@@ -192,7 +193,7 @@ fn card_after_failed_hand_over_continues_unchanged() {
     }
 }
 
-/// Runs a kernel that stores a number for each of its threads.
+/// Runs a kernel in which each thread stores a number.
 fn kernel(driver: &mut Driver, channel: &mut Channel, number: u32, found: u64) {
     const CODE: u64 = 0x300_0000;
     let source = format!(

@@ -1,9 +1,9 @@
-//! Tries the nineteen holes that were found in the reference code of an earlier GPU mediator one by one, and makes the
-//! same attacks on registers that this code does not handle. `docs/design/threat-model.md` has the list.
+//! Tries each of the nineteen holes that were found in the reference code of an earlier GPU mediator, and attacks
+//! registers in the same way that this code does not handle. `docs/design/threat-model.md` lists the holes.
 //!
-//! Each attempt runs next to two VMs: a working VM, whose copies must stay correct, and an idle VM, which must not even
-//! be interrupted. After each attempt [`Scene::check`] checks both VMs, and the page tables that the card uses for the
-//! attacker: every entry must name the attacker's own memory. [`Scene::denied`] also requires that the attempt was
+//! Each attempt runs next to two VMs. One works, and its copies must stay correct; the other is idle, and must not even
+//! be interrupted. After each attempt, [`Scene::check`] checks both VMs, and the page tables that the card uses for the
+//! attacker: every entry must map the attacker's own memory. [`Scene::denied`] also requires that the attempt was
 //! counted, and [`Scene::virtual_only`] that no register of the card changed.
 
 mod channels;
@@ -37,15 +37,15 @@ const RAM: u64 = MIB;
 const EVIL: TenantId = TenantId(0);
 const GOOD: TenantId = TenantId(1);
 const IDLE: TenantId = TenantId(2);
-/// Byte that fills the idle VM's memory from [`SECRET_AT`] to its end.
+/// Byte that fills the idle VM's memory from [`SECRET_AT`] to the end.
 const SECRET: u8 = 0xc5;
 const SECRET_AT: u64 = SHARE_BYTES / 2;
-/// Virtual address of a third buffer.
+/// Virtual address of the third buffer.
 const C: u64 = 0x300_0000;
 /// Channel number of the attacker, and of the other VMs.
 const ID: u8 = 1;
 
-/// The working VM, and its channel.
+/// The working VM and its channel.
 struct Worker {
     driver: Driver,
     channel: Channel,
@@ -54,21 +54,21 @@ struct Worker {
     round: u32,
 }
 
-/// The idle VM, and its state at the start.
+/// The idle VM and its state at the start.
 struct Bystander {
     driver: Driver,
-    /// VRAM of the idle VM below [`SECRET_AT`]: page tables, instance blocks, USERD.
+    /// The idle VM's VRAM below [`SECRET_AT`]: page tables, instance blocks, USERD.
     structures: Vec<u8>,
     interrupts: u64,
 }
 
-/// An attacker and its two neighbours on one card.
+/// An attacker and its two neighbours on a card.
 struct Scene {
     rig: Rig,
     evil: Driver,
     good: Worker,
     idle: Bystander,
-    /// Addresses at which the card sees the RAM of the working VM and of the idle VM.
+    /// Card addresses of the RAM of the working VM and of the idle VM.
     bus: [u64; 2],
 }
 
@@ -81,7 +81,7 @@ impl Worker {
         Self { driver, channel, from, to, round: 0 }
     }
 
-    /// Copies new data through VRAM and RAM with all three engines, and checks every byte.
+    /// Copies new data through VRAM and RAM with all three engines and checks every byte.
     fn work(&mut self, after: &str) {
         self.round += 1;
         let Self { driver, channel, from, to, round } = self;
@@ -124,8 +124,8 @@ impl Scene {
         let mut scene = Self { rig, evil, good, idle, bus: [0; 2] };
         scene.good.work("the start");
         scene.bus = [scene.bus_address(GOOD), scene.bus_address(IDLE)];
-        // Reset the idle VM. Once an interrupt of later work is delivered, all interrupts of the idle VM's earlier work
-        // have been delivered too.
+        // Reset the idle VM. When an interrupt of later work is delivered, all interrupts of the idle VM's earlier work
+        // have been delivered as well.
         scene.idle.driver.guest.reset();
         let seen = scene.good.driver.guest.counter("interrupts");
         while scene.good.driver.guest.counter("interrupts") < seen + 2 {
@@ -142,7 +142,7 @@ impl Scene {
         scene
     }
 
-    /// Runs an attempt that must be refused, with a counted denial or a fault of the attacker.
+    /// Runs an attempt that must be refused: with a denial that is counted, or with a fault of the attacker.
     fn denied(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
         let before = tally(&self.evil.guest);
         attempt(self);
@@ -156,12 +156,12 @@ impl Scene {
         self.check(what);
     }
 
-    /// Runs register writes that may change only the attacker's virtual registers.
+    /// Runs register writes that may only change the attacker's virtual registers.
     fn virtual_only(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
         self.settle();
         let before = card_registers(&self.rig);
         attempt(self);
-        // For example, the card reports the completion of a submitted runlist or of a channel's removal later.
+        // The card may report the end of a runlist update or of a channel's removal later.
         self.settle();
         let after = card_registers(&self.rig);
         let changed: Vec<_> = before.iter().filter(|(offset, value)| after.get(offset) != Some(value)).collect();
@@ -169,7 +169,7 @@ impl Scene {
         self.check(what);
     }
 
-    /// Waits until the card has reported the end of all work: the card's records are updated after the fences that
+    /// Waits until the card has reported the end of all work, because it updates its records after the fences that
     /// drivers see.
     fn settle(&self) {
         let vms = [EVIL, GOOD, IDLE].map(|vm| vm);
@@ -184,7 +184,7 @@ impl Scene {
         }
     }
 
-    /// Checks the neighbours, and the card's tables of the attacker's memory.
+    /// Checks that the neighbours work, and that the card's page tables map only memory of the attacker for it.
     fn check(&mut self, after: &str) {
         self.good.work(after);
         assert_eq!(tally(&self.good.driver.guest), 0, "{after}: counted for the working neighbour");
@@ -200,7 +200,7 @@ impl Scene {
         self.check_shadows(after);
     }
 
-    /// Checks the idle VM's whole memory and the bytes that the attacker has read, and that the attacker can be
+    /// Checks the idle VM's whole memory and the bytes that the attacker has read. Also checks that the attacker can be
     /// removed.
     fn finish(mut self) {
         self.check("the end");
@@ -222,7 +222,7 @@ impl Scene {
         good.work("the attacker's end");
     }
 
-    /// Connects another client to the attacker's VM, and initializes the VM again; its memory is zero.
+    /// Connects another client to the attacker's VM and initializes the VM again. Its memory is zero.
     fn fresh(&mut self) {
         self.evil.guest.reconnect();
         assert!(self.evil.guest.map_ram(0, RAM, true));
@@ -235,13 +235,13 @@ impl Scene {
         data
     }
 
-    /// Returns the card's address of a VM's VRAM.
+    /// Returns the card address of an address in a VM's VRAM.
     fn on_card(&self, vm: TenantId, at: u64) -> u64 {
         let place = self.rig.host.lock().vram_mut().place(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM");
         place.card().expect("on the card").0
     }
 
-    /// Returns the card's instance block of a VM's channel.
+    /// Returns the card's instance block for a VM's channel.
     fn card_instance(&self, vm: TenantId, id: u8) -> Option<u64> {
         let physical = self.rig.host.lock().channels().physical(vm, VirtualChannelId(id))?;
         let value = self.rig.card.read32(pfifo::CHANNEL::at(u32::from(physical.0)));
@@ -254,7 +254,7 @@ impl Scene {
         u64::from_le_bytes(word)
     }
 
-    /// Returns the card's address of a VM's RAM at guest-physical 0, which its channel maps at [`C`].
+    /// Returns the card address of guest-physical address 0 of a VM, which its channel maps at [`C`].
     fn bus_address(&self, vm: TenantId) -> u64 {
         let directory = self.card_word64(self.card_instance(vm, ID).unwrap() + vm::PDB_LO) & 0xff_ffff_f000;
         let pde = Pde::from(self.card_word64(directory + (C >> PDE_SHIFT) * 8));
@@ -263,8 +263,8 @@ impl Scene {
         pte.address()
     }
 
-    /// Returns addresses in VRAM that do not belong to the attacker: the first address after its share, addresses of
-    /// the neighbours and of the mediator in the card's numbering, and the ends of the card and of the address space.
+    /// Returns addresses in VRAM that do not belong to the attacker: the first address beyond its share, addresses of
+    /// the neighbours and of the mediator on the card, and the ends of the card and of the address space.
     fn outside(&self) -> Vec<(&'static str, u64)> {
         let card = u64::from(CARD_MIB) * MIB;
         let list = vec![
@@ -295,7 +295,7 @@ impl Scene {
         ]
     }
 
-    /// Makes a copy engine read or write through an entry. The access must fault at exactly this address.
+    /// Makes a copy engine read or write through an entry. The access must fault at exactly that address.
     fn faults_at(&mut self, what: &str, entry: u64, size: Size, offset: u64, write: bool) {
         let evil = &mut self.evil;
         let mut channel = evil.channel(ID);
@@ -318,7 +318,7 @@ impl Scene {
         evil.rewind();
     }
 
-    /// Binds a channel and submits to it: the bind must be refused or the work must fault, without any effect.
+    /// Binds a channel and submits work. Either the bind must be refused or the work must fault, without any effect.
     fn does_not_run(&mut self, what: &str, channel: &mut Channel) {
         let evil = &mut self.evil;
         let before = stops(&evil.guest);
@@ -331,7 +331,7 @@ impl Scene {
         evil.faults.clear();
     }
 
-    /// Checks the card's tables of the attacker's channels: every entry names the attacker's own memory, without
+    /// Checks the card's tables of the attacker's channels: every entry maps the attacker's own memory, without
     /// compression tags or keys, and every table is in memory that belongs to no VM.
     fn check_shadows(&self, after: &str) {
         let own = self.blocks_of(&[EVIL]);
@@ -386,7 +386,7 @@ impl Scene {
     }
 }
 
-/// Page size of a directory entry's table.
+/// Page size of the entries in a table.
 #[derive(Clone, Copy)]
 enum Size {
     Small,
@@ -399,14 +399,14 @@ fn born(rig: &Rig, vm: TenantId) -> Driver {
     Driver::new(guest)
 }
 
-/// Installs a table of large pages for the first 128 MiB of a channel's address space.
+/// Installs a large-page table for the first 128 MiB of a channel's address space.
 fn large_table(driver: &mut Driver, channel: &Channel) -> u64 {
     let table = driver.vram(2);
     driver.guest.poke(channel.space.directory, ((table >> 12) << 4) as u32 | 1);
     table
 }
 
-/// Returns a valid entry for VRAM (0), another card (1), or host memory (2, 3).
+/// Returns a valid entry for VRAM (0), another card (1), or host memory (2 or 3).
 fn entry(at: u64, aperture: u64) -> u64 {
     (at >> 8) & 0xffff_fff0 | aperture << 33 | 1
 }
@@ -417,8 +417,7 @@ fn tally(guest: &Guest) -> u64 {
     denied + stops(guest)
 }
 
-/// Returns the number of times that work of a guest was stopped or not started: faults, refused channels, refused
-/// doorbells.
+/// Returns how often a guest's work was stopped or not started: faults, refused channels, and refused doorbells.
 fn stops(guest: &Guest) -> u64 {
     let status = guest.status();
     let counted =
@@ -426,8 +425,8 @@ fn stops(guest: &Guest) -> u64 {
     counted.into_iter().flatten().sum()
 }
 
-/// Waits, using interrupts, until [`stops`] exceeds `before`, or the guest has seen an error of an engine. Waits for
-/// faults too, not only for counted denials: the card stores one fault per unit, so the next fault might get lost.
+/// Waits for interrupts until [`stops`] exceeds `before`, or the guest has seen an engine error. Waits for faults as
+/// well as for counted denials: the card stores one fault per unit, so the next one could be lost.
 fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
     for _ in 0..100 {
         let errors = [pgraph::INTR::OFFSET, ce0::INTR::OFFSET, ce1::INTR::OFFSET];
@@ -441,8 +440,8 @@ fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
 }
 
 /// Returns the card's own registers. Excludes clocks, registers that the mediator uses on each access, registers that
-/// report running channels or pending interrupts (the neighbour's last interrupt may still be pending), and registers
-/// that change when they are read.
+/// show running channels or pending interrupts (the neighbour's last interrupt may still be pending), and registers
+/// that reads change.
 fn card_registers(rig: &Rig) -> BTreeMap<u32, u32> {
     let passing = [
         pbus::PRAMIN_WINDOW::OFFSET,

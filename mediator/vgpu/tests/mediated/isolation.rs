@@ -1,4 +1,4 @@
-//! Accesses of a guest to resources that it names and does not own.
+//! Tests of accesses by a guest to resources that it does not own.
 
 use super::{A, B, CARD_MIB, MIB, Rig, VM_MIB, card_vram, driver, fill, finds, is_filled, rig};
 use nvspec::regs::{pbus, pfb, pfifo, windows::pramin};
@@ -8,7 +8,7 @@ use vram::{TenantId, VramAddr};
 
 const CANARY: u8 = 0xc5;
 
-/// Returns entries of the guest's tables for the page at [`B`]: name, low and high word of the entry.
+/// Returns entries of the guest's tables for the page at [`B`]: the name, and the low and high word of each.
 fn bad_entries(rig: &Rig) -> [(&'static str, u32, u32); 8] {
     let share = VM_MIB * MIB;
     let state = rig.host.lock();
@@ -83,7 +83,7 @@ fn large_pages_are_checked_to_their_last_byte() {
     let rig = rig();
     let (mut evil, victim) = (driver(&rig, 0), driver(&rig, 1));
     fill(&victim.guest, CANARY);
-    // Only the first half of this large page of RAM is lent.
+    // Lend only the first half of this large page of RAM.
     assert!(evil.guest.map_ram(16 * MIB, 0x1_0000, true));
     let mut channel = evil.channel(1);
     let table = evil.vram(64);
@@ -112,12 +112,12 @@ fn windows_end_where_vram_does() {
         assert_eq!(evil.guest.peek(at), u32::MAX, "{at:#x}");
         evil.guest.poke(at, 0x1234_5678);
     }
-    // This access crosses the end of the share.
+    // Access memory across the end of the share.
     evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, ((VM_MIB * MIB - 0x8_0000) >> 16) as u32);
     let mut word = [0; 8];
     evil.guest.read(RegionIndex::Bar0, u64::from(pramin::BASE) + 0x8_0000 - 4, &mut word);
     evil.guest.write(RegionIndex::Bar0, u64::from(pramin::BASE) + 0x8_0000 - 4, &[0x77; 8]);
-    // The window is in host memory.
+    // Point the window at host memory.
     evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, 2 << 24);
     evil.guest.wr(pramin::BASE, 0x1234_5678);
     assert!(is_filled(&victim.guest, CANARY));
@@ -139,9 +139,10 @@ fn instances_and_runlists_outside_are_not_taken() {
         evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, base);
         evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | length);
     }
-    // Runlists in the guest's own memory name the other VM's channels. They do not affect these channels.
+    // Submit runlists, in the guest's own memory, that list the other VM's channels. These channels must not be
+    // affected.
     evil.submit_runlist();
-    // The directory or the USERD of the instance block is outside the guest's memory.
+    // Point the directory or the USERD of the instance block outside the guest's memory.
     for (offset, value) in [(0x200, 0xffff_f000), (0x200, 2), (0x008, 0xffff_f000), (0x04c, 31 << 16)] {
         let channel = evil.prepare(6);
         evil.guest.poke(channel.instance + offset, value);
@@ -164,8 +165,8 @@ fn instances_and_runlists_outside_are_not_taken() {
 
 #[test]
 fn host_structures_are_unchanged_by_guest_with_wild_mappings() {
-    // Data at the start of the mediator's own memory that never changes: the instance blocks and page directories of
-    // the card's apertures.
+    // Size of the data at the start of the mediator's own memory that never changes: the instance blocks and page
+    // directories of the card's apertures.
     const FIXED: usize = 2 * 0x1000 + 2 * 0x1_0000;
     let rig = rig();
     let mut evil = driver(&rig, 0);
@@ -174,7 +175,7 @@ fn host_structures_are_unchanged_by_guest_with_wild_mappings() {
     card_vram(&rig, 0, &mut before);
     assert!(before.iter().any(|&byte| byte != 0));
     let own = evil.guest.vram_bytes;
-    // The guest maps 128 MiB of address space to VRAM page by page, including VRAM that does not exist.
+    // Map 128 MiB of address space to VRAM page by page, including VRAM that does not exist.
     let spare = evil.space();
     for first in (0..0x8000u64).step_by(512) {
         let entries: Vec<u8> = (first..first + 512).flat_map(|page| (((page * PAGE) >> 8) | 1).to_le_bytes()).collect();

@@ -1,4 +1,4 @@
-//! RAM that the client takes back, and clients and VMs that leave.
+//! Tests of RAM that the client takes back, and of clients and VMs that leave.
 
 use super::{A, B, MIB, VM_MIB, driver, fill, is_filled, rig, usage};
 use rig::driver::{At, CE0, Driver, PAGE, ce_copy, object};
@@ -6,7 +6,7 @@ use rig::read_file;
 use vmm_glue::RegionIndex;
 
 #[test]
-fn ram_that_was_taken_back_is_not_written_again() {
+fn withdrawn_ram_is_not_written_again() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     for round in 0..20u32 {
@@ -55,7 +55,7 @@ fn next_client_finds_nothing_of_the_last() {
     driver.guest.reconnect();
     assert!(is_filled(&driver.guest, 0));
     assert_eq!(usage(&rig), alone);
-    // The next client can work immediately.
+    // The next client can start to work immediately.
     let Driver { mut guest, .. } = driver;
     assert!(guest.map_ram(0, MIB, true));
     let mut driver = Driver::new(guest);
@@ -82,7 +82,7 @@ fn vms_that_come_and_go_leave_nothing() {
         driver.buffer(&channel, A, 2, round);
         driver.map(channel.space, B, At::Ram(PAGE), 2);
         driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 2)].concat());
-        // Every other client leaves with its work in flight.
+        // Every other client leaves while its work is in progress.
         if round % 2 == 0 {
             driver.wait(&channel);
             assert!(driver.ram_holds(PAGE, 2, round));
@@ -99,7 +99,7 @@ fn channels_that_are_not_bound_leave_no_shadow() {
     let mut driver = Driver::new(rig.guest(0, VM_MIB, 1));
     let first = driver.channel(0);
     let before = usage(&rig);
-    // The registers accept binds only up to the limit; they also accept an instance block that is refused later.
+    // The registers accept binds only up to the limit, but also accept an instance block that is refused later.
     for _ in 0..8 {
         let channel = driver.prepare(0);
         driver.guest.poke(channel.instance + nvspec::instance::ramfc::GP_BASE_HI, 31 << 16);
@@ -122,7 +122,7 @@ fn accesses_are_counted_by_where_they_go_and_which_way() {
     };
     let before = counts(&driver);
     driver.guest.rd(0);
-    // Setting the PRAMIN window is one register access; the access to the word in the window is a second one.
+    // Setting the PRAMIN window is one register access, and the access to the word in the window is a second one.
     driver.guest.poke(A, 1);
     driver.guest.read(RegionIndex::Bar1, 100 * PAGE, &mut [0; 8]);
     driver.guest.write(RegionIndex::Bar3, 100 * PAGE, &[0; 4]);

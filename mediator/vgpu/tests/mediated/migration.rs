@@ -1,4 +1,4 @@
-//! VMs whose client migrates their state over vfio-user.
+//! Tests of VMs whose client migrates their state over vfio-user.
 
 use super::handover::{copy, handover, slow};
 use super::moving::{Traveller, card, use_up};
@@ -13,9 +13,9 @@ use std::time::Duration;
 use vmm_glue::MigrationError;
 use vram::TenantId;
 
-/// Number of pages in a copy.
+/// Number of pages per copy.
 const PAGES: u64 = 20;
-/// Number of bytes that a client reads at once.
+/// Number of bytes that a client reads at a time.
 const PART: usize = 70_001;
 
 /// Creates another VM whose client lends the same RAM.
@@ -28,7 +28,7 @@ fn next(rig: &Rig, vm: u32, of: &Guest) -> Guest {
     guest
 }
 
-/// Stops a VM and returns all of its state.
+/// Stops a VM and returns its whole state.
 pub(crate) fn state_of(guest: &mut Guest) -> Vec<u8> {
     let device = guest.migration();
     device.stop().unwrap();
@@ -46,7 +46,7 @@ pub(crate) fn state_of(guest: &mut Guest) -> Vec<u8> {
     all
 }
 
-/// Loads a state into a VM; the VM is then stopped.
+/// Loads a state into a VM, and leaves the VM stopped.
 pub(crate) fn take_in(guest: &mut Guest, state: &[u8]) -> Result<(), MigrationError> {
     let device = guest.migration();
     device.stop()?;
@@ -66,7 +66,7 @@ fn vm_in_mid_work_continues_on_another_device() {
         let state = state_of(&mut one.driver.guest);
         let mut there = next(&cards[to], vm, &one.driver.guest);
         take_in(&mut there, &state).unwrap();
-        // The VM is waiting, and other requests cannot move it.
+        // While the VM waits, other requests must not move it.
         assert!(there.check_movable().unwrap_err().to_string().contains("its VMM has stopped it"));
         there.migration().start();
         there.check_movable().unwrap();
@@ -97,7 +97,7 @@ fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
     let before = std::mem::replace(&mut one.driver.guest, there);
     before.remove().unwrap();
     one.check();
-    // The VM's previous state is gone.
+    // The VM's previous state must be gone.
     let kept = card.host.lock().channels().physical(TenantId(2), VirtualChannelId(third.id));
     assert_eq!(kept, None, "a channel of what it was");
     let mut bytes = [1; 64];
@@ -109,7 +109,7 @@ fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
 
 #[test]
 fn stopped_device_does_nothing_and_resumes_unchanged() {
-    // Work takes time, so some is unfinished when the VM is stopped.
+    // Work takes time, so some of it is unfinished when the VM is stopped.
     let mut handover = handover(0);
     handover.config.time = Some(slow());
     let card = handover.rig();
@@ -117,12 +117,12 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     let mut stay = Traveller::new(&card, 2);
     one.begin(3);
     one.driver.guest.migration().stop().unwrap();
-    // Work of rung doorbells is waiting; other channels continue.
+    // Work whose doorbells have rung waits; other channels continue.
     let submissions = one.driver.guest.counter("submissions");
     stay.begin(4);
     stay.check();
     assert!(one.driver.guest.check_movable().is_err());
-    // Quiescing the card, without a handover, does not resume the VM.
+    // Quiescing the card without handing it over does not resume the VM.
     let done = || {
         let usage = card.host.lock().scheduler_usage(1);
         usage.vms[&TenantId(1)].accounts.iter().map(|account| account.completed).sum::<u64>()
@@ -139,7 +139,7 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     one.driver.guest.migration().start();
     one.check();
     assert!(done() > done_before, "something was left to do");
-    // Two readings of an unchanged state differ only in the time.
+    // Two readings of the same state differ only in the time.
     one.begin(6);
     let state = state_of(&mut one.driver.guest);
     let again = {
@@ -186,11 +186,11 @@ fn corrupt_state_fails_device_until_reset() {
     stay.check();
     let placed = || card.usage().0.vms.get(&TenantId(2)).map_or(0, |vm| vm.placed);
     eventually("nothing is left of what did not come", || placed() == 0);
-    // Afterwards the VM is a normal device, and its client's work is complete.
+    // Afterwards the VM is a normal device, and its client can complete work.
     let mut driver = Driver::new(victim);
     let mut channel: Channel = driver.channel(1);
     works(&mut driver, &mut channel, 9);
-    // The same holds for a VM that is stopped during a migration and removed.
+    // The same holds for a VM that is removed while a migration has stopped it.
     let mut victim = driver.guest;
     victim.migration().stop().unwrap();
     victim.migration().begin_loading().unwrap();
@@ -204,7 +204,7 @@ fn corrupt_state_fails_device_until_reset() {
     one.check();
 }
 
-/// Copies pages, and checks them.
+/// Copies pages and checks them.
 fn works(driver: &mut Driver, channel: &mut Channel, seed: u32) {
     driver.buffer(channel, A, PAGES, seed);
     let to = driver.buffer(channel, B, PAGES, 7);
@@ -235,9 +235,9 @@ fn ram_writes_of_card_are_reported_until_device_is_stopped() {
     driver.wait(&channel);
     assert_eq!(written(&mut driver, 0..16), [6]);
     assert_eq!(written(&mut driver, 8..16), [0u64; 0]);
-    // As long as the VM has work, named memory may be written again.
+    // As long as the VM has work, memory that its tables map may be written again.
     assert_eq!(written(&mut driver, 0..16), [6]);
-    // The log includes memory that was named in between.
+    // The log includes memory that was mapped in between.
     driver.map(channel.space, B, At::Ram(12 * MIB), PAGES);
     driver.flush();
     driver.map(channel.space, B, At::Ram(2 * MIB), PAGES);

@@ -1,4 +1,4 @@
-//! Guests that together have more memory than their card.
+//! Tests of guests that together have more memory than their card.
 
 use super::relocate::in_host_at_rest;
 use super::{A, B, MIB};
@@ -18,11 +18,11 @@ use vgpu::Settings;
 use vram::victim::VictimPolicy;
 use vram::{GuestVramAddr, Limits, Lookup, Mode, OnFull, Step, TenantId, To, VmSummary};
 
-/// Time limit that all steps of these tests stay below.
+/// Upper bound for the duration of each step.
 pub(super) const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Size of a chunk in bytes.
 const CHUNK: u64 = 2 * MIB;
-/// Memory that the mediator reserves, in MiB.
+/// Memory that the mediator reserves for itself, in MiB.
 const OWN_MIB: u32 = 16;
 
 /// Creates a card with `card_mib` MiB for VMs, and `host_mib` MiB of host memory.
@@ -31,7 +31,7 @@ pub(super) fn rig_with(card_mib: u32, host_mib: u64, division: Division) -> Rig 
     Rig::made(&Config { vram_mib: card_mib + OWN_MIB, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Returns settings with almost no waits between moves.
+/// Returns settings with almost no delay between moves.
 pub(super) fn fast() -> Division {
     let mut division = Division::default();
     (division.balance.return_interval_ns, division.balance.settle_ns) = (2_000_000, 4_000_000);
@@ -60,7 +60,7 @@ pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Maps buffers of 64 pages, one in each chunk starting at the third, contiguously from `A`. All are filled with a
+/// Maps buffers of 64 pages, one in each chunk from the third on, contiguously from `A` on, and fills them with a
 /// pattern.
 fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec<u64> {
     let first = 4;
@@ -76,7 +76,7 @@ fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec
         .collect()
 }
 
-/// Makes the GPU copy each buffer to the next, from the last to the first, and checks all bytes.
+/// Makes the GPU copy each buffer to the next one, starting with the last, and checks all bytes.
 fn rotate(driver: &mut Driver, channel: &mut Channel, buffers: &[u64], seed: u32) {
     let count = buffers.len() as u64;
     for chunk in (1..count).rev() {
@@ -139,7 +139,7 @@ fn two_guests_share_card_evenly_and_last_regains_memory() {
     };
     eventually("both have as much of the card", even);
     rotate(&mut first, &mut one, &buffers, 50);
-    // All memory returns to the remaining VM.
+    // All memory must return to the remaining VM.
     second.guest.remove().unwrap();
     eventually("what was moved comes back", || account(&rig, 0).host == 0);
     for (chunk, at) in (0u32..).zip(&buffers) {
@@ -190,7 +190,7 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     let mut two = second.channel(1);
     let from = second.buffer(&two, A, 4, 5);
     let to = 40 * MIB;
-    // The first VM takes all remaining memory, so that the GPU finds none for its next access.
+    // Let the first VM take all remaining memory, so that the GPU's next access finds none.
     let ones = vec![0xff; MIB as usize];
     for mib in 4..44 {
         first.guest.vram_try_write(mib * MIB, &ones);
@@ -205,12 +205,12 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     assert!(second.vram_holds(to, 4, 5) && second.vram_holds(from, 4, 5));
     assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
     assert!(second.guest.counter("memory_waited_ns") > 0);
-    // The memory is requested repeatedly, but the refusal is counted once.
+    // The VM requests the memory repeatedly, but the refusal counts once.
     let refused = rig.host.lock().holdings().refusals.counts_for(TenantId(1));
     assert_eq!(refused, BTreeMap::from([("card", 1)]));
 }
 
-/// Creates two VMs on a card without host memory; the first VM uses the whole card. Neither VM frees memory.
+/// Creates two VMs on a card without host memory. The first VM uses the whole card, and neither VM frees memory.
 fn full_card(queue_limit: Duration) -> (Rig, [Driver; 2]) {
     let rig = rig_with(48, 0, fast());
     let drivers = [0, 1].map(|vm| {
@@ -249,7 +249,7 @@ fn cpu_write_without_memory_is_lost_and_later_ones_skip_wait() {
     }
     let counts = ["memory_writes_waited", "memory_writes_lost"].map(|name| second.guest.counter(name));
     assert!(counts[0] >= 1 && counts[0] < 50 && counts[1] == 100, "{counts:?}");
-    // A write beyond the guest's VRAM does not wait.
+    // A write beyond the guest's VRAM must not wait.
     second.guest.poke(60 * MIB, 1);
     assert_eq!(second.guest.counter("memory_writes_lost"), 100);
     drop(first);
@@ -258,21 +258,21 @@ fn cpu_write_without_memory_is_lost_and_later_ones_skip_wait() {
 #[test]
 fn waiting_work_gets_memory_of_others_beyond_their_share() {
     let mut division = fast();
-    // A VM whose only activity is CPU writes must not count as idle, however slow the host is.
+    // A VM that only writes with its CPU must not count as idle, however slow the host is.
     division.balance.idle_after_ns = u64::MAX;
     let rig = rig_with(48, 64, division);
     let mut second = driver_with(&rig, 1, 44, Limits { on_full: OnFull::Queue, ..Limits::default() });
     let mut two = second.channel(1);
     second.buffer(&two, A, 4, 5);
-    // The first VM takes all remaining memory; no VM frees any.
+    // Let the first VM take all remaining memory. No VM frees any.
     let mut first = driver_with(&rig, 0, 64, Limits::default());
     let mut one = first.channel(1);
     let buffers = spread(&mut first, &one, 26, 20);
     for chunk in 0..6 {
         let to = (8 + 2 * chunk) * MIB;
         second.map(two.space, B + chunk * 4 * PAGE, At::Vram(to), 4);
-        // The mover may report memory at any time; this test reports it between the flush that finds no memory and the
-        // work that needs memory.
+        // The mover may report memory at any time. Here it does so between the flush that finds no memory and the work
+        // that needs it.
         second.guest.vm().deliver(GuestEvent::Memory);
         second.submit(&mut two, &[object(M2MF), m2mf_copy(A, B + chunk * 4 * PAGE, 4 * PAGE as u32)].concat());
         second.wait(&two);
@@ -284,7 +284,7 @@ fn waiting_work_gets_memory_of_others_beyond_their_share() {
     rotate(&mut first, &mut one, &buffers, 20);
 }
 
-/// A card that refuses to map host memory while this flag is set.
+/// A card that refuses to map host memory while the flag is set.
 struct Stingy(Arc<AtomicBool>);
 
 impl Alter for Stingy {
@@ -311,7 +311,7 @@ fn unpinnable_host_memory_keeps_chunks_resident_and_work_waits() {
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(account(&rig, 0).host, 0);
     rotate(&mut driver, &mut channel, &buffers, 60);
-    // New memory does not fit, and the work that needs it waits.
+    // New memory does not fit, so work that needs it waits.
     let from = driver.buffer(&channel, B, 4, 61);
     let to = 40 * MIB;
     driver.map(channel.space, B + 0x10_0000, At::Vram(to), 4);
@@ -346,7 +346,7 @@ fn memory_named_by_submission_stays_resident_under_clock() {
         let rests = || rig.host.lock().vram().chunks.moves().count() == 0;
         eventually("they are gone", || account(&rig, 0).host == gone && rests());
     };
-    // The clock hand passes all memory that the CPU wrote.
+    // The clock hand passes over all memory that the CPU wrote.
     evict(6);
     let hot: Vec<usize> = (0..16).filter(|at| on_card()[*at]).step_by(3).take(3).collect();
     let va = |buffer: usize| A + buffer as u64 * 64 * PAGE;
@@ -442,8 +442,8 @@ fn a_vm_that_goes_while_its_memory_moves_leaves_nothing() {
     assert_eq!((after.0.mediator, after.2), before);
 }
 
-/// Returns whether VMs take turns now. Checks that the holder of the quantum competes for time with the weights of all
-/// members, so that other VMs keep their shares, and that no other VM competes with settings that are not its own.
+/// Returns whether VMs currently take turns. Checks that the holder of the quantum competes with the weights of all
+/// members, so that other VMs keep their shares, and that every other VM competes with its own settings.
 fn holder_competes_for_all(rig: &Rig) -> bool {
     let state = rig.host.lock();
     let turn = state.memory().divider().residency().turn();
@@ -483,13 +483,13 @@ fn guests_that_do_not_fit_together_take_turns() {
     assert_eq!(in_host_at_rest(&rig), 0);
 }
 
-/// The card in this test counts its accesses.
+/// Tests a card that counts its accesses.
 #[test]
 fn guests_copying_over_bus_get_quanta_if_card_counts_accesses() {
     take_turns_over_the_bus(true);
 }
 
-/// The card in this test does not count accesses, like real cards.
+/// Tests a card that does not count its accesses, like real cards.
 #[test]
 fn guests_copying_over_bus_get_quanta_without_access_counts() {
     take_turns_over_the_bus(false);
@@ -498,7 +498,7 @@ fn guests_copying_over_bus_get_quanta_without_access_counts() {
 fn take_turns_over_the_bus(profile: bool) {
     let mut division = fast();
     (division.quanta.window_ns, division.quanta.min_ns) = (100_000_000, 5_000_000);
-    // In this test, copies take almost no time.
+    // Make copies take almost no time.
     division.quanta.on_permille = 1;
     let config = Config { vram_mib: 48 + OWN_MIB, profile, ..Config::default() };
     let rig = Rig::made(&config, &Sharing { host_bytes: 128 * MIB, division, ..sharing() }, |card| card);
@@ -512,7 +512,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 let seed = 1000 * vm;
                 let buffers = spread(&mut driver, &channel, 18, seed);
                 while !stop.load(Ordering::SeqCst) {
-                    // The copy writes the data onto itself: the data stays the same, but all of it is accessed.
+                    // Copy data onto itself: it stays the same, but all of it is accessed.
                     for buffer in 0..18 {
                         let at = A + buffer * 64 * PAGE;
                         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(at, at, 64 * PAGE as u32)].concat());
@@ -526,7 +526,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 }
             });
         }
-        // Wait until each VM has its part of the memory, because these moves do not count.
+        // Wait until each VM has its part of the memory, because these moves must not count.
         let moved = || [0, 1].map(|vm| rig.host.lock().memory().moved(TenantId(vm)).map(|moved| moved.sum.bytes));
         let (mut before, mut since) = (moved(), Instant::now());
         eventually("each has its part", || {
@@ -548,7 +548,7 @@ fn take_turns_over_the_bus(profile: bool) {
             drop(state);
             std::thread::sleep(Duration::from_millis(1));
         }
-        // With its quota, the first VM leaves enough memory for the other: it gains nothing from quanta, and must not
+        // With this quota, the first VM leaves enough memory for the other. It gains nothing from quanta, and must not
         // wait.
         rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota: 1, ..Limits::default() }).unwrap();
         let takes_turns = || rig.host.lock().memory().divider().residency().turn().is_some();

@@ -1,4 +1,5 @@
-//! Paravirtual guests: page tables that the mediator keeps for them, channels, memory, segments; and hostile guests.
+//! Tests of paravirtual guests: page tables that the mediator keeps for them, channels, memory, and segments; and tests
+//! of hostile guests.
 
 mod hostile;
 mod share;
@@ -17,7 +18,7 @@ use vmm_glue::RegionIndex;
 use vram::victim::VictimPolicy;
 use vram::{Limits, To};
 
-/// Address of the interface's RAM: after the RAM that the driver lends at 0.
+/// Address of the interface's RAM, beyond the RAM that the driver lends at address 0.
 const BASE: u64 = MIB - RAM_BYTES;
 
 fn offered(group: Option<&str>) -> PvSettings {
@@ -33,7 +34,7 @@ fn guest(rig: &Rig, vm: u32, group: Option<&str>) -> (Driver, Interface) {
     guest_with(rig, vm, &knowing(group))
 }
 
-/// Same as [`guest`], with other settings.
+/// Like [`guest`], with other settings.
 fn guest_with(rig: &Rig, vm: u32, settings: &Settings) -> (Driver, Interface) {
     let mut guest = rig.guest_with(vm, settings);
     assert!(guest.map_ram(0, MIB, true));
@@ -55,7 +56,8 @@ fn entries(ops: Ops, table: u32, channel: &Channel) -> Ops {
         .fold(ops, |ops, (va, at, pages)| ops.run(table, (va / PAGE) as u32, pages, pte(at), PAGE >> 8))
 }
 
-/// Creates a channel whose address space the mediator keeps: directory `handle`, small-page table `handle + 1`.
+/// Creates a channel whose address space the mediator keeps: `handle` is its directory, and `handle + 1` its small-page
+/// table.
 fn channel(driver: &mut Driver, interface: &mut Interface, id: u8, handle: u32) -> Channel {
     let channel = driver.prepare(id);
     let ops = Ops::new().create(handle, kind::DIRECTORY).create(handle + 1, kind::SMALL);
@@ -63,7 +65,7 @@ fn channel(driver: &mut Driver, interface: &mut Interface, id: u8, handle: u32) 
     let ops = ops.flush(handle).channel(op::CHANNEL_CREATE, id.into()).bind_channel(id.into(), channel.instance);
     let ops = ops.channel(op::CHANNEL_ENABLE, id.into());
     assert_eq!(interface.call(&mut driver.guest, &ops).status, 0);
-    // The directory in the instance block itself is invalid.
+    // The directory in the instance block itself must not be used.
     driver.guest.poke(channel.instance + 0x200, 0xdead_0000);
     channel
 }
@@ -75,7 +77,7 @@ fn refused(reply: &Reply, done: u32, status: Status) {
 }
 
 #[test]
-fn interface_is_there_where_it_is_offered_and_nowhere_else() {
+fn interface_exists_only_where_it_is_offered() {
     let rig = rig();
     let mut stock = rig.guest(0, VM_MIB, 4);
     assert_eq!(capability(&mut stock), None);
@@ -87,7 +89,7 @@ fn interface_is_there_where_it_is_offered_and_nowhere_else() {
     assert_eq!(knowing.rd(offset + register::SIGNATURE), pv::abi::SIGNATURE);
 }
 
-/// Returns BAR, offset and features from the capability.
+/// Returns the BAR, the offset and the features from the capability.
 fn capability(guest: &mut Guest) -> Option<[u32; 3]> {
     let word = |guest: &mut Guest, at: u32| {
         let mut word = [0; 4];
@@ -123,7 +125,7 @@ fn channel_works_in_tables_that_the_mediator_keeps() {
     driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
     driver.wait(&work);
     assert!(driver.vram_holds(to, 4, 7));
-    // Removed mappings are no longer in effect when the batch has ended.
+    // Mappings that the batch removes must not be in effect after its end.
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().zero(2, (B / PAGE) as u32, 4).flush(1)).status, 0);
     driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
     let fault = driver.wait_fault();
@@ -154,7 +156,7 @@ fn paravirtual_interface_and_tables_survive_hand_over() {
         driver.wait(&work);
         assert!(driver.vram_holds(to, 4, round));
         assert_eq!(driver.guest.counter("pv_operations"), operations);
-        // Batches continue where they stopped.
+        // Batches resume where they stopped.
         let again = Ops::new().run(2, (B / PAGE) as u32, 4, pte(to), PAGE >> 8).flush(1);
         assert_eq!(interface.call(&mut driver.guest, &again).status, 0);
         operations += 2;
@@ -166,11 +168,11 @@ fn paravirtual_interface_and_tables_survive_hand_over() {
 }
 
 #[test]
-fn large_pages_and_ram_are_named_as_in_any_table() {
+fn large_pages_and_ram_are_mapped_as_in_any_table() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let mut work = channel(&mut driver, &mut interface, 0, 1);
-    // The test maps 128 KiB of VRAM, aligned, through one entry of a large-page table, and pages of RAM.
+    // Map 128 KiB of VRAM, aligned, through one entry of a large-page table, and also pages of RAM.
     let large = driver.vram(64).next_multiple_of(128 << 10);
     let ram = 0x4_0000;
     driver.fill_ram(ram, 4, 9);
@@ -192,7 +194,7 @@ fn aperture_is_led_by_a_directory_that_the_mediator_keeps() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let (page, instance) = (driver.vram(1), driver.vram(1));
-    // The block determines only the limit.
+    // The instance block determines only the limit.
     for (offset, value) in [(0x208, 0xffff_ffff), (0x20c, 0xff)] {
         driver.guest.poke(instance + offset, value);
     }
@@ -202,7 +204,7 @@ fn aperture_is_led_by_a_directory_that_the_mediator_keeps() {
     let mut word = 0x1234_5678u32.to_le_bytes();
     driver.guest.write(RegionIndex::Bar3, 5 * PAGE + 8, &word);
     assert_eq!(driver.guest.peek(page + 8), 0x1234_5678);
-    // The channel uses another page after a flush, and another directory at once.
+    // The channel uses another page after a flush, but another directory immediately.
     let other = driver.vram(1);
     driver.guest.poke(other + 8, 77);
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().run(2, 5, 1, pte(other), 0).flush(1)).status, 0);
@@ -243,13 +245,13 @@ fn long_batch_releases_vm_lock_between_parts_and_answers_once() {
     let reply = interface.call(&mut driver.guest, &ops);
     assert_eq!((reply.status, reply.done), (0, 4));
     assert_eq!(reply.answers[2], (0, VM_MIB * MIB));
-    // Each hold of the lock covers 256 KiB.
+    // Each critical section covers 256 KiB.
     assert!(driver.guest.counter("pv_holds") - held >= 2 * BYTES / (256 << 10), "the VM's lock is held for all of it");
     assert_eq!((driver.guest.peek(a), driver.guest.peek(a + BYTES - 4)), (7, 0x5a5a_1234));
     let mut data = vec![0; BYTES as usize];
     driver.guest.vram_read(b, &mut data);
     assert!(data.chunks_exact(4).all(|word| word == 0x5a5a_1234u32.to_le_bytes()));
-    // Stored progress of the last batch does not delay the next one, and each flush is a separate hold.
+    // The stored progress of the last batch must not delay the next one. Each flush takes its own critical section.
     let held = driver.guest.counter("pv_holds");
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().flush(0).flush(0).flush(0)).status, 0);
     assert_eq!(driver.guest.counter("pv_holds") - held, 3);
@@ -320,7 +322,7 @@ fn end_of_a_batch_interrupts_if_that_is_wanted() {
     assert_eq!(driver.guest.rd(OFFSET + register::INTERRUPT), 0);
     driver.service();
     assert!(!driver.guest.take_msi());
-    // The guest sets the available ring's flag.
+    // Set the flag of the available ring.
     driver.guest.ram_write(BASE + 0x800, &1u16.to_le_bytes());
     interface.call(&mut driver.guest, &Ops::new().query(query::VRAM));
     assert!(!driver.guest.take_msi());
@@ -344,7 +346,7 @@ fn features_that_were_not_accepted_are_refused() {
     refused(&interface.call(&mut driver.guest, &Ops::new().create(1, kind::SMALL)), 0, Status::Unsupported);
 }
 
-/// Sets the interface up again with fewer features.
+/// Sets the interface up again, with fewer features.
 fn reopen(driver: &mut Driver, features: u32) -> Interface {
     Interface::open_with(&mut driver.guest, BASE, features)
 }
@@ -385,14 +387,14 @@ fn buffers_of_low_priority_leave_the_card_first() {
     assert!(guest.map_ram(0, MIB, true));
     let mut driver = Driver::new(guest);
     let mut interface = Interface::open(&mut driver.guest, BASE);
-    // The guest uses a page in each of 24 chunks; chunks 12 to 15 have the lowest priority.
+    // Use a page in each of 24 chunks. Chunks 12 to 15 have the lowest priority.
     let page = |chunk: u64| chunk * CHUNK;
     for chunk in 4..28 {
         driver.guest.vram_write(page(chunk), &pattern(chunk as u32, 0));
     }
     let ops = Ops::new().priority(0, page(32), 50).priority(page(12), 4 * CHUNK, -50);
     assert_eq!(interface.call(&mut driver.guest, &ops).status, 0);
-    // Another VM is guaranteed the remaining memory, and four more chunks.
+    // Guarantee the remaining memory, and four more chunks, to another VM.
     let left = rig.usage().0.spare();
     let limits = Limits { guarantee: left + 4, ..Limits::default() };
     super::oversubscribe::driver_with(&rig, 1, u64::from(left + 4) * CHUNK / MIB, limits);

@@ -1,4 +1,4 @@
-//! The mediator's own memory needs on a card that is full of guest memory: the mediator finds memory or waits.
+//! Tests of the mediator's own memory needs on a card that is full of guest memory: the mediator finds memory or waits.
 
 use super::oversubscribe::{driver_with, fast, rig_with};
 use super::{A, B, MIB};
@@ -10,7 +10,7 @@ const VMS: u32 = 10;
 /// Number of address spaces per VM.
 const SPACES: u8 = 8;
 
-/// Fills buffers and submits a copy between them without waiting. Returns the address of the target.
+/// Fills buffers and submits a copy from one to the other without waiting. Returns the address of the target.
 fn begin_copy(driver: &mut Driver, channel: &mut Channel, seed: u32) -> u64 {
     driver.buffer(channel, A, 2, seed);
     let to = driver.buffer(channel, B, 2, seed + 1);
@@ -78,7 +78,7 @@ fn waiting_work_is_not_lost_when_other_work_of_vm_runs() {
 }
 
 #[test]
-fn memory_of_a_vm_that_is_gone_is_not_copied() {
+fn memory_of_a_removed_vm_is_not_copied() {
     let rig = rig_with(48, 64, fast());
     let driver = driver_with(&rig, 0, 32, Limits::default());
     driver.guest.vram_write(8 * MIB, &[1; 16]);
@@ -86,7 +86,7 @@ fn memory_of_a_vm_that_is_gone_is_not_copied() {
     drop(driver);
     let done = rig.host.relocate(TenantId(0), &steps);
     assert_eq!((done.moved, done.stayed, done.copied_ns), (0, 1, 0));
-    // The VM makes no further request: other VMs get other card memory or host memory.
+    // The VM makes no further requests, so other VMs get other card memory or host memory.
     assert!(rig.host.lock().vram().chunks.is_frozen(TenantId(0)));
     let mut other = driver_with(&rig, 1, 64, Limits::default());
     let mut channel = other.channel(1);

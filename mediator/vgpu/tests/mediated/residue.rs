@@ -1,4 +1,4 @@
-//! Checks if a VM's kernels find another VM's residue in registers and shared memory.
+//! Tests whether a VM's kernels can find another VM's residue in registers and shared memory.
 
 use super::schedule::acquire;
 use super::{A, B};
@@ -17,11 +17,12 @@ use std::time::Duration;
 
 const COMPUTE: (u32, u32) = (1, 0x90c0);
 const CODE: u64 = 0x300_0000;
-/// Address of a page for the result of a kernel.
+/// Address of the page for a kernel's result.
 const FOUND: u64 = 0x500_0000;
-/// Word that is left as residue; immediate operands have twenty bits.
+/// Word that is left as residue. Immediate operands have twenty bits.
 const CANARY: u32 = 0x5a5a5;
-/// Registers for this word: all registers of a thread on a full multiprocessor, except those that the kernels need.
+/// Registers that hold this word: all registers of a thread on a full multiprocessor, except those that the kernels
+/// need.
 const CANARY_REGISTERS: std::ops::Range<u32> = 8..32;
 
 fn rig(clear: bool) -> Rig {
@@ -29,10 +30,11 @@ fn rig(clear: bool) -> Rig {
     Rig::made(&Config { vram_mib: 64, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Time for a copy of a page with PGRAPH, and with a copy engine.
+/// Time in ns that a copy of a page with PGRAPH takes.
 const GRAPH_NS: u64 = 400_000;
+/// Time in ns that a copy of a page with a copy engine takes.
 const COPY_NS: u64 = 5_000_000;
-/// Number of copies with a copy engine in one submission.
+/// Number of copies in one submission to a copy engine.
 const COPIES: usize = 20;
 
 /// Creates a card whose work takes simulated time.
@@ -62,7 +64,7 @@ fn leaves() -> String {
     text + "STS.128 [R0], R8\nSTS.128 [R0+0x4000], R8\nSTS.128 [R0+0x8000], R8\nEXIT\n"
 }
 
-/// Returns a kernel that searches for the residue in registers before they are written.
+/// Returns a kernel that searches registers for residue before it writes them.
 fn looks() -> String {
     let mut text = String::from(".kernel k\n.shared 0xc000\nISETP.EQ.AND P0, PT, RZ, 1, PT\n");
     CANARY_REGISTERS.for_each(|register| writeln!(text, "ISETP.EQ.OR P0, PT, R{register}, {CANARY:#x}, P0").unwrap());
@@ -74,7 +76,7 @@ fn looks() -> String {
     text + "@P0 ST [R0+4], R1\nEXIT\n"
 }
 
-/// Runs a kernel of maximal size on all multiprocessors of the card, and waits for its end.
+/// Runs a kernel with the maximum number of threads on all multiprocessors, and waits for its end.
 fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
     let program = sm20::assemble(source).expect("a program");
     let code = driver.buffer(channel, CODE, 1, 0);
@@ -94,7 +96,7 @@ fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
     driver.wait(channel);
 }
 
-/// Searches for another VM's residue: in registers, and in shared memory.
+/// Searches for another VM's residue. Returns true for each place where it is found: registers, and shared memory.
 fn found(rig: &Rig) -> [bool; 2] {
     let (mut one, mut other) = (driver(rig, 0), driver(rig, 1));
     let mut channel = one.channel(1);
@@ -198,7 +200,7 @@ fn waiting_channel_off_pgraph_resumes_on_semaphore_release() {
             works.submit(&mut working, &[]);
             works.wait(&working);
         }
-        // The other VM is idle, so it does not cause the waiting VM's return to the engine.
+        // The other VM is idle, so it cannot cause the waiting VM to return to the engine.
         std::thread::sleep(Duration::from_millis(20));
         assert!(!waits.is_done(&waiting));
         waits.guest.poke(page, payload);
@@ -218,7 +220,7 @@ fn waiting_channel_next_to_busy_vm_resumes_on_semaphore_release() {
     let copies = [object(M2MF), m2mf_copy(A, B, 256 * PAGE as u32)].concat();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Several copies are always in flight.
+            // Keep several copies in progress at all times.
             while !done.load(Ordering::SeqCst) {
                 (0..8).for_each(|_| works.submit(&mut working, &copies));
                 works.wait(&working);
@@ -239,14 +241,14 @@ fn waiting_channel_next_to_busy_vm_resumes_on_semaphore_release() {
     });
 }
 
-/// Creates a driver whose work counts as hung only after a time longer than any wait in these tests.
+/// Creates a driver whose work counts as hung only after a longer time than any wait in these tests.
 fn patient(rig: &Rig, vm: u32) -> Driver {
     let mut settings = settings(16, 8);
     settings.share.hang_limit = Some(Duration::from_secs(60));
     Driver::new(rig.guest_with(vm, &settings))
 }
 
-/// Creates a channel with contexts of copy engines only.
+/// Creates a channel that only has contexts for copy engines.
 fn channel_for_copies(driver: &mut Driver, id: u8) -> Channel {
     let channel = driver.prepare(id);
     driver.guest.poke(channel.instance + context::GR, 0);
@@ -254,7 +256,7 @@ fn channel_for_copies(driver: &mut Driver, id: u8) -> Channel {
     channel
 }
 
-/// A VM that is measured next to another VM. It has one channel that can use PGRAPH, and one that cannot.
+/// A VM that is measured while another VM works. One of its channels can use PGRAPH, and the other cannot.
 struct Pair {
     one: Driver,
     /// Channels of the measured VM.
@@ -277,8 +279,8 @@ impl Pair {
         Self { one, channels, neighbour, channel }
     }
 
-    /// Makes one VM do `work` in `times` submissions on one of its channels without a pause, while the neighbour
-    /// continuously copies with PGRAPH. Returns the number of copies that the neighbour has done.
+    /// Makes the measured VM do `work` in `times` submissions on one of its channels without a pause, while the
+    /// neighbour copies with PGRAPH all the time. Returns the number of copies that the neighbour has made.
     fn run(&mut self, channel: usize, work: &[u32], times: usize) -> u64 {
         let Self { one, channels, neighbour, channel: own } = self;
         let other = &mut channels[channel];
@@ -312,9 +314,9 @@ impl Pair {
         })
     }
 
-    /// Returns the number of the neighbour's copies next to `works` on the first and on the second channel,
-    /// alternating. Returns the first round in which the second number is at least 96 % of the first, otherwise the
-    /// last round. A busy host runs the neighbour only occasionally.
+    /// Runs `works` on the first and on the second channel in alternation, and counts the neighbour's copies during
+    /// each. Returns the first round in which the second number is at least 96 % of the first, or else the last round.
+    /// A busy host runs the neighbour only occasionally.
     fn compare(&mut self, works: [&[u32]; 2], times: usize) -> [u64; 2] {
         let mut counts = [0; 2];
         for _ in 0..12 {
@@ -327,7 +329,7 @@ impl Pair {
     }
 }
 
-/// Returns methods for a number of copies with a copy engine, in one submission.
+/// Returns the methods for `count` copies with a copy engine, in one submission.
 fn copies_of(count: usize) -> Vec<u32> {
     [object(CE0), ce_copy(A, B, 1).repeat(count)].concat()
 }
@@ -357,7 +359,7 @@ fn copies_on_pgraph_channel_do_not_block_pgraph() {
     assert_eq!(used(&rig, 0, Engine::Compute), 0, "nor pays for it");
     assert!(count * 100 >= control * 96, "{count} copies of {control}");
     let took = COPIES as u64 * COPY_NS;
-    // A busy host takes a while to start a submission that arrives while the engine is idle.
+    // A busy host needs some time to start a submission that arrives while the engine is idle.
     let charged = (0..8).map(|_| {
         let before = used(&rig, 0, Engine::Copy0);
         pair.run(1, &copies(), TIMES);
@@ -367,14 +369,14 @@ fn copies_on_pgraph_channel_do_not_block_pgraph() {
     assert!(charged.into_iter().any(|ns| ns >= took && ns - took < took / 50), "copies are charged as they work");
 }
 
-/// Returns the number of VM 0's submissions that have waited for a slice on PGRAPH.
+/// Returns the number of VM 0's submissions that have waited for a time slice on PGRAPH.
 fn arrived_at_pgraph(rig: &Rig) -> u64 {
     let state = rig.host.lock();
     state.scheduler().account(TenantId(0), Engine::Compute).expect("it takes part").arrived
 }
 
-/// A VM with submissions for PGRAPH and a copy engine uses PGRAPH only for its work on PGRAPH. Each time that it
-/// returns in the middle of its work, the neighbour has used PGRAPH for a while.
+/// A VM whose submissions use PGRAPH and a copy engine must occupy PGRAPH only for its work there. Each time that it
+/// returns in the middle of its work, the neighbour must have used PGRAPH for a while.
 #[test]
 fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
     let rig = timed(true);
@@ -407,7 +409,7 @@ fn reaches_pgraph(rig: &Rig, channel: u8) -> bool {
     u32::from_le_bytes(word) & context::VALID != 0
 }
 
-/// Hangs a copy engine with one or two submissions, while a neighbour uses PGRAPH.
+/// Hangs a copy engine with one or two submissions while a neighbour uses PGRAPH.
 fn hangs(works: &[Vec<u32>]) {
     let rig = rig(true);
     let mut pair = Pair::new(&rig);
@@ -420,7 +422,7 @@ fn hangs(works: &[Vec<u32>]) {
         neighbour.wait(channel);
         std::thread::sleep(Duration::from_millis(1));
     }
-    // No action was taken before the limit.
+    // Nothing may be done before the limit.
     let killed = Engine::ALL.map(|engine| {
         let state = rig.host.lock();
         state.scheduler().account(TenantId(0), engine).map_or(0, |account| account.killed)
@@ -453,7 +455,7 @@ fn copies_changed_after_inspection_do_not_reach_pgraph() {
     let before = cleared(&rig);
     let target = one.buffer(channel, 0x600_0000, 1, 3);
     one.submit(channel, &copies());
-    // While the first submission runs, the test changes words of the second one.
+    // While the first submission runs, change words of the second one.
     let [_, push, _] = channel.memory();
     let mut words = copies_of(1);
     let bad = [object(M2MF), m2mf_copy(A, 0x600_0000, PAGE as u32)].concat();
@@ -489,7 +491,7 @@ fn alternating_copy_and_pgraph_work_completes_in_order() {
     for round in 0..20 {
         let seed = 20 + round;
         let from = one.buffer(channel, A, 1, seed);
-        // The work copies to B with a copy engine, from there with PGRAPH, and back with a copy engine.
+        // Copy to B with a copy engine, from there with PGRAPH, and back with a copy engine.
         one.submit(channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         one.submit(channel, &[object(M2MF), m2mf_copy(B, TARGET_AT, PAGE as u32)].concat());
         one.submit(channel, &[]);

@@ -1,4 +1,4 @@
-//! VMs that are saved as bytes with work in flight, and restored from these bytes.
+//! Tests that save VMs as bytes with work in progress, and restore them.
 
 use super::moving::{Traveller, card, use_up};
 use super::oversubscribe::eventually;
@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu::Settings;
 use vram::To;
 
-/// Returns the contents of the RAM that a guest lends.
+/// Returns the contents of the RAM that a guest's client lends.
 pub(crate) fn ram_of(guest: &Guest) -> Vec<u8> {
     let mut all = vec![0; MIB as usize];
     guest.ram_read(0, &mut all);
     all
 }
 
-/// Checks that the operator's error contains these words.
+/// Checks that the operator's error message contains `words`.
 fn refused<T>(what: Result<T, vm_device::DeviceError>, words: &str) {
     let Err(error) = what else { panic!("it was not refused: {words}") };
     assert!(error.to_string().contains(words), "{error}");
@@ -51,7 +51,7 @@ fn saving_changes_nothing_and_restore_brings_back_saved_state() {
     one.begin(5);
     let saved = one.driver.guest.save().unwrap();
     let ram = ram_of(&one.driver.guest);
-    // The VM continues, and its later changes are then undone.
+    // The VM continues, and restoring then undoes its later changes.
     one.check();
     let places = one.places;
     places.into_iter().for_each(|place| one.driver.guest.vram_write(place, &[0; 4096]));
@@ -84,7 +84,7 @@ fn unused_memory_is_not_in_saved_file() {
     assert_eq!((&here, &more), (b"here", &[0; 4]));
 }
 
-/// Creates a VM with work in flight, and saves it.
+/// Creates a VM with work in progress and saves it.
 fn sample(rig: &Rig) -> (Traveller, Vec<u8>) {
     let mut one = Traveller::new(rig, 1);
     one.begin(3);
@@ -119,7 +119,7 @@ fn corrupt_saved_file_is_rejected_and_changes_nothing() {
     let half = saved.len() / 2;
     refuse(&mut one, &[&saved[..half], &other_saved[half.min(other_saved.len())..]].concat(), "");
     refuse(&mut one, &[&saved[..], b"x"].concat(), "bytes follow");
-    refuse(&mut one, b"#!/bin/sh\n", "begins with other bytes");
+    refuse(&mut one, b"#!/bin/sh\n", "first bytes differ");
     one.check();
     other.check();
     eventually("nothing is left of who did not come", || usage(&card).0 == before.0);
@@ -172,7 +172,7 @@ fn vm_that_left_card_leaves_no_memory_on_it() {
     eventually("it has gone", || usage(&cards[1]) == before[1]);
 }
 
-/// Runs threads that change all of a guest's memory and ring its doorbells as fast as possible during `act`.
+/// Runs threads that change all of a guest's memory and ring its doorbells as fast as possible, while `act` runs.
 fn attacked(driver: &mut Driver, mut act: impl FnMut(&mut Driver)) {
     let over = AtomicBool::new(false);
     let file = driver.guest.ram_file(0);
@@ -193,7 +193,7 @@ fn attacked(driver: &mut Driver, mut act: impl FnMut(&mut Driver)) {
     });
 }
 
-/// Changes VRAM (rings, page tables, USERD) and rings doorbells through the vGPU's own lock, while the VM is saved and
+/// Changes VRAM (rings, page tables, USERD) and rings doorbells under the vGPU's own lock, while the VM is saved and
 /// moved.
 fn rogue(vm: &vgpu::MediatedVm, over: &AtomicBool, seed: u64) {
     let mut random = Rng::with_seed(seed);
@@ -227,7 +227,7 @@ fn hostile_guest_during_save_and_move_harms_only_itself() {
                 for _ in 0..3 {
                     vm += 1;
                     let to = 1 - at;
-                    // Any result is allowed: it affects only the VM itself.
+                    // Any result is permitted, because it only affects the VM itself.
                     if round % 2 == 0 {
                         if driver.guest.move_to(&cards[to], vm, vm % 2 == 0).is_ok() {
                             at = to;
@@ -242,7 +242,7 @@ fn hostile_guest_during_save_and_move_harms_only_itself() {
             over.store(true, Ordering::Relaxed);
         });
         stay.iter_mut().for_each(Traveller::check);
-        // The VM's channels may be dead; a reset makes it usable again.
+        // The VM's channels may be dead, but a reset makes it usable again.
         hostile.driver.guest.reset();
         hostile = {
             let Traveller { driver, .. } = hostile;

@@ -1,4 +1,4 @@
-//! VMs that share the card's time, on a card whose work takes simulated time.
+//! Tests of VMs that share the card's time, on a card whose work takes simulated time.
 
 mod irq_suppressed;
 
@@ -12,17 +12,17 @@ use sched::{Config, Engine, Pipeline, PolicyKind, TenantId, VgpuParams};
 use simgpu::{ComputeTiming, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
 use std::time::{Duration, Instant};
 
-/// Time for a copy of a page.
+/// Time that a copy of a page takes, in ns.
 const COPY_NS: u64 = 400_000;
-/// Time limit that all steps of these tests stay below.
+/// Upper bound for the duration of each step.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Creates a card whose copies with M2MF take [`COPY_NS`] each.
+/// Creates a card on which each M2MF copy takes [`COPY_NS`].
 fn rig(scheduler: Config) -> Rig {
     rig_of(scheduler, COPY_NS)
 }
 
-/// Creates a card whose copies with M2MF take `copy_ns` each.
+/// Creates a card on which each M2MF copy takes `copy_ns`.
 fn rig_of(scheduler: Config, copy_ns: u64) -> Rig {
     Rig::timed(super::CARD_MIB, time_of(copy_ns), scheduler)
 }
@@ -41,7 +41,7 @@ fn driver(rig: &Rig, vm: u32, time: VgpuParams) -> Driver {
     Driver::new(guest)
 }
 
-/// Creates a channel with buffers to copy.
+/// Creates a channel and buffers to copy.
 fn worker(driver: &mut Driver, id: u8) -> Channel {
     let channel = driver.channel(id);
     driver.buffer(&channel, A, 1, 5);
@@ -61,12 +61,12 @@ fn used(rig: &Rig, vm: u32) -> u64 {
     Engine::ALL.iter().filter_map(|engine| scheduler.account(TenantId(vm), *engine)).map(|account| account.used).sum()
 }
 
-/// Waits until the scheduler has noticed all ends of work that guests have noticed.
+/// Waits until the scheduler has noticed the end of all work whose end guests have noticed.
 fn nothing_in_flight(rig: &Rig) {
     in_flight_at_most(rig, 0);
 }
 
-/// Waits until at most `count` submissions are in flight for the scheduler.
+/// Waits until the scheduler has at most `count` submissions in flight.
 fn in_flight_at_most(rig: &Rig, count: usize) {
     let began = Instant::now();
     while rig.host.lock().scheduler().in_flight() > count {
@@ -75,7 +75,7 @@ fn in_flight_at_most(rig: &Rig, count: usize) {
     }
 }
 
-/// Keeps submitting each VM's number of copies, until the card has worked for `ns`.
+/// Keeps submitting copies in each VM, each in its own size of submission, until the card has worked for `ns`.
 fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
     let began = Instant::now();
     let total = |rig: &Rig, count: usize| -> u64 { (0..count).map(|vm| used(rig, vm as u32)).sum() };
@@ -83,7 +83,7 @@ fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
     while total(rig, drivers.len()) - before < ns {
         assert!(began.elapsed() < WAIT_TIMEOUT, "the card gets on");
         for (driver, channel, size) in &mut *drivers {
-            // The VM submits many at a time, so that one is always waiting.
+            // Keep many submissions queued, so that one is always waiting.
             while channel.fences - driver.guest.peek(channel.fence) < 24 {
                 copies(driver, channel, *size);
             }
@@ -94,7 +94,7 @@ fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
 
 #[test]
 fn vms_share_card_by_weight_regardless_of_submission_size() {
-    // The backlog keeps the card busy, because a busy host may delay a guest's next submission.
+    // The backlog keeps the card busy even if a busy host delays a guest's next submission.
     let rig = rig_of(Config::default(), 10 * COPY_NS);
     let mut drivers: Vec<_> = [(300, 1), (100, 3)]
         .into_iter()
@@ -110,8 +110,8 @@ fn vms_share_card_by_weight_regardless_of_submission_size() {
     compete(&rig, &mut drivers, 1_500_000_000);
     let got = [used(&rig, 0) - before[0], used(&rig, 1) - before[1]];
     let part = got[0] as f64 / (got[0] + got[1]) as f64;
-    // Without weights it would be half, and by the size of submissions a quarter; on a busy host it differs slightly
-    // from 0.75.
+    // Without weights the part would be half, and by the size of submissions a quarter. A busy host makes it differ
+    // slightly from 0.75.
     assert!((0.65..=0.85).contains(&part), "{part} instead of 0.75: {got:?}");
 }
 
@@ -141,7 +141,7 @@ fn charged_time_equals_engine_busy_time_and_covers_work() {
     };
     assert_eq!(busy, charged);
     assert!(busy >= work, "{busy} ns for work of {work} ns");
-    // An engine cannot be busy for longer than the elapsed time, for any number of waiting channels.
+    // An engine cannot be busy for longer than the elapsed time, however many channels wait.
     let passed = time::now_ns(&*rig.card) - before;
     assert!(busy <= passed, "{busy} ns in {passed} ns");
 }
@@ -154,14 +154,15 @@ fn submission_waiting_for_later_one_yields() {
     let mut other = worker(&mut busy, 1);
     let mut driver = driver(&rig, 0, VgpuParams::default());
     let (mut first, mut second) = (worker(&mut driver, 1), worker(&mut driver, 2));
-    // Both address spaces map one semaphore.
+    // Map the same semaphore in both address spaces.
     let shared = driver.vram(1);
     for channel in [&first, &second] {
         driver.map(channel.space, SEMAPHORE, At::Vram(shared), 1);
     }
     driver.flush();
     copies(&mut busy, &mut other, 4);
-    // The first channel acquires a semaphore that the second channel releases; the release is later in the VM's queue.
+    // The first channel acquires a semaphore that the second channel releases, but the release is later in the VM's
+    // queue.
     driver.submit(&mut first, &acquire(SEMAPHORE, 0x77));
     driver.submit(&mut second, &release(SEMAPHORE, 0x77));
     copies(&mut busy, &mut other, 4);
@@ -182,8 +183,8 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
         guest.map(channel.space, SEMAPHORE, At::Vram(page), 1);
     }
     guest.flush();
-    // The test takes several rounds, so that descheduled channels are polled again. The best round counts, because
-    // delays of the host are charged too.
+    // Run several rounds, so that descheduled channels are polled again. Take the best round, because delays by the
+    // host are charged as well.
     const COPIES: u64 = 300;
     const MOST_NS: u64 = COPIES * COPY_NS * 5 / 2;
     let mut best = u64::MAX;
@@ -202,14 +203,14 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
         guest.guest.vram_write(page, &u32::to_le_bytes(payload));
         waiting.iter().for_each(|channel| guest.wait(channel));
     }
-    // If four channels ran for a time slice each before the copies, these would take five times as long.
+    // If four channels each ran for a time slice before the copies, these would take five times as long.
     assert!(best < MOST_NS, "{best} ns for {COPIES} copies of {COPY_NS} ns");
 }
 
-/// Address of the semaphore of two channels.
+/// Address of the semaphore that two channels share.
 const SEMAPHORE: u64 = 0x300_0000;
 
-/// Returns methods that wait until the semaphore has this value.
+/// Returns the methods that wait until the semaphore has this value.
 pub(super) fn acquire(va: u64, payload: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, 1])
 }
@@ -229,7 +230,7 @@ fn doorbell_of_disabled_channel_blocks_no_vm() {
     other.wait(&channel);
     assert_eq!(rig.host.lock().scheduler().queued(), 0);
     assert_eq!(lazy.guest.peek(stopped.fence), 0);
-    // The channel is enabled while it runs, and disabled halfway.
+    // Enable the channel while it runs, and disable it halfway.
     lazy.guest.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0001);
     lazy.guest.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     for _ in 0..8 {
@@ -262,7 +263,7 @@ fn overlong_submission_is_killed_and_third_strike_quarantines() {
         good.wait(&other);
     }
     assert_eq!(rig.host.lock().scheduler().strikes(TenantId(0)).map(|(strikes, _)| strikes), Some(3));
-    // The VM's work does not start before the operator allows it.
+    // The VM's work must not start before the operator permits it.
     let mut channel = worker(&mut bad, 5);
     copies(&mut bad, &mut channel, 1);
     copies(&mut good, &mut other, 1);
@@ -304,7 +305,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
             (driver, channel, 4)
         })
         .collect();
-    // The first channel's forged records report immediately that all work has ended.
+    // The first channel forges records, which report at once that all work has ended.
     let physical = {
         let state = rig.host.lock();
         state.channels().physical(channels::TenantId(0), nvspec::fifo::VirtualChannelId(1)).unwrap()
@@ -323,7 +324,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
                 }
             }
         });
-        // There are few enough submissions that their numbers equal slot numbers.
+        // Make so few submissions that their numbers are the slot numbers.
         compete(&rig, &mut drivers, 150_000_000);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
@@ -338,7 +339,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
 #[test]
 fn overdue_submissions_report_awaited_cause() {
     let rig = rig(Config::default());
-    // The VM has no limit, because on a busy host a channel could be killed before this test sees it.
+    // Use VMs without a limit, because on a busy host a channel could be killed before this test sees it.
     let endless = VgpuParams { max_run_ns: None, ..VgpuParams::default() };
     let (mut one, mut two) = (driver(&rig, 0, endless), driver(&rig, 1, endless));
     let [mut stopped, mut waiting] = [1, 2].map(|id| worker(&mut one, id));
@@ -362,17 +363,18 @@ fn overdue_submissions_report_awaited_cause() {
     };
     assert_eq!(of(0, 2), [(stopped.id, Awaited::Guest), (waiting.id, Awaited::Semaphore)]);
     hang(&rig, &mut two, &mut hung);
-    // The channel waits for its slice before it waits for the engine, on a busy host for longer than a second.
+    // The channel waits for its time slice before it waits for the engine; on a busy host this takes longer than a
+    // second.
     let began = Instant::now();
     while awaited(1).first() != Some(&(hung.id, Awaited::Engine)) {
         assert!(began.elapsed() < WAIT_TIMEOUT, "{:?}", awaited(1));
-        // Other work on the engine, such as a switch to the first VM's channel, may have taken the fault.
+        // Other work on the engine, such as a switch to the first VM's channel, may have triggered the fault.
         if !is_busy(&rig) {
             hang(&rig, &mut two, &mut hung);
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    // These are more than the card accepts from one VM next to another.
+    // This is more work than the card accepts from one VM while another has work.
     (0..4).for_each(|_| copies(&mut two, &mut behind, 1));
     let of_two = of(1, 5);
     assert_eq!(of_two.last(), Some(&(behind.id, Awaited::Turn)), "{of_two:?}");
@@ -383,13 +385,13 @@ fn is_busy(rig: &Rig) -> bool {
     pfifo::ENGINE_STATUS::BUSY.is_set(card::Card::read32(&*rig.card, pfifo::ENGINE_STATUS::at(0)))
 }
 
-/// Makes the card hang in the next work of a channel, but not in the work that clears PGRAPH for the VM.
+/// Makes the card hang on the next work of a channel, but not on the work that clears PGRAPH for the VM.
 fn hangs_next(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     copies(driver, channel, 1);
     driver.wait(channel);
     let began = Instant::now();
-    // The last word of the previous work is written, but the engine may still report itself busy, which would look like
-    // the hang.
+    // The last word of the previous work has been written, but the engine may still report that it is busy, which would
+    // look like the hang.
     while is_busy(rig) {
         assert!(began.elapsed() < WAIT_TIMEOUT, "it has ended");
         std::thread::yield_now();
@@ -397,12 +399,12 @@ fn hangs_next(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
 }
 
-/// Makes the graphics engine hang on the next copy of a channel, and waits until it does.
+/// Makes the graphics engine hang on the next copy of a channel, and waits for the hang.
 fn hang(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     hangs_next(rig, driver, channel);
     copies(driver, channel, 1);
     let began = Instant::now();
-    // On a busy host the channel may have been killed before the test saw the hang.
+    // On a busy host the channel may be killed before the test sees the hang.
     while !is_busy(rig) && driver.guest.counter("hangs") == 0 {
         assert!(began.elapsed() < WAIT_TIMEOUT, "it hangs");
         std::thread::yield_now();
@@ -413,7 +415,7 @@ fn strikes(rig: &Rig, vm: u32) -> u32 {
     rig.host.lock().scheduler().strikes(TenantId(vm)).map_or(0, |(strikes, _)| strikes)
 }
 
-/// A name, and register accesses with which a guest stops a channel.
+/// A name, and the register accesses with which a guest stops a channel.
 type Stop = (&'static str, fn(&mut Driver, &Channel));
 
 const STOPS: [Stop; 4] = [
@@ -441,7 +443,7 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
             let mut channel = worker(&mut bad, 1);
             hang(&rig, &mut bad, &mut channel);
             stop(&mut bad, &channel);
-            // The VM's previous copy may not be accounted yet.
+            // The VM's previous copy may not have been charged yet.
             in_flight_at_most(&rig, 1);
             // The VM is charged up to its limit, unless the limit has already expired.
             let in_flight = rig.host.lock().scheduler().in_flight();
@@ -464,7 +466,7 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
     }
 }
 
-/// Waits until all work that the guest has seen end is accounted, and returns the VM's charge.
+/// Waits until all work whose end the guest has seen is charged, and returns the VM's total charge.
 fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
     let began = Instant::now();
     loop {
@@ -477,7 +479,7 @@ fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
     }
 }
 
-/// A name, and register accesses with which a guest stops a channel and resumes it at once.
+/// A name, and the register accesses with which a guest stops a channel and resumes it at once.
 type Toggle = (&'static str, fn(&mut Driver, &Channel));
 
 const TOGGLES: [Toggle; 3] = [
@@ -504,7 +506,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
         let rig = rig(Config::default());
         let (mut bad, mut good) = (driver(&rig, 0, VgpuParams::default()), driver(&rig, 1, VgpuParams::default()));
         let (mut channel, mut other) = (worker(&mut bad, 1), worker(&mut good, 1));
-        // The best round counts, because delays of the host are charged too.
+        // Take the best round, because delays by the host are charged as well.
         let mut best = u64::MAX;
         for round in 0..20 {
             if round >= 3 && best < MOST_NS {
@@ -515,7 +517,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
             while !is_busy(&rig) {
                 assert!(began.elapsed() < WAIT_TIMEOUT, "{what}: it works");
                 if bad.is_done(&channel) {
-                    // The work has ended before the poll.
+                    // This work ends before the poll.
                     copies(&mut bad, &mut channel, COPIES);
                 }
                 std::thread::yield_now();
@@ -529,7 +531,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
             bad.wait(&channel);
         }
         assert!(best < MOST_NS, "{what}: {best} ns are charged for a copy of {COPY_NS} ns");
-        // Not all copies must be charged: a channel's first work may start while it is being stopped.
+        // Not every copy must be charged: a channel's first work may start while the channel is being stopped.
         booked(&rig, 0, 3 * COPIES as u64 * COPY_NS * 8 / 10);
         assert_eq!([strikes(&rig, 0), strikes(&rig, 1)], [0, 0], "{what}");
     }

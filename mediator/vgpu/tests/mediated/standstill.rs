@@ -1,4 +1,4 @@
-//! A quiesced card while its guests continue.
+//! Tests of a quiesced card whose guests continue to run.
 
 use super::oversubscribe::eventually;
 use super::relocate::{driver_of, free_settings, rig_of, work_until};
@@ -71,8 +71,8 @@ fn work_submitted_before_or_during_quiesce_completes_after_it() {
     }
 }
 
-/// Runs the test with a card that clears PGRAPH between VMs and admits no VM while quiesced, or with a card that does
-/// not clear PGRAPH.
+/// Runs the test either with a card that clears PGRAPH between VMs and admits no VM while it is quiesced, or with a
+/// card that does not clear PGRAPH.
 fn does_nothing_until_it_goes_on(clear: bool) {
     let config = simgpu::Config { vram_mib: super::CARD_MIB, ..Default::default() };
     let rig = Rig::made(&config, &card_manager::Sharing { clear, ..rig::sharing() }, |card| card);
@@ -118,7 +118,7 @@ fn channel_that_misses_quiesce_limit_hangs_and_others_continue() {
         let channel_of_card = rig.host.lock().channels().physical(TenantId(0), VirtualChannelId(1));
         assert_eq!(channel_of_card, None, "what hangs once more would hold the card up once more");
         works(&mut good, &mut channel, 4);
-        // The guest continues with another channel.
+        // The guest continues on another channel.
         let mut next = bad.channel(2);
         works(&mut bad, &mut next, 5);
     }
@@ -129,7 +129,7 @@ struct Same<'a> {
     rig: &'a Rig,
     own: u32,
     origins: Vec<VGpuConfig>,
-    /// Number of directories that were written.
+    /// Number of directories that have been written.
     written: usize,
 }
 
@@ -170,10 +170,11 @@ fn read(file: &[u8]) -> SavedCard {
     saved
 }
 
-/// Saves a quiesced card with working guests, one of which has freed a channel, and reads the same state from the file.
+/// Saves a quiesced card with guests that have work, one of which has freed a channel, and reads the same state from
+/// the file.
 #[test]
 fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
-    // The state of clearing PGRAPH is not part of the file yet.
+    // The file does not contain the state of clearing PGRAPH yet.
     let sharing = card_manager::Sharing { chunk_bytes: 2 * MIB, clear: false, ..rig::sharing() };
     let rig = Rig::made(&simgpu::Config { vram_mib: 96, ..Default::default() }, &sharing, |card| card);
     let own = rig.usage().0.mediator;
@@ -222,13 +223,13 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     assert_eq!(text(&(again.balancer, again.quanta, again.pool)), text(&(saved.balancer, saved.quanta, saved.pool)));
     for (again, saved) in again.vms.iter().zip(&saved.vms) {
         assert_eq!(text(&(again.vm, &again.gpu, &again.tables)), text(&(saved.vm, &saved.gpu, &saved.tables)));
-        // Shadow tables are rebuilt on demand; their pages are free until then, like the pages of old tables that TLBs
-        // may have cached.
+        // Shadow tables are rebuilt on demand. Their pages are free until then, as are the pages of old tables that
+        // TLBs may have cached.
         let directories = |vm: &SavedVm| text(&vm.spaces).split("old").next().map(str::to_owned);
         assert_eq!(directories(again), directories(saved));
     }
 
-    // Another card's file is refused.
+    // The file of another card must be refused.
     let mut other = Same { rig: &rig, own: own + 1, origins: same.origins, written: 0 };
     assert!(read(&file).restore(&mut other).is_err());
     drop(still);

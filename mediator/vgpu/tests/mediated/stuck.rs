@@ -1,4 +1,4 @@
-//! Engines with endless work.
+//! Tests of engines whose work never ends.
 
 use super::{A, B, CARD_MIB, Rig, driver, fill, is_filled, rig, usage};
 use card::Card;
@@ -19,7 +19,7 @@ pub(super) fn hang(rig: &Rig, driver: &mut Driver, engine: EngineId) -> Channel 
         EngineId::Graph => [object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat(),
         _ => [object(CE0), ce_copy(A, B, 1)].concat(),
     };
-    // With this copy, PGRAPH is cleared for the VM before the fault is injected.
+    // This copy clears PGRAPH for the VM before the fault is injected.
     driver.submit(&mut channel, &copy);
     driver.wait(&channel);
     assert!(rig.card.inject(Fault { engine, kind: FaultKind::Hang, after: 0, count: 1 }));
@@ -91,7 +91,7 @@ fn guest_unbinding_or_preempting_hung_channel_can_continue() {
     assert_eq!(rig.usage().1, 1);
 }
 
-/// A guest's ring with one entry.
+/// A guest's ring that contains one entry.
 struct Ring([u8; 8]);
 
 impl channels::GuestRing for Ring {
@@ -114,14 +114,14 @@ fn fault_of_channel_unbound_before_service_blocks_no_vm() {
     let mut other = good.channel(1);
     let mut channel = bad.channel(1);
     bad.buffer(&channel, A, 1, 1);
-    // With this submission, PGRAPH is cleared for the VM, and its channel is admitted to PGRAPH.
+    // This submission clears PGRAPH for the VM and admits its channel to PGRAPH.
     bad.submit(&mut channel, &[]);
     bad.wait(&channel);
     let put = bad.queue(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     let mut ring = Ring([0; 8]);
     bad.guest.vram_read(channel.ring + 8 * u64::from(put - 1), &mut ring.0);
     {
-        // The lock blocks the card's interrupt thread for now.
+        // This lock keeps the card's interrupt thread from running.
         let state = &mut *rig.host.lock();
         let physical = state.channels().physical(channels::TenantId(0), VirtualChannelId(1)).unwrap();
         let (vram, all) = state.parts();
@@ -139,7 +139,7 @@ fn fault_of_channel_unbound_before_service_blocks_no_vm() {
     assert_eq!(good.faults, []);
 }
 
-/// A fast card: before its owner does anything more, a released engine has hit its next fault.
+/// A fast card: an engine that its owner releases hits its next fault before the owner does anything else.
 struct Quick;
 
 impl Alter for Quick {
@@ -147,7 +147,7 @@ impl Alter for Quick {
         card.write32(offset, value);
         if offset == pfifo::SCHED_DISABLE::OFFSET && value == 0 {
             let stopped = || card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) != 0;
-            // There may be no next fault, in which case no channel has work.
+            // If there is no next fault, no channel has work.
             let state = |channel| card.read32(pfifo::CHANNEL_STATE::at(channel));
             let at_rest = || (0..16).all(|channel| !pfifo::CHANNEL_STATE::PENDING.is_set(state(channel)));
             let _ = (0..20_000).any(|_| stopped() || at_rest() || (std::thread::yield_now(), false).1);
@@ -160,7 +160,7 @@ fn engine_faulting_again_immediately_continues() {
     let rig = Rig::wrapped(CARD_MIB, |card| Altered::over(card, Quick));
     let mut driver = driver(&rig, 0);
     let mut channels = [1, 2, 3].map(|id| driver.channel(id));
-    // All channels have work before the engine starts.
+    // Give all channels work before the engine starts.
     rig.card.write32(pfifo::SCHED_DISABLE::OFFSET, 1 << engine::GR);
     for channel in &mut channels {
         driver.buffer(channel, A, 1, 1);
@@ -175,8 +175,8 @@ fn engine_faulting_again_immediately_continues() {
     works(&mut driver, &mut channel, 8);
 }
 
-/// A card that reports a fault of copy engine 0 late, when the faulted channel is off the card and the engine has been
-/// reset.
+/// A card that reports a fault of copy engine 0 late, after the faulting channel has left the card and the engine has
+/// been reset.
 struct Late(Arc<AtomicBool>);
 
 impl Alter for Late {
@@ -227,7 +227,7 @@ fn late_fault_report_leaves_engine_to_current_channel() {
         assert!(began.elapsed() < std::time::Duration::from_secs(60), "the fault is looked at");
         std::thread::yield_now();
     }
-    // The effects of the report are complete when the lock is released.
+    // All effects of the report are complete when the lock is released.
     drop(rig.host.lock());
     assert_eq!(works_for(), before, "its work is under way");
 }
@@ -237,7 +237,7 @@ fn wait_interrupted(driver: &mut Driver, before: u64) {
     let began = std::time::Instant::now();
     while driver.guest.counter("interrupts") <= before {
         assert!(began.elapsed() < std::time::Duration::from_secs(60), "an interrupt");
-        // Handle the interrupts that arrived since the last service; otherwise no more will arrive.
+        // Handle the interrupts that have arrived since the last time; otherwise no more will arrive.
         driver.service();
         std::thread::yield_now();
     }
@@ -255,7 +255,7 @@ fn locked_vm_does_not_delay_interrupts_of_neighbour() {
     let before = slow.guest.counter("interrupts");
     slow.submit(&mut held, &[object(CE0), ce_copy(A, B, 1)].concat());
     slow.guest.while_locked(|| {
-        // The slow VM's work raises its interrupt now, before the fast VM's work does.
+        // The slow VM's work raises its interrupt now, before the fast VM's work.
         for _ in 0..3 {
             quick.service();
             let before = quick.guest.counter("interrupts");
@@ -278,7 +278,7 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
     let pending = pfifo::PREEMPT::PENDING;
     bad.guest.wr(pfifo::PREEMPT::OFFSET, id);
     assert!(pending.is_set(bad.guest.rd(pfifo::PREEMPT::OFFSET)));
-    // Meanwhile the neighbour's channels are bound and unbound, and leave the card when requested.
+    // Meanwhile the neighbour's channels are bound and unbound, and leave the card when asked.
     for _ in 0..3 {
         good.guest.wr(pfifo::PREEMPT::OFFSET, u32::from(channel.id));
         let began = std::time::Instant::now();
@@ -300,7 +300,7 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
 
 #[test]
 fn fault_during_fault_of_other_vm_is_still_reported() {
-    // Two VMs work at the same time, so that no state is cleared between them.
+    // Let two VMs work at the same time, so that no state is cleared between them.
     let sharing = card_manager::Sharing { clear: false, ..rig::sharing() };
     let rig = Rig::made(&simgpu::Config { vram_mib: CARD_MIB, ..Default::default() }, &sharing, |card| card);
     let mut limits = rig::settings(super::VM_MIB, 4);
@@ -313,11 +313,11 @@ fn fault_during_fault_of_other_vm_is_still_reported() {
         })
         .collect();
     let mut channels: Vec<Channel> = drivers.iter_mut().map(|driver| driver.channel(1)).collect();
-    // Nothing is mapped at this range of methods.
+    // No memory is mapped at the address of these methods.
     let nowhere = nvspec::fifo::GpEntry::new().with_address_dwords(0x7000_0000 >> 2).with_dwords(4);
     let mut rings: Vec<Ring> = (0..2).map(|_| Ring(u64::from(nowhere).to_le_bytes())).collect();
     {
-        // The lock blocks the card's interrupt thread until both VMs have faulted.
+        // This lock keeps the card's interrupt thread from running until both VMs have faulted.
         let state = &mut *rig.host.lock();
         for (vm, ring) in (0..).zip(&mut rings) {
             let vm = channels::TenantId(vm);

@@ -1,4 +1,4 @@
-//! Xen domains on a card: the same driver works through requests of a simulated hypervisor.
+//! Tests of Xen domains on a card: the same driver works through requests of a simulated hypervisor.
 
 use super::{A, B, VM_MIB, rig};
 use rig::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
@@ -9,8 +9,9 @@ use vmm_glue::RegionIndex::Bar1;
 
 /// Size of a domain's RAM in KiB.
 const KIB: u64 = 4096;
-/// Number of pages in a buffer, and its address in RAM.
+/// Number of pages in a buffer.
 const PAGES: u64 = 8;
+/// Address of the buffer in RAM.
 const RAM: u64 = 0x10_0000;
 
 fn vm(rig: &Rig, number: u32) -> XenVm {
@@ -66,7 +67,7 @@ fn frames_returned_by_domain_are_unreachable_under_load() {
     let vm = vm(&rig, 0);
     let (mut driver, mut channel) = ready(&vm, 1);
     copies(&mut driver, &mut channel, 3);
-    // The card writes to RAM repeatedly while the domain releases other frames.
+    // Let the card write to RAM repeatedly while the domain releases other frames.
     let domain = driver.guest.domain.clone();
     let gone = RAM / PAGE + 2;
     std::thread::scope(|scope| {
@@ -78,7 +79,7 @@ fn frames_returned_by_domain_are_unreachable_under_load() {
         (0..3).for_each(|round| copies(&mut driver, &mut channel, 40 + round));
         others.join().expect("no panic");
     });
-    // The domain now releases a page that the card uses: earlier writes are visible, later writes are not.
+    // The domain releases a page that the card uses: it must see earlier writes, but no later ones.
     domain.give_back(gone..gone + 1);
     let canary = [0x5a; PAGE as usize];
     driver.guest.ram_write(gone * PAGE, &canary);
@@ -103,7 +104,7 @@ fn domain_destroyed_in_mid_copy_leaves_clean_card() {
         let domain = driver.guest.domain.clone();
         domain.destroy();
         domain.wait_left();
-        // The next domain with this name finds no data of the previous one.
+        // The next domain with this name must find no data of the previous one.
         let (mut driver, mut channel) = ready(&vm, 2);
         copies(&mut driver, &mut channel, 6);
         driver.guest.domain.destroy();
@@ -113,14 +114,14 @@ fn domain_destroyed_in_mid_copy_leaves_clean_card() {
     assert_eq!((channels_after, ranges_after), (channels, ranges));
 }
 
-/// An address in the part of BAR1 that is backed by pages.
+/// An address in the part of BAR1 that memory backs.
 const BAR1_MAPPED_AT: u64 = 32 << 20;
 
 fn remapped(rig: &Rig) -> XenVm {
     XenVm::new(rig, 0, &Settings { apertures: Apertures::Remapped, ..settings(VM_MIB, 16) }, "guest0")
 }
 
-/// With a running driver, copies a page that the guest CPU writes through an aperture to another page in the aperture.
+/// Starts a driver. Through an aperture, its CPU writes a page, which the card copies to another page in the aperture.
 fn copies_through_an_aperture(driver: &mut Driver<XenGuest>, seed: u32) {
     let mut channel = driver.channel(1);
     let (from, to) = (driver.buffer(&channel, A, 1, 0), driver.buffer(&channel, B, 1, 0));
@@ -134,7 +135,7 @@ fn copies_through_an_aperture(driver: &mut Driver<XenGuest>, seed: u32) {
     let mut read = [0; PAGE as usize];
     driver.guest.read(Bar1, BAR1_MAPPED_AT + PAGE, &mut read);
     assert!(read[..] == pattern(seed, 0)[..], "seed {seed}");
-    // PRAMIN shows the page when BAR1 no longer does.
+    // PRAMIN must show the page once BAR1 no longer does.
     let space = driver.apertures[0];
     driver.pte(space, BAR1_MAPPED_AT + PAGE, 0, 0);
     driver.flush();
@@ -150,7 +151,7 @@ fn domain_has_pages_of_its_own_under_its_apertures() {
     copies_through_an_aperture(&mut driver, 7);
     assert_eq!(vm.counter("aperture_messages"), 0, "nothing there was a request");
     assert_eq!(vm.counter("aperture_aliases"), 0);
-    // The next domain with this name gets new, zeroed pages; without host memory its apertures are trapped.
+    // The next domain with this name gets new, zeroed pages. Without host memory its apertures are trapped.
     driver.guest.domain.destroy();
     driver.guest.domain.wait_left();
     assert!(driver.guest.domain.all_given().is_empty());

@@ -1,17 +1,16 @@
-//! Initial inputs for the fuzz target, by name: hand-written life cycles of tables. The first number of a step is its
-//! kind, the others are its operands, as `Machine::step` reads them.
+//! Seed inputs for the fuzz target, by name: hand-written life cycles of tables. The first number of a step selects its
+//! kind, and the others are its operands, as `Machine::step` reads them.
 
 use crate::model::machine::STEP_BYTES;
 use std::collections::BTreeMap;
 
-/// Steps; the rest of each step is zero.
+/// Steps. Operands that are not given are zero.
 type Steps<'a> = &'a [&'a [u8]];
 
 const SEND: &[u8] = &[23];
-/// Creates directory 1, small tables 2 and 3, and large tables 4 and 5 (these are the handles; the operands are one
-/// less).
+/// Creates directory 1, small tables 2 and 3, and large tables 4 and 5. These are handles; the operands are one less.
 const TABLES: Steps<'_> = &[&[0, 0, 0], &[1, 1, 1], &[2, 2, 1], &[0, 3, 2], &[0, 4, 2], SEND];
-/// The directory's first entries name a small table, a large table, and both.
+/// Makes the first entries of the directory refer to a small table, to a large table, and to both.
 const NAMED: Steps<'_> = &[&[4, 0, 0, 1, 0x80], &[5, 0, 1, 0x80, 3], &[6, 0, 2, 2, 4], &[21]];
 
 fn encode(parts: &[Steps<'_>]) -> Vec<u8> {
@@ -24,11 +23,11 @@ fn encode(parts: &[Steps<'_>]) -> Vec<u8> {
     out
 }
 
-/// Returns the inputs. Each begins with a directory that names tables.
+/// Returns the inputs. Each begins with a directory that refers to tables.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Steps<'_>| encode(&[TABLES, NAMED, rest]);
     BTreeMap::from([
-        // Each way to write entries, at the edges of pages and tables, and after the end.
+        // Write entries in each way, at the edges of pages and tables, and beyond the end.
         (
             "entries",
             seed(&[
@@ -48,7 +47,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Tables are freed while they are referenced, and their slots are reused.
+        // Free tables that are referenced, and reuse their slots.
         (
             "names",
             seed(&[
@@ -68,7 +67,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Address spaces keep directories alive, and change directories.
+        // Keep directories alive through address spaces, and change directories.
         (
             "bindings",
             seed(&[
@@ -89,7 +88,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Operations and queries on channels, memory and segments: valid ones and an invalid one.
+        // Use operations and queries on channels, memory and segments: valid ones, and an invalid one.
         (
             "others",
             seed(&[
@@ -109,7 +108,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Malformed batches: changed bytes, truncation, unknown codes, lists that are too long.
+        // Send malformed batches: changed bytes, truncation, unknown codes, and lists that are too long.
         (
             "malformed",
             seed(&[
@@ -130,7 +129,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // A reset, after which the same handles are used again.
+        // Reset the interface, and use the same handles again.
         ("reset", encode(&[TABLES, NAMED, &[&[12, 0, 1, 1], SEND, &[19]], TABLES, NAMED, &[&[19], &[19]]])),
     ])
 }

@@ -9,7 +9,7 @@ use zerocopy::little_endian::U64;
 pub(crate) type SavedPage = Vec<u64>;
 
 impl Contents {
-    /// Saves the non-empty pages, by number.
+    /// Saves the non-empty pages with their numbers.
     pub(in crate::objects) fn save(&self) -> Vec<(u8, SavedPage)> {
         let Self { pages } = self;
         let held = (0u8..).zip(pages).filter_map(|(number, page)| Some((number, page.as_ref()?)));

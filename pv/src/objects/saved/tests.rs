@@ -1,4 +1,4 @@
-//! Tests of edited saved tables.
+//! Tests of saved tables that were edited.
 
 use super::*;
 use crate::abi::Status;
@@ -12,7 +12,7 @@ fn id(handle: u32) -> TableId {
     TableId::new(handle).unwrap()
 }
 
-/// Creates two directories, one of which is bound; a small and a large table that they name, one of which has no
+/// Creates two directories, one of them bound; a small and a large table that they refer to, one of them without a
 /// handle; and a free slot.
 fn tables() -> Tables {
     let mut tables = Tables::new(BASE, LIMIT_BYTES);
@@ -42,7 +42,7 @@ fn entry(saved: &mut SavedTables, slot: usize, index: usize) -> &mut u64 {
 }
 
 #[test]
-fn tables_live_as_long_as_they_are_named() {
+fn tables_live_while_referenced() {
     let mut tables = Tables::restored(tables().save(), BASE, LIMIT_BYTES).unwrap();
     assert_eq!(tables.counts(), super::tests::tables().counts());
     assert_eq!((tables.counts().directories, tables.counts().small, tables.counts().large), (2, 1, 1));
@@ -67,7 +67,7 @@ fn tables_that_cannot_be_are_refused() {
     assert!(refused(|saved| saved.handles.reverse()).contains("not in their order"));
     assert!(refused(|saved| saved.handles[0].1 = 77).contains("place 77 has no table"));
     assert!(refused(|saved| saved.handles[0].1 = saved.free[0]).contains("has no table"));
-    // An instance block's directory must be a directory, and a directory's entry must name a table of its kind.
+    // The directory of an instance block must be a directory, and a directory entry must refer to a table of its kind.
     assert!(refused(|saved| saved.bindings[0].1 = saved.handles[1].1).contains("has no table of the kind"));
     assert!(refused(|saved| saved.bindings[0].0 = BASE.0).contains("in table space"));
     assert!(refused(|saved| saved.free.clear()).contains("others than those that are listed"));
@@ -82,8 +82,8 @@ fn tables_that_cannot_be_are_refused() {
 fn entries_of_directories_name_only_tables_here() {
     let small = |frame: u32| u64::from(Pde::new().with_small_target(TableTarget::Vram).with_small_frame(frame));
     let frame = |slot: u64| u32::try_from((BASE.0 + slot * SLOT_BYTES) / SMALL_PAGE).unwrap();
-    // Invalid targets: the directory itself, a large table as a small one, guest VRAM, the middle of a table, the
-    // guest's RAM.
+    // Invalid targets are: the directory itself, a large table as a small one, guest VRAM, the middle of a table, and
+    // guest RAM.
     assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(0))).contains("of the kind that it is named as"));
     assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(2))).contains("of the kind that it is named as"));
     assert!(refused(|saved| *entry(saved, 0, 3) = small(0x100)).contains("names a table at 0x100000"));
@@ -94,7 +94,7 @@ fn entries_of_directories_name_only_tables_here() {
 }
 
 proptest! {
-    /// Saved tables with changed bytes are refused, or restored without harm.
+    /// Edits the bytes of saved tables. They must be refused, or restored without harm.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

@@ -1,4 +1,4 @@
-//! Saved form of table space.
+//! Saved state of table space.
 
 use super::{Object, Slot, SlotId, Slots};
 use crate::objects::SLOT_BYTES;
@@ -24,12 +24,12 @@ impl Slots {
             base,
             slots,
             free,
-            // This list is derived from the slots' written pages.
+            // This follows from the written pages of each slot.
             written: _,
         } = self;
         let saved = |slot: &Slot| {
             let Slot { object, written } = slot;
-            // The number of references is derived by counting.
+            // The number of references is found by counting.
             let table =
                 object.as_ref().map(|Object { kind, names: _, contents }| SavedTable::from_contents(*kind, contents));
             SavedSlot { table, written: *written }
@@ -37,7 +37,7 @@ impl Slots {
         (*base, slots.iter().map(saved).collect(), free.iter().map(|slot| slot.0).collect())
     }
 
-    /// Restores table space from `base` on, without references: call [`Self::set_names`] afterwards.
+    /// Restores table space from `base` on, without references. Call [`Self::set_names`] afterwards.
     pub(in crate::objects) fn restored(
         base: GuestVramAddr,
         saved: Vec<SavedSlot>,
@@ -65,7 +65,7 @@ impl Slots {
         Ok(slots)
     }
 
-    /// Sets the number of references to each table, by slot. Removes tables without references.
+    /// Sets the number of references to the table in each slot. Removes tables without references.
     pub(in crate::objects) fn set_names(&mut self, names: &BTreeMap<u32, u64>) -> Result<(), Invalid> {
         for (number, slot) in (0u32..).zip(&mut self.slots) {
             let Some(object) = &mut slot.object else { continue };

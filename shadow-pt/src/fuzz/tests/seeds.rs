@@ -1,20 +1,20 @@
-//! Initial inputs for the fuzz target, by name: hand-written life cycles of address spaces. The first number of an
-//! operation selects the operation, and the others are its operands, as `Machine::step` reads them.
+//! Seed inputs for the fuzz target, by name: hand-written life cycles of address spaces. The first number of an
+//! operation selects its kind, and the others are its operands, as `Machine::step` reads them.
 
 use crate::model::machine::OP_BYTES;
 use std::collections::BTreeMap;
 
-/// Operations; the rest of each operation is zero.
+/// Operations. Operands that are not given are zero.
 type Ops<'a> = &'a [&'a [u8]];
 
-/// Mode byte of all seeds: the default mode with a high table limit. The test runs the seeds in each mode.
+/// Mode byte of all seeds: the default mode with a high table limit. The test also runs the seeds in the other modes.
 const MODE: u8 = 3;
 
-/// The first directory's first entry names an eighth of a large and of a small table.
+/// Makes the first entry of the first directory refer to a large and a small table, each an eighth of the full size.
 const TABLES: &[u8] = &[0, 0, 0, 0x13, 0, 1];
-/// The small table's entries 0 to 7 become VRAM pages 0x40 to 0x47, and entry 8 RAM that is granted.
+/// Sets entries 0 to 7 of the small table to VRAM pages 0x40 to 0x47, and entry 8 to a granted page of RAM.
 const SMALL: Ops<'_> = &[&[7, 1, 0, 6, 0x40], &[7, 1, 1, 7, 0x41], &[7, 1, 7, 8, 0x47], &[7, 1, 8, 11, 0x14]];
-/// The large table's entries: VRAM, a table's page, contiguous RAM.
+/// Sets entries of the large table: VRAM, the page of a table, and contiguous RAM.
 const LARGE: Ops<'_> = &[&[8, 0, 1, 9, 3], &[8, 0, 2, 10, 1], &[8, 0, 3, 13, 2], &[8, 0, 4, 13, 4]];
 const FLUSH_IDLE: &[u8] = &[16, 0, 0, 0];
 const FLUSH_BUSY: &[u8] = &[17, 0, 1, 0];
@@ -30,16 +30,16 @@ fn encode(parts: &[Ops<'_>]) -> Vec<u8> {
     out
 }
 
-/// Returns the inputs. Each input begins with tables, entries of both sizes, and their shadow.
+/// Returns the inputs. Each begins with tables, entries of both sizes, and the creation of their shadow.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Ops<'_>| encode(&[&[TABLES], SMALL, LARGE, &[PREPARE], rest]);
     BTreeMap::from([
-        // Pages are mapped, unmapped and remapped read-only, with each kind of flush.
+        // Map and unmap pages, and remap them read-only, with each kind of flush.
         (
             "unmap",
             seed(&[&[7, 1, 0], FLUSH_IDLE, &[8, 0, 1], FLUSH_BUSY, &[7, 1, 1, 0x36, 0x41], &[18, 0, 32], &[21, 0]]),
         ),
-        // The directory entry is changed to other tables, another size, and no table.
+        // Change the directory entry to other tables, to another size, and to no table.
         (
             "directory",
             seed(&[
@@ -54,8 +54,8 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 FLUSH_IDLE,
             ]),
         ),
-        // Entries for pages beyond the guest's VRAM, RAM that is not granted or only readable, another card, and an
-        // invalid kind.
+        // Use entries for pages beyond the guest's VRAM, for RAM that is read-only or not granted, for another card,
+        // and with an invalid kind.
         (
             "denied",
             seed(&[
@@ -70,7 +70,8 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // The GPU maps the table and the directory that map them, and writes both, also through stale TLB entries.
+        // Let the GPU map the table and the directory that map these pages, and write to both, also through stale TLB
+        // entries.
         (
             "gpu_writes",
             seed(&[
@@ -87,8 +88,8 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // RAM is withdrawn in the middle of large pages and granted again, at the same place and at another, for
-        // reading and for writing.
+        // Withdraw RAM in the middle of large pages and grant it again, at the same address and at another, for reading
+        // and for writing.
         (
             "ram",
             seed(&[
@@ -104,7 +105,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // Tables and a directory are in RAM, and the RAM is withdrawn.
+        // Place tables and a directory in RAM, and withdraw this RAM.
         (
             "tables_in_ram",
             encode(&[
@@ -112,7 +113,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[&[25, 0], &[16, 1], &[25, 0], &[7, 6, 0, 9, 2], &[20, 1], &[23, 0x10, 0], &[29, 1]],
             ]),
         ),
-        // Chunks of VRAM move, are withdrawn, and are granted again. The same happens to ranges that the guest keeps.
+        // Move chunks of VRAM, withdraw them, and grant them again. Do the same to ranges that the guest keeps.
         (
             "chunks",
             seed(&[
@@ -129,7 +130,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[31, 0x20, 63, 0],
             ]),
         ),
-        // Two directories share tables, one directory is also a table, and both directories are closed.
+        // Let two directories share tables, use one directory also as a table, and close both.
         (
             "spaces",
             seed(&[
@@ -148,7 +149,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[29, 0],
             ]),
         ),
-        // The mediator's own pages are in a directory entry that the guest also writes.
+        // Put the mediator's own pages behind a directory entry that the guest also writes.
         (
             "host_pages",
             seed(&[
@@ -163,7 +164,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[30, 0, 2, 3, 7],
             ]),
         ),
-        // Whole pages of entries are written at once, in consecutive tables.
+        // Fill whole pages of entries at once, in consecutive tables.
         (
             "fills",
             seed(&[

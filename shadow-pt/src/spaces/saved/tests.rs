@@ -1,4 +1,4 @@
-//! Tests of saved address spaces that were edited, or name memory that is not their own.
+//! Tests of saved address spaces that were edited, or that refer to memory that is not theirs.
 
 use super::*;
 use crate::model::world::Card;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const LIMITS: Limits = Limits { table_bytes: 1 << 20 };
 
-/// Creates two spaces, one of them with mediator pages of both kinds.
+/// Creates two spaces; one of them has mediator pages of both kinds.
 fn spaces(card: &mut Card) -> AddressSpaces {
     let mut spaces = AddressSpaces::new(Mode::Incremental, LIMITS);
     for directory in [Place::Vram(GuestVramAddr(0x1_0000)), Place::Ram(Gpa(0x5000))] {
@@ -57,7 +57,7 @@ fn moved_spaces_get_directories_on_new_card_and_map_nothing() {
     let mut here = Card::default();
     let before = spaces(&mut here);
     let mut there = Card::default();
-    // Addresses have another meaning on the other card.
+    // Addresses have a different meaning on the other card.
     let occupied = crate::ShadowMemory::alloc(&mut there, 0x3000).unwrap();
     let (saved, places) = before.save().moved(&mut there).unwrap();
     let after = restored(saved, &mut there).unwrap();

@@ -1,4 +1,4 @@
-//! Bus mastering is disabled and enabled: the tables that map RAM are unlinked and linked again, and keep their
+//! Tests of disabling and enabling bus mastering: tables that map RAM are unlinked and linked again, and keep their
 //! entries.
 
 use super::*;
@@ -15,7 +15,7 @@ impl World {
         report
     }
 
-    /// Adds a second directory entry, with a table of VRAM only, next to a table full of RAM.
+    /// Adds a second directory entry, whose table only maps VRAM, to one whose table is full of RAM.
     fn both() -> Self {
         let mut world = Self::mapped();
         world.write(vram(DIRECTORY + 8), pde(None, Some(SPT + 0x8000), EIGHTH));
@@ -32,7 +32,7 @@ impl World {
 const SECOND_TABLE_VA: u64 = nvspec::mmu::PDE_SPAN;
 
 #[test]
-fn barring_ram_costs_a_directory_entry_whatever_its_table_holds() {
+fn barring_ram_costs_a_directory_entry_for_any_table() {
     let mut world = World::both();
     assert_eq!(world.at(63 * PAGE).map(|(aperture, _)| aperture), Some(2));
     let report = world.bar(true);
@@ -50,14 +50,14 @@ fn no_change_of_a_guests_tables_brings_barred_ram_back() {
     let mut world = World::both();
     world.bar(true);
     let ram = std::mem::take(&mut world.grants.ram);
-    // Adds another directory entry for the table, another entry in it, and an entry in the linked table.
+    // Add another directory entry for the table, another entry in it, and an entry in the linked table.
     world.write(vram(DIRECTORY + 16), pde(Some(LPT), Some(SPT), EIGHTH));
     world.write(vram(SPT + 65 * 8), pte(2, RAM));
     world.write(vram(SPT + 0x8000 + 8), pte(2, RAM));
     world.sync();
     world.prepare();
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // The last entry of RAM is removed, so the table is linked again.
+    // Removing the last entry of RAM links the table again.
     for page in 0..=65 {
         if page != 64 {
             world.write(vram(SPT + page * 8), 0);
@@ -66,7 +66,7 @@ fn no_change_of_a_guests_tables_brings_barred_ram_back() {
     world.sync();
     assert!(world.at(64 * PAGE).is_some(), "a table that maps no RAM any more stays unlinked");
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // Entries that were denied in between are mapped once they are granted.
+    // Entries that were denied meanwhile are mapped once they are granted.
     world.grants.ram = ram;
     world.bar(false);
     world.spaces.granted();

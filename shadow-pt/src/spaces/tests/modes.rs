@@ -1,4 +1,4 @@
-//! Tests of the modes and of the pages that they read: the GPU's own writes, shared pages, withdrawal and relocation.
+//! Tests of the modes and of the pages that they read: the GPU's own writes, shared pages, withdrawal, and relocation.
 
 use super::*;
 use crate::{HOST_PAGES, HostPage, SHARED_PAGES};
@@ -32,11 +32,11 @@ fn flush_reads_one_page_after_one_change_and_none_without() {
         assert_eq!(report, wanted, "{mode}");
         assert_eq!(world.guest.reads, reads + 1);
 
-        // A changed directory entry causes a read of one page of the directory.
+        // A changed directory entry causes one page of the directory to be read.
         world.write(vram(DIRECTORY + 16), pde(Some(LPT), None, EIGHTH));
         let report = world.flush(false);
         assert_eq!((report.pages, report.entries_written, report.lost_permission), (1, 1, false));
-        // Pages without tables are not read.
+        // Pages that hold no tables are not read.
         world.write(vram(0x9_0000), 1);
         assert_eq!(world.flush(false), SyncReport::default());
     }
@@ -48,7 +48,7 @@ fn naive_reads_and_writes_everything_each_time() {
     world.write(vram(SPT), pte(0, 0));
     world.sync();
     let report = world.flush(false);
-    // The directory, 128 large entries and 4096 small entries were read.
+    // The flush read the directory, 128 large entries and 4096 small entries.
     assert_eq!((report.pages, report.bytes_scanned), (16 + 1 + 8, 0x1_0000 + 0x400 + 0x8000));
     assert_eq!((report.translated, report.entries_written), (128 + 4096, 8192 + 128 + 4096));
     assert!(!report.lost_permission && report.changed());
@@ -74,21 +74,20 @@ fn permission_gains_are_deferred_and_losses_are_not() {
     let mut world = World::mapped_in(Mode::LazyAdd);
     world.write(vram(SPT), pte(0, 0));
     let report = world.flush(false);
-    // The directory's sixteen pages have no live entries.
+    // The directory's sixteen pages contain no live entries.
     assert_eq!((report.pages, report.changed(), report.deferred), (0, false, 16));
     assert_eq!(world.at(0), None);
     world.prepare();
     assert!(world.at(0).is_some());
 
-    // A page without entries gains an entry: this update waits. A page with entries loses an entry: this update does
-    // not wait.
+    // A page without entries gains one, which can wait. A page with entries loses one, which cannot.
     world.write(vram(SPT + 512 * 8), pte(0, PAGE));
     world.write(vram(SPT), 0);
     let report = world.flush(false);
     assert_eq!((report.pages, report.lost_permission, report.deferred), (1, true, 1));
     assert_eq!((world.at(0), world.at(512 * PAGE)), (None, None));
     assert_eq!(world.spaces.waiting(world.id), 1);
-    // With work on the card, no update waits.
+    // While the card has work, every update takes effect at once.
     assert_eq!((world.flush(true).pages, world.at(512 * PAGE).is_some()), (1, true));
     assert_eq!(world.spaces.waiting(world.id), 0);
 }
@@ -113,12 +112,12 @@ fn the_gpu_writes_tables_that_it_maps_and_is_seen() {
         world.write(vram(SPT), pte(0, SPT));
         world.write(vram(SPT + 8), pte(0, 0));
         world.prepare();
-        // The GPU's writes are not reported: the first page of the small table is read each time.
+        // The GPU's writes are not reported, so the first page of the small table is read each time.
         assert_eq!((world.flush(false).pages, world.prepare().pages), (1, 1));
         world.guest.write64(vram(SPT + 8), pte(0, PAGE));
         assert!(world.flush(false).lost_permission);
         assert_eq!(world.at(PAGE), Some((0, 40 * LARGE + PAGE)));
-        // The page is now mapped read-only: it is read once more, because of earlier writes.
+        // The page is now mapped read-only. It is read once more, because of possible earlier writes.
         world.write(vram(SPT), pte(0, SPT) | 4);
         assert_eq!(world.flush_only(false).pages, 1);
         // The GPU writes through stale entries of the card's TLBs.
@@ -134,7 +133,7 @@ fn a_large_page_exposes_all_tables_in_it() {
     let mut world = World::mapped();
     world.write(vram(LPT), pte(0, LPT));
     world.sync();
-    // The 128 KiB from 0x2_0000 on contain the large table and eight pages of the small table.
+    // The 128 KiB from 0x2_0000 on contain the large table, and eight pages of the small table.
     assert_eq!(world.sync().pages, 9);
     world.guest.write64(vram(SPT + 4095 * 8), pte(0, 0));
     world.sync();
@@ -169,7 +168,7 @@ fn another_space_that_exposes_a_table_counts() {
     let second = std::mem::replace(&mut world.id, first);
     world.guest.write64(vram(SPT), pte(0, 0));
     assert_eq!((world.sync().pages, world.at(0).is_some()), (1, true));
-    // The other space is closed.
+    // Close the other space.
     world.guest.write64(vram(SPT), 0);
     world.spaces.close(second, &mut world.card);
     assert_eq!((world.sync().pages, world.at(0)), (1, None));
@@ -193,7 +192,7 @@ fn write_reaches_all_spaces_and_tables_sharing_the_page() {
     assert_eq!(world.sync().pages, 2, "a large and a small table");
     world.id = second;
     assert_eq!(world.sync().pages, 3, "a directory, and two pages of the table that its entry names");
-    // Longer writes affect each page that they touch.
+    // A longer write affects every page that it touches.
     world.spaces.written(GuestVramAddr(SPT - 1), PAGE + 2);
     world.id = first;
     assert_eq!(world.sync().pages, 3);
@@ -252,7 +251,7 @@ fn mediator_pages_are_mapped_only_in_requesting_spaces() {
     assert_eq!(world.page(at(last)).map(|page| (page.address, page.read_only)), Some((page.0, true)));
     assert_eq!(world.spaces.resolve(world.id, GpuVa(at(0))), None);
     assert_eq!(world.spaces.card_bytes(), before + 0x8000);
-    // The guest's entry does not affect the host's entry.
+    // The guest's entry does not affect the mediator's entry.
     world.write(vram(DIRECTORY + 8191 * 8), pde(None, Some(SPT), 0));
     assert_eq!(world.sync().denied.count_of(Denial::Reserved), 1);
     assert_eq!((world.at(at(0)), world.at(at(1))), (Some((0, page.0)), None));

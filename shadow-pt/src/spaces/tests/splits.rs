@@ -1,4 +1,4 @@
-//! Tests of split large pages, which are not contiguous for the card.
+//! Tests of split large pages, whose 4 KiB pages are not contiguous for the card.
 
 use super::*;
 use crate::model::world::walk;
@@ -7,7 +7,7 @@ use crate::model::world::walk;
 const HOST: u64 = 0x2_0000;
 
 impl World {
-    /// Moves pages of guest VRAM to host memory, starting at I/O page `to`, or back to the card.
+    /// Moves pages of guest VRAM to host memory, from I/O page `to` on, or back to the card.
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) -> SyncReport {
         for page in first..first + pages {
             self.grants.hosted.remove(&page);
@@ -30,7 +30,7 @@ fn page_moved_to_host_leaves_rest_of_its_large_page_in_place() {
         let mut world = World::with(Mode::LazyAdd, 4 << 20);
         world.write(vram(DIRECTORY), pde(Some(LPT), small, EIGHTH));
         world.write(vram(LPT + 8), pte(0, 2 * LARGE));
-        // A small entry that the large page hides, and a small entry next to it.
+        // Write a small entry that the large page hides, and one next to the large page.
         world.write(vram(SPT + 37 * 8), pte(0, 3 * LARGE));
         world.write(vram(SPT + 5 * 8), pte(0, 3 * LARGE));
         world.prepare();
@@ -45,13 +45,13 @@ fn page_moved_to_host_leaves_rest_of_its_large_page_in_place() {
         assert_eq!((found.place, found.writable), (vram(2 * LARGE + 5 * PAGE + 8), true));
         // The replacement table is as long as the guest's table, and is counted.
         assert_eq!((world.spaces.tables(), world.spaces.card_bytes()), (tables, bytes + 0x8000));
-        // A small entry next to the large page changes, and a hidden entry changes.
+        // Change the small entry next to the large page, and the hidden one.
         world.write(vram(SPT + 5 * 8), pte(0, 4 * LARGE));
         world.write(vram(SPT + 37 * 8), pte(0, 4 * LARGE));
         world.prepare();
         assert_eq!(world.at(5 * PAGE), small.map(|_| (0, 12 * LARGE)));
         assert_eq!(world.at(LARGE + 5 * PAGE), Some((2, HOST * PAGE)));
-        // The page returns to the card.
+        // Move the page back to the card.
         let report = world.host(64 + 5, 1, None);
         assert!(report.lost_permission);
         assert_eq!(world.page(LARGE + 5 * PAGE).map(|page| page.large), Some(true));
@@ -71,7 +71,7 @@ fn a_large_page_that_is_all_in_the_host_is_one_entry_there() {
     }
     world.host(64 + 31, 1, Some(HOST + 31));
     assert_eq!(world.page(LARGE).map(|page| (page.large, page.aperture, page.address)), Some((true, 2, HOST * PAGE)));
-    // The pages are in host memory but unaligned, so small entries are used again.
+    // The pages are in host memory but not aligned, so small entries are used again.
     world.host(64, 32, Some(HOST + 33));
     assert_eq!(world.page(LARGE).map(|page| (page.large, page.aperture)), Some((false, 2)));
     assert_eq!(world.at(LARGE + 31 * PAGE), Some((2, (HOST + 64) * PAGE)));
@@ -99,7 +99,7 @@ fn each_pair_of_tables_has_its_own() {
     ] {
         assert_eq!((world.at(base), world.at(base + 40 * PAGE)), (head, rest), "{base:#x}");
     }
-    // The guest removes a directory entry; the replacement table is dropped with it.
+    // When the guest removes the directory entry, the replacement table is dropped as well.
     world.write(vram(DIRECTORY + 8), 0);
     assert!(world.sync().lost_permission);
     assert_eq!(world.spaces.card_bytes(), before + 0x8000);
@@ -110,7 +110,7 @@ fn each_pair_of_tables_has_its_own() {
 
 #[test]
 fn split_page_over_limit_exposes_no_hidden_small_entries() {
-    // Two tables fit, a third table does not.
+    // There is room for two tables but not for a third.
     let mut world = World::with(Mode::Incremental, 0x8000 + PAGE);
     world.write(vram(DIRECTORY), pde(Some(LPT), Some(SPT), EIGHTH));
     world.write(vram(LPT), pte(0, 2 * LARGE));
@@ -145,7 +145,8 @@ fn split_page_waits_for_card_memory() {
 
 #[test]
 fn entries_that_are_reached_stay_reachable_while_they_change() {
-    // Checks the card's tables after each single write: the page is always reachable, and never maps another page.
+    // Check the card's tables after each single write: the page must be reachable at all times, and never map another
+    // page.
     let mut world = World::mapped();
     world.write(vram(LPT), pte(0, 2 * LARGE));
     world.write(vram(SPT + 3 * 8), pte(0, LARGE));
@@ -186,7 +187,7 @@ fn page_with_untrapped_writes_is_read_before_announced_work() {
         world.spaces.unseen(GuestVramAddr(SPT), true);
         world.prepare();
         assert!(world.spaces.is_settled(world.id));
-        // This page has no permissions that could be lost.
+        // This page has no permissions to lose.
         world.guest.write64(vram(SPT), pte(0, LARGE));
         assert!(world.spaces.is_settled(world.id), "nobody has said anything");
         world.spaces.announced();
@@ -196,11 +197,11 @@ fn page_with_untrapped_writes_is_read_before_announced_work() {
         world.guest.write64(vram(SPT + PAGE), pte(0, 2 * LARGE));
         world.spaces.unseen(GuestVramAddr(SPT + PAGE), true);
         world.flush(false);
-        // If the flush did not read the page, it must be read before work.
+        // If the flush did not read the page, it must be read before work starts.
         assert_eq!(world.spaces.is_settled(world.id), mode == Mode::Incremental);
         world.prepare();
         assert_eq!(world.at(512 * PAGE), Some((0, 7 * LARGE)));
-        // Each trapped write is an announcement.
+        // A trapped write is an announcement.
         world.write(vram(SPT), 0);
         assert!(!world.spaces.is_settled(world.id));
     }
@@ -215,7 +216,7 @@ fn table_page_with_untrapped_cpu_writes_is_read_at_each_flush() {
     world.guest.write64(vram(SPT), pte(0, 2 * LARGE));
     assert!(world.flush(false).lost_permission);
     assert_eq!(world.at(0), Some((0, 7 * LARGE)));
-    // Writes made just before trapping resumed are noticed.
+    // Writes made just before trapping resumes must be noticed.
     world.guest.write64(vram(SPT), pte(0, LARGE));
     world.spaces.unseen(GuestVramAddr(SPT), false);
     world.flush(false);

@@ -1,4 +1,4 @@
-//! Branches, calls, ends, and barriers.
+//! Branches, calls, exits, and barriers.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::stack::Kind;
@@ -73,7 +73,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     Ok(())
 }
 
-/// Ends the path of lanes that reached the join point of an SSY entry. Without such an entry, the lanes continue.
+/// Ends the path of lanes that reached the join point of an SSY entry. Without such an entry, the lanes just continue.
 pub(super) fn join(warp: &mut Warp, lanes: u32) {
     if warp.stack.unwind(Kind::Join, lanes) {
         warp.leave(lanes);
@@ -91,7 +91,7 @@ fn unwind(warp: &mut Warp, kind: Kind, lanes: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Lets some lanes branch. The other lanes run first, so that a loop that waits for them makes progress.
+/// Makes some lanes branch. The other lanes run first, so that a loop that waits for them makes progress.
 fn branch(warp: &mut Warp, lanes: u32, pc: u32, uniform: bool, machine: &Machine<'_, '_>) -> Result<(), Failure> {
     if lanes == 0 || (uniform && lanes != warp.active) {
         return Ok(());
@@ -107,7 +107,7 @@ fn branch(warp: &mut Warp, lanes: u32, pc: u32, uniform: bool, machine: &Machine
     Ok(())
 }
 
-/// Executes a branch with a separate target for each lane: one path for each distinct target.
+/// Executes a branch with a separate target per lane, as one path per distinct target.
 fn indexed<'m, 's>(
     warp: &mut Warp,
     lanes: u32,
@@ -143,7 +143,7 @@ fn push(warp: &mut Warp, kind: Kind, target: Target, machine: &mut Machine<'_, '
     Ok(())
 }
 
-/// Returns the word at a constant with `more` added to its offset.
+/// Returns the constant `more` bytes after `at`.
 fn indirect(at: sm20::ConstAddress, more: u32, machine: &mut Machine<'_, '_>) -> Result<u32, Failure> {
     let offset = u32::from(at.offset).wrapping_add(more);
     machine.constants.word(at.bank, offset, warp_error::CONSTANT_ADDRESS, machine.session)

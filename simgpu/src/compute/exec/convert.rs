@@ -58,7 +58,7 @@ const fn format(kind: FloatType) -> Format {
     }
 }
 
-/// Fetches a float operand with its modifiers. In an immediate or a constant, a half is also in the low bits.
+/// Fetches a float operand and applies its modifiers. In immediates and constants, too, a half is in the low bits.
 fn float(
     warp: &Warp,
     b: FloatOperand,
@@ -84,7 +84,7 @@ fn float(
     }))
 }
 
-/// Fetches an integer operand with its modifiers.
+/// Fetches an integer operand and applies its modifiers.
 fn integer(
     warp: &Warp,
     b: FloatOperand,
@@ -111,7 +111,7 @@ fn integer(
     }))
 }
 
-/// Converts the low bits of a number to an integer type.
+/// Truncates a number to its low bits and interprets these as an integer of type `kind`.
 const fn cut(value: i128, kind: IntType) -> i128 {
     let drop = 128 - kind.bits();
     if kind.signed() { value << drop >> drop } else { ((value.cast_unsigned() << drop) >> drop).cast_signed() }
@@ -132,7 +132,7 @@ fn finish_float(warp: &mut Warp, dst: Register, values: &Pairs, format: Format, 
     }
 }
 
-/// Stores results; narrow ones are extended to a register according to their type.
+/// Stores integer results. Narrow results are zero- or sign-extended to a register, according to their type.
 fn finish_integer(warp: &mut Warp, dst: Register, values: &Pairs, kind: IntType, mask: u32, write_cc: bool) {
     if kind.bits() == 64 {
         warp.set_pair(dst, values, mask);

@@ -1,4 +1,4 @@
-//! Double precision: pairs of registers.
+//! Double-precision arithmetic on pairs of registers.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::soft::{self, F64};
@@ -54,7 +54,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     Ok(())
 }
 
-/// Fetches a double operand with its modifiers.
+/// Fetches a double operand and applies its modifiers.
 pub(super) fn fetch_double(
     warp: &Warp,
     operand: FloatOperand,
@@ -72,7 +72,7 @@ fn canonical(value: f64) -> u64 {
     if value.is_nan() { F64.nan } else { value.to_bits() }
 }
 
-/// Sets a result and, if requested, the condition code.
+/// Stores a result and, if requested, sets the condition code.
 pub(super) fn finish(warp: &mut Warp, dst: Register, values: &Pairs, mask: u32, write_cc: bool) {
     warp.set_pair(dst, values, mask);
     if write_cc {

@@ -1,8 +1,8 @@
 //! Integer arithmetic.
 //!
 //! The minimum or maximum of multi-word numbers is computed from the highest word down: IMNMX.XHI, XMED, XLO, all
-//! except the last with `.CC`. GUESS: between them the condition code holds the comparison of the upper words, zero for
-//! equal and sign for less, like a difference; no compiler is known to use them.
+//! except the last with `.CC`. GUESS: between these instructions the condition code holds the comparison of the upper
+//! words as a difference would: zero for equal, and sign for less. No known compiler uses these instructions.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::warp::{Flags, LANES, Lanes, Warp, mask_of};
@@ -77,7 +77,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             let flip = if signed { 1 << 31 } else { 0 };
             let own_less = mask_of(|lane| (a[lane] ^ flip) < (b[lane] ^ flip));
             let own_equal = mask_of(|lane| a[lane] == b[lane]);
-            // For a lower word, the result applies only where all upper words were equal.
+            // A lower word decides only in lanes where all upper words were equal.
             let Flags { zero, sign, .. } = warp.flags;
             let (less, equal) = match extended {
                 Extended::Whole | Extended::High => (own_less, own_equal),
@@ -128,7 +128,8 @@ struct Sum {
     flags: Flags,
 }
 
-/// Sets the condition code; for the upper words of a wide number, zero is set only if the lower words were zero.
+/// Sets the condition code. With `carry_in`, the result is the upper word of a wide number, so zero is set only if the
+/// lower words were zero too.
 pub(super) fn set_flags(warp: &mut Warp, mut flags: Flags, carry_in: bool, mask: u32) {
     if carry_in {
         flags.zero &= warp.flags.zero;
@@ -145,7 +146,7 @@ fn plain_sum(a: &Lanes, b: &Lanes, mode: AddMode) -> Lanes {
     }
 }
 
-/// Adds with flags. A difference is the sum with the complement and one more, so its carry is not a borrow.
+/// Adds with flags. A subtraction adds the complement plus one, so its carry is an inverted borrow.
 fn add(a: &Lanes, b: &Lanes, mode: AddMode, carry: Option<u32>, saturate: bool) -> Sum {
     let (mut values, mut flags) = ([0; LANES], Flags::default());
     for lane in 0..LANES {
@@ -174,12 +175,11 @@ fn product(a: &Lanes, b: &Lanes, a_signed: bool, b_signed: bool, high: bool) -> 
         return map(|lane| a[lane].wrapping_mul(b[lane]));
     }
     let wide = |value: u32, signed: bool| if signed { i64::from(value.cast_signed()) } else { i64::from(value) };
-    // The upper word is correct even if a product of two unsigned numbers wraps.
+    // The upper word is correct even if the 64-bit product of two unsigned numbers wraps.
     map(|lane| (wide(a[lane], a_signed).wrapping_mul(wide(b[lane], b_signed)).cast_unsigned() >> 32) as u32)
 }
 
-/// Returns the lanes in which the comparison holds; with a condition code, it continues the comparison of the lower
-/// words.
+/// Returns the lanes in which the comparison holds. With `flags`, it continues the comparison of the lower words.
 fn compared(a: &Lanes, b: &Lanes, compare: Compare, signed: bool, flags: Option<Flags>) -> u32 {
     let wide = |value: u32| if signed { i64::from(value.cast_signed()) } else { i64::from(value) };
     match flags {
@@ -190,7 +190,7 @@ fn compared(a: &Lanes, b: &Lanes, compare: Compare, signed: bool, flags: Option<
             relation(compare, less, equal)
         }
         Some(Flags { zero, carry, .. }) => {
-            // The lower words borrowed if they did not set the carry.
+            // The lower words borrowed if their subtraction did not set the carry.
             let difference = |lane: usize| wide(a[lane]) - wide(b[lane]) - i64::from(!carry >> lane & 1);
             let less = mask_of(|lane| difference(lane) < 0);
             relation(compare, less, mask_of(|lane| difference(lane) == 0) & zero)
@@ -198,7 +198,7 @@ fn compared(a: &Lanes, b: &Lanes, compare: Compare, signed: bool, flags: Option<
     }
 }
 
-/// Returns the lanes for which a comparison of ordered numbers holds.
+/// Returns the lanes in which a comparison of ordered numbers holds.
 fn relation(compare: Compare, less: u32, equal: u32) -> u32 {
     let pick = |condition: Compare, lanes: u32| if compare.bits() & condition.bits() != 0 { lanes } else { 0 };
     pick(Compare::LT, less) | pick(Compare::EQ, equal) | pick(Compare::GT, !less & !equal)

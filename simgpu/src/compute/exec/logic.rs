@@ -1,4 +1,4 @@
-//! Bitwise logic, shifts, bit fields.
+//! Bitwise logic, shifts, and bit fields.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::warp::{LANES, Warp};
@@ -94,12 +94,12 @@ const fn all_if(condition: bool) -> u32 {
     if condition { u32::MAX } else { 0 }
 }
 
-/// Returns a word with `count` low bits set.
+/// Returns a word with the low `count` bits set.
 fn ones(count: u32) -> u32 {
     1u32.checked_shl(count).map_or(u32::MAX, |bit| bit - 1)
 }
 
-/// Extracts a bit field. Bits above bit 31 are zero or, for a signed field, the sign.
+/// Extracts a bit field. Bits that the field has above bit 31 are zero or, if it is signed, copies of the sign.
 fn extract(value: u32, position: u32, length: u32, signed: bool) -> u32 {
     if length == 0 {
         return 0;

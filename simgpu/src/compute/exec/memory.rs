@@ -53,7 +53,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
         Op::Red { address, a, operation, kind } => {
             atomic(warp, None, address, Atomic { operation, kind, a, c: Register::ZERO }, mask, machine)
         }
-        // Accesses are executed in order, and no data is cached.
+        // The model executes accesses in order and does not cache data, so barriers and cache control do nothing.
         Op::Membar { .. } => Ok(()),
         Op::Cctl { dst, .. } | Op::Cctll { dst, .. } => {
             warp.set(dst, &[0; LANES], mask);
@@ -63,7 +63,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     }
 }
 
-/// Computes addresses of global and generic accesses.
+/// Computes the addresses of global and generic accesses.
 fn wide(warp: &Warp, address: Address) -> Pairs {
     if address.wide {
         let offset = i64::from(address.offset);
@@ -103,7 +103,7 @@ fn aligned(addresses: &Pairs, mask: u32, width: Width) -> Result<(), Failure> {
     if bad & mask != 0 { Err(Failure::Warp(warp_error::MISALIGNED_ADDRESS)) } else { Ok(()) }
 }
 
-/// Returns a value of one or two bytes, as extended to a register.
+/// Returns a value of one or two bytes, extended to a register.
 fn extended(bytes: [u8; 2], width: Width) -> u32 {
     match width {
         Width::U8 => u32::from(bytes[0]),
@@ -117,7 +117,7 @@ const fn is_narrow(width: Width) -> bool {
     bytes(width) < 4
 }
 
-/// Lanes of a generic access, by target.
+/// Lanes of a generic access, grouped by the memory that they address.
 struct Places {
     global: (u32, Pairs),
     shared: (u32, Lanes),
@@ -127,7 +127,7 @@ struct Places {
 fn places(addresses: &Pairs, mask: u32, write: bool, machine: &Machine<'_, '_>) -> Result<Places, Failure> {
     let launch = machine.launch;
     let mut places = Places { global: (0, *addresses), shared: (0, [0; LANES]), local: (0, [0; LANES]) };
-    // Nearly always all addresses are global: below both windows, and not mapped by the table.
+    // Almost always all addresses are global: they are below both windows, and the table maps none of them.
     let lowest_window = launch.shared_window.min(launch.local_window);
     if launch.global_map.is_none() && addresses.iter().fold(true, |all, address| all & (*address < lowest_window)) {
         places.global.0 = mask;
@@ -164,7 +164,7 @@ fn generic_load(
     let addresses = wide(warp, address);
     aligned(&addresses, mask, width)?;
     let Places { global, shared, local } = places(&addresses, mask, false, machine)?;
-    // The loaded register may hold the address: all lanes have been resolved before.
+    // Loading may overwrite the register with the address; all lanes' addresses were resolved before.
     if global.0 != 0 {
         global_load(warp, dst, &global.1, width, global.0, machine)?;
     }
@@ -205,7 +205,7 @@ fn global_load(
     Ok(())
 }
 
-/// Counts a transaction if the address just read or written is in a different line than the previous one.
+/// Counts a transaction if the address just accessed is in a different line than the previous one.
 fn count(last: &mut Option<u64>, va: u64, write: bool, machine: &mut Machine<'_, '_>) {
     let line = Some(va / memory::TRANSACTION_BYTES);
     if *last != line {
@@ -274,7 +274,7 @@ fn global_store(
     Ok(())
 }
 
-/// Returns the virtual addresses of a word of local memory, for the lanes of `mask`.
+/// Returns the virtual addresses of a word of local memory for the lanes of `mask`.
 fn local_addresses(
     warp: &Warp,
     addresses: &Lanes,
@@ -373,7 +373,7 @@ fn shared_store(
     Ok(())
 }
 
-/// Executes LDSLK: if several lanes request the same word, the first one locks it.
+/// Executes LDSLK. If several lanes request the same word, the first of them locks it.
 fn locked_load(
     warp: &mut Warp,
     p: Predicate,
@@ -391,7 +391,7 @@ fn locked_load(
     Ok(())
 }
 
-/// Returns the addresses of an access that only global memory supports.
+/// Returns the addresses of an access that must be to global memory.
 fn only_global(
     warp: &Warp,
     address: Address,
@@ -405,8 +405,8 @@ fn only_global(
     if shared.0 | local.0 != 0 { Err(Failure::Warp(warp_error::ADDRESS_SPACE)) } else { Ok(global.1) }
 }
 
-/// Executes LDLK: like LDSLK, for words that all blocks of the grid can lock. It loads after it has acquired the lock,
-/// so that it sees the previous holder's stores.
+/// Executes LDLK: like LDSLK, for words that any block of the grid can lock. The load follows the acquisition of the
+/// lock, so that it sees the previous holder's stores.
 fn locked_global_load(
     warp: &mut Warp,
     p: Predicate,
@@ -472,7 +472,7 @@ fn constant_load(
     Ok(())
 }
 
-/// An atomic operation, and the registers with its operands.
+/// An atomic operation and the registers that hold its operands.
 #[derive(Clone, Copy)]
 struct Atomic {
     operation: AtomicOp,
@@ -514,7 +514,7 @@ fn atomic(
     Ok(())
 }
 
-/// Returns the result of an atomic operation in memory.
+/// Returns the value that an atomic operation writes to memory.
 fn result(operation: AtomicOp, kind: AtomicType, memory: u32, a: u32, c: u32) -> u32 {
     let less = if kind == AtomicType::S32 { memory.cast_signed() < a.cast_signed() } else { memory < a };
     match operation {
@@ -565,7 +565,7 @@ fn result(operation: AtomicOp, kind: AtomicType, memory: u32, a: u32, c: u32) ->
     }
 }
 
-/// Returns the same for 64 bits. Operations that the hardware does not support at that width leave memory unchanged.
+/// Like [`result`], for 64 bits. Operations that the hardware does not support at that width leave memory unchanged.
 fn wide_result(operation: AtomicOp, memory: u64, a: u64, c: u64) -> u64 {
     match operation {
         AtomicOp::Add => memory.wrapping_add(a),

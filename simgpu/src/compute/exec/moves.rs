@@ -1,4 +1,4 @@
-//! Moves, selection, predicates.
+//! Moves, selections, and predicates.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::warp::{LANES, Warp};
@@ -10,7 +10,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     match *op {
         Op::Mov { dst, b, lanes } => {
             let values = *fetch(warp, b, &mut first, machine)?;
-            // Each of the four bits selects a lane of every group of four.
+            // Each of the four bits enables one lane in every group of four.
             warp.set(dst, &values, mask & (u32::from(lanes & 0xf) * 0x1111_1111));
         }
         Op::Sel { dst, a, b, select } => {
@@ -69,12 +69,12 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     Ok(())
 }
 
-/// Returns the predicate `index`, which is below 7.
+/// Returns predicate `index`, which must be below 7.
 fn numbered(index: usize) -> PredicateOperand {
     PredicateOperand { predicate: Predicate::new(index as u8).unwrap_or(Predicate::TRUE), negate: false }
 }
 
-/// Selects four of the eight bytes.
+/// Selects four of the eight bytes, as PRMT does.
 fn permute(bytes: u64, select: u32, mode: PermuteMode) -> u32 {
     let bytes = bytes.to_le_bytes();
     let base = select as usize;

@@ -1,7 +1,7 @@
-//! Single precision.
+//! Single-precision arithmetic.
 //!
-//! Results rounded to nearest come from the host's own arithmetic; other roundings, and the few lanes in which a sum in
-//! double precision would be rounded twice, from [`soft`].
+//! The host's arithmetic computes results that are rounded to nearest. [`soft`] computes other roundings, and the few
+//! lanes in which a sum in double precision would be rounded twice.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::soft::{self, F32};
@@ -87,7 +87,7 @@ pub(super) fn arithmetic(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Mach
     Ok(())
 }
 
-/// A result before the common modifiers.
+/// A result to which the common modifiers have not been applied.
 struct Outcome {
     dst: Register,
     write_cc: bool,
@@ -160,7 +160,7 @@ fn pair(
     Ok((a, b))
 }
 
-/// Sets a result and, if requested, the condition code.
+/// Stores a result and, if requested, sets the condition code.
 fn finish(warp: &mut Warp, dst: Register, values: &Lanes, mask: u32, write_cc: bool) {
     warp.set(dst, values, mask);
     if write_cc {
@@ -168,7 +168,7 @@ fn finish(warp: &mut Warp, dst: Register, values: &Lanes, mask: u32, write_cc: b
     }
 }
 
-/// Returns the bits of a number; every NaN becomes the hardware's NaN.
+/// Returns the bits of a number, with the hardware's NaN for every NaN.
 #[inline]
 fn canonical(value: f32) -> u32 {
     if value.is_nan() { NAN } else { value.to_bits() }
@@ -190,7 +190,7 @@ fn flush_denormals(values: &mut Lanes) {
     });
 }
 
-/// Makes both factors zero if one of them is zero.
+/// Clears both factors in lanes where either of them is zero.
 fn zero_products(a: &mut Lanes, b: &mut Lanes) {
     for (a, b) in a.iter_mut().zip(b) {
         if *a & !SIGN == 0 || *b & !SIGN == 0 {
@@ -211,13 +211,14 @@ const fn power(scale: Scale) -> i32 {
     }
 }
 
-/// Computes a * b + c, rounded once to the nearest.
+/// Computes a * b + c with a single rounding to nearest.
 ///
-/// The product is exact in double precision. The sum is rounded to double precision, and again to single precision:
-/// that is wrong only if the first rounding ended halfway between two singles, or where singles have fewer bits.
+/// The product is exact in double precision. The sum is rounded twice, to double and then to single precision. This is
+/// wrong only if the first rounding ends halfway between two singles, or if the result is a single with fewer bits (a
+/// denormal).
 #[inline]
 fn fused(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
-    /// Bits of a double below the last bit of a single, and half of that.
+    /// Bits of a double below the last bit of a single, and half of that bit.
     const ROUNDED_BITS: u64 = (1 << 29) - 1;
     const MIDDLE: u64 = 1 << 28;
     const MIN_NORMAL_BITS: u64 = (1023 - 126) << 52;
@@ -242,7 +243,7 @@ fn fused_slowly(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
     each(|lane| soft::fma(a[lane].into(), b[lane].into(), c[lane].into(), F32, Rounding::Nearest))
 }
 
-/// Returns the minimum or maximum of two numbers, or the number if the other is a NaN. Minus zero is below zero.
+/// Returns the minimum or maximum of two numbers; if one is a NaN, returns the other. Minus zero is below zero.
 fn least_or_greatest(a: u32, b: u32, least: bool) -> u32 {
     let is_nan = |value: u32| value & !SIGN > INFINITY;
     match (is_nan(a), is_nan(b)) {
@@ -250,7 +251,7 @@ fn least_or_greatest(a: u32, b: u32, least: bool) -> u32 {
         (true, false) => b,
         (false, true) => a,
         (false, false) => {
-            // In this encoding, integers compare like the numbers.
+            // In this encoding, integer comparison orders the floats.
             let ordered = |value: u32| if value & SIGN != 0 { !value } else { value | SIGN };
             if (ordered(a) < ordered(b)) == least { a } else { b }
         }
@@ -266,7 +267,7 @@ fn compared(a: &Lanes, b: &Lanes, compare: Compare) -> u32 {
     relation(compare, less, equal, greater)
 }
 
-/// Returns the lanes for which a comparison of possibly unordered numbers holds.
+/// Returns the lanes in which a comparison of possibly unordered numbers holds.
 pub(super) fn relation(compare: Compare, less: u32, equal: u32, greater: u32) -> u32 {
     let pick = |condition: Compare, lanes: u32| if compare.bits() & condition.bits() != 0 { lanes } else { 0 };
     pick(Compare::LT, less)

@@ -1,4 +1,4 @@
-//! The multi-function unit, special registers, votes.
+//! The multi-function unit, special registers, and votes.
 
 use super::super::launch::{Failure, ILLEGAL, Launch};
 use super::super::soft::F32;
@@ -17,7 +17,8 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             });
             warp.set(dst, &values, mask);
         }
-        // The hardware's result is only used by MUFU; here MUFU takes the original argument.
+        // On hardware, RRO prepares the argument of MUFU and nothing else. The model's MUFU takes the original
+        // argument.
         Op::Rro { dst, b, function: _ } => {
             let values = fetch_float(warp, b, machine)?;
             warp.set(dst, &values, mask);
@@ -26,7 +27,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             let values = special_register(warp, special, machine);
             warp.set(dst, &values, mask);
         }
-        // GUESS: drivers do not read the value; no thread waits while another executes.
+        // GUESS: drivers do not read the value; no thread waits while another one executes.
         Op::B2R { dst, barrier: _ } => warp.set(dst, &[0; LANES], mask),
         Op::Lepc { dst } => {
             let pc = warp.pc;
@@ -47,7 +48,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     Ok(())
 }
 
-/// Evaluates a function. Denormal arguments and results are zero.
+/// Evaluates a function of the multi-function unit. Denormal arguments and results are flushed to zero.
 fn multi_function(function: MultiFunction, bits: u32) -> u32 {
     let single = |f: fn(f64) -> f64| {
         let value = f(f64::from(f32::from_bits(F32.flush(u64::from(bits)) as u32))) as f32;
@@ -78,13 +79,13 @@ fn special_register(warp: &Warp, special: SpecialRegister, machine: &Machine<'_,
     let [x, y, z] = launch.block;
     let tid = |lane: usize| {
         let linear = thread(lane);
-        // Lanes after the block's end have the numbers that would follow.
+        // Lanes beyond the end of the block continue the numbering.
         [linear % x, linear / x % y, linear / x / y]
     };
     let bit = |lane: usize| 1u32 << lane;
     let below = |lane: usize| bit(lane) - 1;
     let all = |value: u32| [value; LANES];
-    // Blocks are assigned to multiprocessors in turn.
+    // Blocks are assigned to multiprocessors round-robin.
     let sm = (machine.block % u64::from(launch.sms.max(1))) as u32;
     match special {
         SpecialRegister::LANE_ID => map(|lane| lane as u32),

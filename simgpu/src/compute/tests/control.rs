@@ -1,9 +1,9 @@
-//! Divergence, calls, barriers, votes, special registers: programs with known answers.
+//! Divergence, calls, barriers, votes and special registers, tested with programs whose results are known.
 
 use super::rig::{DATA, Rig};
 use nvspec::class::compute90c0 as methods;
 
-/// Runs a kernel of one-dimensional blocks whose threads each store R10 at their global index.
+/// Runs a kernel of one-dimensional blocks in which each thread stores R10 at its global index.
 fn run_in(rig: &mut Rig, code: &str, blocks: u32, threads: u32) -> Vec<u32> {
     let source = format!(
         ".kernel k
@@ -31,7 +31,7 @@ fn run(code: &str, blocks: u32, threads: u32) -> Vec<u32> {
 
 #[test]
 fn diverged_lanes_join_with_the_others() {
-    // Lanes vote after the join: all must be active again.
+    // Lanes vote after the join: all of them must be active again.
     let values = run(
         "LOP.AND R3, R0, 0x3
          ISETP.EQ.AND P0, PT, R3, RZ
@@ -86,7 +86,7 @@ fn loops_with_break_and_continue_count_each_lanes_rounds() {
 
 #[test]
 fn recursion_by_calls() {
-    // f(n) = n == 0 ? 1 : n * f(n - 1), with one stack register for each depth: n is kept in local memory.
+    // f(n) = n == 0 ? 1 : n * f(n - 1), with one stack frame per depth: n is kept in local memory.
     let source = ".kernel k
          .local 64
          S2R R0, SR_TID.X
@@ -149,8 +149,8 @@ fn exited_lanes_stop_and_other_lanes_continue() {
 
 #[test]
 fn barriers_in_loops_keep_warps_in_step() {
-    // In each round every thread adds the value of the thread that is `round + 33` further: the result is wrong without
-    // barriers.
+    // In each round every thread adds the value that the thread with the number `round + 33` higher has stored: without
+    // barriers the result is wrong.
     let code = "SHL R3, R0, 0x2
          IADD R4, R0, 0x1
          STS [R3], R4
@@ -194,7 +194,7 @@ fn barrier_reductions_and_arrivals() {
         96,
     );
     assert_eq!(values, [248; 96]);
-    // Warp 0 produces and arrives, warp 1 waits and consumes: barrier 3 has two warps.
+    // Warp 0 produces and arrives; warp 1 waits and consumes. Barrier 3 counts two warps.
     let values = run(
         "ISETP.GE.AND P0, PT, R0, 0x20
          @P0 BRA consumer
@@ -245,7 +245,7 @@ fn votes_count_active_lanes_only() {
 }
 
 #[test]
-fn special_registers_tell_where_a_thread_is() {
+fn special_registers_show_thread_position() {
     let source = ".kernel k
          S2R R0, SR_TID.X
          S2R R1, SR_TID.Y
@@ -316,7 +316,7 @@ fn state_survives_a_context_image() {
     assert_eq!(words.len(), crate::compute::Registers::IMAGE_WORDS);
     rig.compute.load(crate::compute::Registers::from_words(&words));
     assert_eq!(rig.compute.save().to_words(), words);
-    // Any image is masked to values that methods could have set, even a forged one.
+    // The words of a context image, even of a forged one, are masked to values that methods could have set.
     let forged = crate::compute::Registers::from_words(&vec![u32::MAX; words.len()]);
     let words = forged.to_words();
     assert_eq!(crate::compute::Registers::from_words(&words).to_words(), words);
@@ -362,7 +362,7 @@ fn every_kind_of_jump_and_return() {
 
 #[test]
 fn block_larger_than_its_warps_share_of_lanes_stays_within() {
-    // 33 threads: the second warp has one lane.
+    // With 33 threads, the second warp has a single lane.
     let values = run("VOTE.ALL R3, P0, PT\nPOPC R10, R3, R3", 2, 33);
     let block = [[32; 32].as_slice(), &[1]].concat();
     assert_eq!(values, [block.clone(), block].concat());

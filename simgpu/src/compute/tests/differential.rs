@@ -1,9 +1,9 @@
 //! Compares every operation with an independent reference: random instructions with all their modifiers, on registers,
-//! predicates and condition codes with edge values and random ones. The whole state of a warp is compared.
+//! predicates and condition codes that hold edge values and random values. The test compares the whole state of a warp.
 //!
-//! Instructions are made from an assembly template by changing random bits as long as the operation stays the same, so
-//! that every encoding occurs. The references in `integer`, `float` (with `exact`) and `memory` compute one thread at a
-//! time; `control` tests control flow with programs, and compares them with a plain evaluation of their source.
+//! To cover every encoding, the test assembles a template and changes random bits as long as the operation stays the
+//! same. The references in `integer`, `float` (with `exact`) and `memory` compute one thread at a time; `control`
+//! generates programs, and compares their control flow with a direct evaluation of their source.
 
 mod bench;
 mod control;
@@ -20,7 +20,7 @@ use nvspec::class::compute90c0::warp_error;
 use sm20::{Instruction, Op, PredicateOperand, SpecialRegister};
 use std::collections::{HashMap, HashSet};
 
-/// Every operation that is executed lane by lane, as an assembly template; the second form has a long immediate.
+/// Every operation that is executed lane by lane, as an assembly template. A second template has a long immediate.
 const OPERATIONS: [&str; 54] = [
     "IADD R0, R1, R2",
     "IADD32I R0, R1, 0x1",
@@ -78,13 +78,13 @@ const OPERATIONS: [&str; 54] = [
     "CSETP.LT.AND P0, P1, CC",
 ];
 
-/// Operations whose result does not depend only on registers.
+/// Operations whose result depends on more than registers.
 const OTHERS: [&str; 6] = ["B2R R0, 0x0", "LEPC R0", "VOTE.ALL R0, P0, P1", "NOP", "PMTRIG 0x1", "MEMBAR.CTA"];
 
 /// Number of random instructions of each form.
 const INSTRUCTIONS_PER_FORM: usize = 200;
 
-/// Returns special registers' values in the bench's block of 5 * 3 * 4 threads.
+/// Returns the value of a special register in the bench's block of 5 * 3 * 4 threads.
 fn special(which: SpecialRegister, lane: usize, launch: &Launch) -> u32 {
     let thread = 32 + lane as u32;
     let (x, y, z) = (thread % 5, thread / 5 % 3, thread / 15);
@@ -153,10 +153,10 @@ fn reference(op: &Op, thread: &mut Thread, env: &Env<'_>, launch: &Launch) -> Re
     }
 }
 
-/// Changes states that a program could not have left.
+/// Changes combinations of flags that no program could have produced.
 fn made_possible(op: &Op, threads: &mut [Thread]) {
     if let Op::ISet { carry_in: true, .. } | Op::ISetP { carry_in: true, .. } = op {
-        // A difference that is zero does not borrow.
+        // A subtraction whose result is zero does not borrow.
         threads.iter_mut().for_each(|thread| thread.cc.carry |= thread.cc.zero);
     }
 }
@@ -173,7 +173,7 @@ fn compare(bench: &mut Bench, instruction: &Instruction) {
     bench.load(&before);
     let outcome = bench.execute(instruction);
     if refused(op) {
-        // This does not apply if no lane participates.
+        // A warp error requires a participating lane.
         let guarded = before.iter().any(|thread| thread.predicate(instruction.guard));
         assert_eq!(outcome.is_err(), guarded, "{instruction}");
         return;
@@ -219,7 +219,7 @@ fn compare(bench: &mut Bench, instruction: &Instruction) {
     assert_eq!(outcome, Ok(Flow::Next), "{instruction}");
 }
 
-/// Modifiers that must occur, in the disassembler's notation.
+/// Modifiers that must occur, as the disassembler prints them.
 const MODIFIERS: [(&str, &[&str]); 20] = [
     ("IADD", &["SAT", "X", "CC", "PO", "-R", "c["]),
     ("IMUL", &["HI", "U32", "CC", "c["]),
@@ -262,7 +262,7 @@ fn every_operation_and_modifier_matches_its_definition() {
     }
 }
 
-/// Control instructions as assembly, with close targets.
+/// Control instructions in assembly, with nearby targets.
 const CONTROL: [&str; 16] = [
     "BRA pc+0x8",
     "BRA pc-0x20",
@@ -282,8 +282,8 @@ const CONTROL: [&str; 16] = [
     "BAR.SYNC 0x0",
 ];
 
-/// Returns random instruction words for each operation, in two sets: without memory accesses and with near control
-/// targets, and all.
+/// Returns random instruction words for each operation, in two sets: one without memory accesses and with nearby
+/// targets only, and one with all.
 pub(super) fn random_words(each: usize) -> [Vec<u64>; 2] {
     let mut bench = Bench::new(0x5eed_0005);
     let mut of = |lists: &[&[&'static str]], each: usize| -> Vec<u64> {
@@ -296,10 +296,10 @@ pub(super) fn random_words(each: usize) -> [Vec<u64>; 2] {
     [[calm, near].concat(), of(&[&OPERATIONS, &OTHERS, &memory::OPERATIONS, &CONTROL], each)]
 }
 
-/// Operations that exist and are refused.
+/// Operations that exist but that the model refuses.
 const REFUSED: [&str; 2] = ["RTT", "BPT.TRAP 0x1"];
 
-/// Returns the names of the operations of a list of assembly.
+/// Returns the mnemonics in a list of assembly lines.
 fn mnemonics(list: &[&'static str]) -> Vec<&'static str> {
     list.iter().map(|text| text.trim_start_matches("@P0 ").split([' ', '.']).next().unwrap_or("")).collect()
 }
@@ -336,7 +336,7 @@ fn unmodelled_instructions_are_illegal_encodings() {
             }
         }
     }
-    // Test every kind of instruction that the tables only name.
+    // Try every kind of instruction that the tables merely name.
     for _ in 0..200_000 {
         let word = bench.random.next() & !8;
         for word in [word, word & 0xffff_ffff | 8] {

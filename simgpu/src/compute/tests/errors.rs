@@ -1,4 +1,4 @@
-//! Errors of programs and drivers.
+//! Errors of programs and of drivers.
 
 use super::rig::{CODE, DATA, END, Rig};
 use crate::engines::{EngineError, Progress};
@@ -40,7 +40,7 @@ fn jumps_to_where_no_code_is() {
     let error = rig.run(".kernel k\nJMP 0x700000", 1, 1).expect_err("unmapped");
     let EngineError::ShaderFault(fault) = error else { panic!("{error}") };
     assert_eq!((fault.va.0, fault.write), (CODE + 0x70_0000, false));
-    // The store continues after the end of the mapping.
+    // The stores run past the end of the mapping.
     let mut rig = Rig::new(0);
     rig.page(CODE + 0x1000, 0);
     let words: Vec<u32> = [0x0000_1de4, 0x4000_0000].repeat(512);
@@ -86,7 +86,7 @@ fn faults_name_the_first_lanes_address_of_the_lowest_block() {
     for workers in [0, 1, 4] {
         let mut rig = Rig::new(workers);
         rig.params(&[END as u32]);
-        // Block 3 and all higher blocks store after the end of the mapping; lane 0 does not.
+        // Block 3 and all higher blocks store past the end of the mapping; lane 0 does not.
         let source = ".kernel k
              S2R R0, SR_TID.X
              S2R R1, SR_CTAID.X
@@ -181,7 +181,7 @@ fn launches_that_no_card_could_run() {
         rig.method(method, data).expect("stored");
         assert_eq!(rig.method(methods::LAUNCH, 0), value, "{method:#x}");
     }
-    // 1024 threads of 33 registers exceed a multiprocessor.
+    // 1024 threads with 33 registers each exceed the register file.
     let program = sm20::assemble(".kernel k\n.registers 33\nEXIT").expect("good");
     assert_eq!(Rig::new(0).launch(&program, "k", [1, 1, 1], [1024, 1, 1]), value);
     assert_eq!(Rig::new(0).launch(&program, "k", [1, 1, 1], [512, 1, 1]), Ok(()));

@@ -1,5 +1,5 @@
-//! Floating-point instructions. For rounding to nearest, the host's arithmetic is the reference; for other roundings,
-//! the exact result as the sum of two doubles.
+//! Floating-point instructions. The host's arithmetic is the reference for rounding to nearest; for other roundings it
+//! is the exact result, as a sum of two doubles.
 
 use super::rig::{Input, Output, Random, check, inputs};
 use crate::compute::soft::{self, F16, F32, F64};
@@ -7,7 +7,7 @@ use sm20::Rounding;
 
 const NAN: u32 = 0x7fff_ffff;
 
-/// Zeros, denormals, ends of the range, ones and their neighbours, infinities, and NaNs.
+/// Edge values: zeros, denormals, both ends of the range, ones and their neighbours, infinities, and NaNs.
 const EDGES: [u64; 16] = [
     0x0000_0000,
     0x8000_0000,
@@ -35,7 +35,7 @@ fn bits(value: f32) -> u32 {
     if value.is_nan() { NAN } else { value.to_bits() }
 }
 
-/// Returns numbers of all magnitudes; half of them have similar magnitudes.
+/// Returns a number of any magnitude; half of the numbers have similar magnitudes.
 fn number(random: &mut Random) -> u64 {
     let bits = random.next();
     if bits & 1 << 40 != 0 { bits & 0x80ff_ffff | 0x3f00_0000 } else { bits & 0xffff_ffff }
@@ -83,7 +83,7 @@ fn sums_products_and_fused_to_the_nearest() {
 
 #[test]
 fn fused_rounds_once_where_doubles_would_round_twice() {
-    // 1 + 2^-24 + 2^-60: just above halfway between two singles.
+    // 1 + 2^-24 + 2^-60 is just above the midpoint of two singles.
     let cases = [[0x3f80_0001, 0x3380_0000, 0x3f80_0000], [0x3f80_0000, 0x3380_0000, 0x3f80_0000]];
     let tiny = [[0x2d80_0000, 0x2180_0000, 0x0000_0001], [0x1f80_0001, 0x1f80_0001, 0x0080_0000]];
     check("FFMA R12, R4, R6, R8", &[cases, tiny].concat(), low, |[a, b, c]| {
@@ -91,7 +91,7 @@ fn fused_rounds_once_where_doubles_would_round_twice() {
     });
 }
 
-/// Returns the single on one side of `sum + error`, which is exact and close to `sum`.
+/// Rounds the exact value `sum + error`, which is close to `sum`, to a single in the direction of `rounding`.
 fn directed(sum: f64, error: f64, rounding: Rounding, zero: f32) -> f32 {
     if sum.is_nan() || sum.is_infinite() {
         return sum as f32;
@@ -124,7 +124,7 @@ fn directed(sum: f64, error: f64, rounding: Rounding, zero: f32) -> f32 {
     }
 }
 
-/// Computes a + b without loss: the sum and its error.
+/// Computes a + b without loss, as the rounded sum and its error.
 fn two_sum(a: f64, b: f64) -> (f64, f64) {
     let sum = a + b;
     let other = sum - a;
@@ -282,7 +282,7 @@ fn doubles() {
         let unequal = number(a) < -number(b).abs() || number(a) > -number(b).abs();
         if unequal || number(b) > number(c) { u32::MAX } else { 0 }
     });
-    // The inputs are integers, so that the exact result is one of 128 bits.
+    // The inputs are integers, so that the exact result is a 128-bit integer.
     let integers = inputs(&[0], false, 2000, |random| (random.next() >> 11) as f64 as u64);
     let cases: Vec<Input> = integers.iter().map(|numbers| numbers.map(|n| ((n as f64) - 1e15).to_bits())).collect();
     for (name, rounding) in [("RM", Rounding::Down), ("RP", Rounding::Up), ("RZ", Rounding::Zero)] {
@@ -342,7 +342,7 @@ fn conversions() {
     });
 }
 
-/// Returns the value of a half by definition.
+/// Returns the value of a half-precision float by definition.
 fn half(bits: u16) -> f64 {
     let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f64::from(bits & 0x3ff));
     let magnitude = match exponent {
@@ -366,7 +366,7 @@ fn halves_both_ways() {
     check("F2F.F32.F16.H1 R12, R4\nF2F.F16.F32 R12, R12", &all, low, |[a, ..]| {
         if half(a as u16).is_nan() { 0x7fff } else { a as u32 & 0xffff }
     });
-    // A number halfway between two halves rounds to the even one.
+    // A number halfway between two halves rounds to the one with an even mantissa.
     for (bits, expected) in
         [(0x3f80_1000u32, 0x3c00), (0x3f80_3000, 0x3c02), (0x3f80_1001, 0x3c01), (0x477f_f000, 0x7c00)]
     {
@@ -374,8 +374,8 @@ fn halves_both_ways() {
     }
 }
 
-/// Checks functions whose results here are the nearest singles, so that they may differ by one unit from the host's
-/// single functions.
+/// Tests functions whose results here are correctly rounded. They may differ by one unit from the host's
+/// single-precision functions.
 #[test]
 fn multi_function_unit() {
     let cases: Vec<Input> = inputs(&[0x3f80_0000], false, 3000, number);
@@ -393,7 +393,7 @@ fn multi_function_unit() {
     let angles: Vec<Input> = (0..2000).map(|step| [(step as f32 * 0.01 - 10.0).to_bits().into(), 0, 0]).collect();
     check("RRO.SINCOS R12, R4\nMUFU.SIN R12, R12", &angles, low, |[a, ..]| bits(f64::from(single(a)).sin() as f32));
     check("RRO.SINCOS R12, R4\nMUFU.COS R12, R12", &angles, low, |[a, ..]| bits(f64::from(single(a)).cos() as f32));
-    // One Newton step from the approximation gives the reciprocal to within a few units.
+    // One Newton step improves the approximation of the reciprocal to within a few units.
     let doubles: Vec<Input> = (1..500).map(|step| [(f64::from(step) * 0.37).to_bits(), 0, 0]).collect();
     let newton = "MUFU.RCP64H R13, R5\nMOV R12, RZ\nMOV R8, RZ\nMOV32I R9, 0x3ff00000\n\
                   DFMA R16, -R4, R12, R8\nDFMA R12, R12, R16, R12\nDFMA R16, -R4, R12, R8\nDFMA R12, R12, R16, R12";
@@ -403,7 +403,7 @@ fn multi_function_unit() {
         |o| o.wide(),
         |[a, ..]| {
             let (x, y) = (f64::from_bits(a), f64::from_bits(a & !0xffff_ffff).recip());
-            // Do the same steps from the same start.
+            // Repeat the same steps from the same start value.
             let start = f64::from_bits(y.to_bits() & !0xffff_ffff);
             let once = start.mul_add((-x).mul_add(start, 1.0), start);
             once.mul_add((-x).mul_add(once, 1.0), once).to_bits()

@@ -1,4 +1,4 @@
-//! Integer, logic and move instructions, compared with arithmetic of 128 bits.
+//! Integer, logic and move instructions, compared with 128-bit arithmetic.
 
 use super::rig::{Input, Output, check, compute, inputs};
 
@@ -6,7 +6,7 @@ const EDGES: [u64; 12] =
     [0, 1, 2, 31, 32, 0x80, 0x7fff, 0x7fff_ffff, 0x8000_0000, 0x8000_0001, 0xffff_fffe, 0xffff_ffff];
 
 fn numbers() -> Vec<Input> {
-    // Include small values, so that fields and shift counts occur.
+    // Include small values, so that valid fields and shift counts occur.
     inputs(&EDGES, true, 600, |random| (random.next() >> 32) >> (random.next() % 32))
 }
 
@@ -22,7 +22,7 @@ fn low(output: Output) -> u32 {
     output.low
 }
 
-/// Checks R12.
+/// Compares R12 with `expected`.
 #[track_caller]
 fn agrees(code: &str, expected: impl Fn(i128, i128, i128) -> i128, as_number: fn(u64) -> i128) {
     check(code, &numbers(), low, |[a, b, c]| expected(as_number(a), as_number(b), as_number(c)) as u32);
@@ -66,7 +66,7 @@ fn condition_code_of_sums() {
         |output| output.bits & 0xf0,
         |[a, b, _]| flags(signed(a) + signed(b), unsigned(a) + unsigned(b) >= 1 << 32),
     );
-    // A difference sets the carry if it does not borrow.
+    // A subtraction sets the carry if it does not borrow.
     check(
         "IADD R12.CC, R4, -R6",
         &numbers(),
@@ -76,8 +76,8 @@ fn condition_code_of_sums() {
 }
 
 #[test]
-fn condition_code_of_a_difference_says_how_the_numbers_compare() {
-    /// A test's name, its result for two numbers, and the conversion of words to numbers.
+fn condition_code_of_difference_matches_comparison() {
+    /// A comparison's name, its result for two numbers, and the conversion from words to numbers.
     type Case = (&'static str, fn(i128, i128) -> bool, fn(u64) -> i128);
     let tests: [Case; 10] = [
         ("LT", |a, b| a < b, signed),
@@ -118,12 +118,12 @@ fn numbers_of_64_bits_by_carry() {
 
 #[test]
 fn lesser_and_greater_of_numbers_of_three_words() {
-    // Use upper words that are often equal.
+    // Use values whose upper words are often equal.
     let wide = inputs(&[0, 1, 1 << 32, 1 << 63, u64::MAX, 0x8000_0000_8000_0000], true, 400, |random| {
         let bits = random.next();
         if bits & 1 != 0 { bits } else { bits & 0x8000_0001_8000_0001 }
     });
-    // The lowest word of the first result comes from c, and the lowest word of the second from c's other word.
+    // The lowest word of the first result is a word of c, and the lowest word of the second is c's other word.
     let code = |types: &str, select: &str| {
         format!(
             "IMNMX{types}.XHI RZ.CC, R5, R7, {select}
@@ -209,7 +209,7 @@ fn logic_shifts_and_fields() {
     );
 }
 
-/// Extracts a field bit by bit, by definition.
+/// Extracts a bit field by definition, bit by bit.
 fn field(value: u32, position: u64, length: u64, is_signed: bool) -> u32 {
     let bit = |index: u64| value >> index & 1;
     let fill = if is_signed && length > 0 { bit((position + length - 1).min(31)) } else { 0 };

@@ -1,4 +1,4 @@
-//! Tests memory of all kinds.
+//! Tests of all kinds of memory.
 
 use super::rig::{DATA, LOCAL, LOCAL_BYTES, Rig};
 use crate::engines::{EngineError, Progress};
@@ -53,7 +53,7 @@ fn widths_extend_and_cut() {
 
 #[test]
 fn scattered_and_contiguous_accesses_agree() {
-    // out[permuted tid] = in[tid], twice: once with contiguous lanes, once scattered.
+    // out[permuted tid] = in[tid], once with contiguous lanes and once with scattered lanes.
     let source = ".kernel k
          S2R R0, SR_TID.X
          IMUL.U32.U32 R1, R0, 0x25
@@ -138,10 +138,11 @@ fn local_memory_is_each_threads_own_on_many_workers() {
     let expected: Vec<u32> =
         (0..3840).map(|index| 16 * index + (0..16).map(|i| 4 * i).sum::<u32>() + index + 12).collect();
     assert_eq!(rig.read(DATA, 3840), expected);
-    // Each multiprocessor has a separate part, and the host's scheduling decides which of them ran a block.
+    // Each multiprocessor has a separate part of local memory, and the host's scheduler decides which of them ran a
+    // block.
     let local = rig.read(LOCAL, (LOCAL_BYTES / 4) as usize);
     assert!(local.iter().any(|word| *word != 0), "it lies where the driver said");
-    // The negative part: a thread's memory ends at 2^24.
+    // Test negative addresses: a thread's local memory ends at 2^24.
     rig.method(methods::LOCAL_HIGH_SIZE, 16).expect("good");
     let source = ".kernel k
          MOV32I R1, 0xfffff0
@@ -166,7 +167,7 @@ fn atomics_under_contention_lose_nothing() {
          MOV R4, 0x1
          ATOM.ADD R5, [R3], R4          // each gets another number
          ISCADD R6, R5, c[0][0x24], 0x2
-         RED.ADD [R6], R4               // so that each word is hit once
+         RED.ADD [R6], R4               // every word is hit once
          RED.MAX [R3+0x4], R9
          RED.MIN [R3+0x8], R9
          RED.XOR [R3+0xc], R9
@@ -179,7 +180,7 @@ fn atomics_under_contention_lose_nothing() {
          MOV R12, R8
          MOV R13, R4
          RED.ADD.U64 [R3+0x20], R12
-         // A counter by compare and swap.
+         // Increments a counter with compare and swap.
          again: LD.CV R14, [R3+0x28]
          IADD R15, R14, 0x3
          MOV R16, R14
@@ -234,7 +235,7 @@ fn locks_on_shared_memory_serialize_lanes() {
 
 #[test]
 fn locks_on_global_memory_serialize_threads_of_all_blocks() {
-    // Four sums of two words each, which an atomic operation does not support.
+    // Adds four sums of two words each, which no atomic operation supports.
     let source = ".kernel k
          S2R R0, SR_TID.X
          S2R R1, SR_CTAID.X
@@ -263,8 +264,8 @@ fn locks_on_global_memory_serialize_threads_of_all_blocks() {
 
 #[test]
 fn races_in_shared_memory_end_the_same_in_each_run() {
-    // Each thread adds to a word and swaps two others without ordering between warps; only turns of 256 instructions
-    // decide, independent of the host.
+    // Each thread adds to a word and swaps two others, without ordering between warps. Only the turns of 256
+    // instructions decide the result, and these do not depend on the host.
     let source = ".kernel k
          .shared 1024
          S2R R0, SR_TID.X
@@ -292,7 +293,7 @@ fn races_in_shared_memory_end_the_same_in_each_run() {
          EXIT";
     let outcome = |workers: usize, seed: u32| {
         let mut rig = Rig::new(workers);
-        // Extract seven bits starting at bit 16.
+        // Extract seven bits, starting at bit 16.
         rig.params(&[DATA as u32, seed, 0x0710]);
         rig.run(source, 4, 128).expect("good");
         rig.read(DATA, 512)
@@ -372,7 +373,7 @@ fn relocated_page_is_seen_mid_grid_after_flush() {
     for _ in 0..5 {
         assert_eq!(rig.step(), Ok(Progress::More));
     }
-    // The page moves to the next frame; the translation is kept until it is flushed.
+    // Map the virtual page to another frame. The old translation stays in use until the flush.
     rig.page(DATA, 1 | (0x40_0000 + DATA + 0x1000) >> 8);
     assert_eq!(rig.step(), Ok(Progress::More));
     rig.flush();

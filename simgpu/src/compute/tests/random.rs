@@ -1,4 +1,4 @@
-//! Programs of random instructions: the engine survives them and continues to work.
+//! Programs of random instructions: the engine must survive them and continue to work.
 
 use super::differential::random_words;
 use super::rig::{CODE, DATA, Random, Rig};
@@ -11,7 +11,7 @@ fn word(random: &mut Random) -> u64 {
         if sm20::decode(word).is_ok() {
             break;
         }
-        // Reserved bits are often zero, so generate more zero bits.
+        // Reserved bits are usually zero, so generate more zero bits.
         word = random.next() & random.next() | random.next() & 0xf800_0000_0000_000f;
     }
     word
@@ -25,7 +25,7 @@ fn random_programs_end_in_an_error_or_can_be_stopped() {
     for round in 0..2000 {
         let mut rig = Rig::new(if round % 20 == 0 { 2 } else { 0 });
         let empty = rig.load(".kernel k\n.registers 63\n.shared 4096\n.local 64\n.barriers 16\nEXIT");
-        // Prepare registers that are sometimes addresses.
+        // Prepare registers that instructions may use as addresses.
         let head = sm20::assemble("S2R R0, SR_TID.X\nMOV R4, c[0][0x20]\nMOV R8, c[0][0x20]\nSSY 0x100\nMOV R12, R0");
         let mut words = head.expect("good").words;
         for _ in 0..60 {

@@ -1,4 +1,4 @@
-//! A compute engine with memory, driven through methods.
+//! A compute engine with memory that tests drive through methods.
 
 use crate::compute::Compute;
 use crate::compute::grid::ACCESS;
@@ -20,11 +20,11 @@ pub(super) const DATA: u64 = 0x40_0000;
 pub(super) const END: u64 = 0x80_0000;
 /// Offset of the first parameter in bank 0.
 const PARAMS: u64 = 0x20;
-/// VRAM address of the page at virtual address 0.
+/// VRAM address that backs virtual address 0.
 const FRAMES: u64 = 0x40_0000;
 const TABLE: u64 = 0x4_0000;
 
-/// The engine and its context.
+/// The engine with its context.
 pub(super) struct Rig {
     pub(super) compute: Compute,
     memory: Arc<Memory>,
@@ -34,7 +34,7 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    /// Makes an engine with `workers` threads; without threads, it works when stepped.
+    /// Creates an engine with `workers` threads. Without threads, it works only when stepped.
     pub(super) fn new(workers: usize) -> Self {
         let memory = Arc::new(Memory::new(Vram::new(16 << 20).expect("vram")));
         let directory = BusAddr::Vram(VramAddr(0x1_0000));
@@ -89,7 +89,7 @@ impl Rig {
         }
     }
 
-    /// Binds a bank of constants.
+    /// Binds a constant bank.
     pub(super) fn bind(&mut self, bank: u32, va: u64, bytes: u32) {
         for (method, data) in [
             (methods::CONSTANT_SIZE, bytes),
@@ -100,7 +100,7 @@ impl Rig {
         }
     }
 
-    /// Returns the launch that the state describes, with a grid of 9 * 8 * 7 blocks of 5 * 3 * 4 threads.
+    /// Returns the launch that the method state describes, with a grid of 9 * 8 * 7 blocks of 5 * 3 * 4 threads.
     pub(super) fn described(&mut self) -> Launch {
         for (method, data) in [
             (methods::REGISTERS, 63),
@@ -115,7 +115,7 @@ impl Rig {
         self.compute.registers.launch(0x1234, 4).expect("good")
     }
 
-    /// Calls `act` with a session for a warp's memory accesses.
+    /// Calls `act` with a memory session for a warp.
     pub(super) fn with_session<T>(&self, act: impl FnOnce(&mut Session<'_>) -> T) -> T {
         act(&mut self.mmu.session(&self.memory, &self.space, ACCESS))
     }
@@ -135,7 +135,7 @@ impl Rig {
         self.write(BANK + PARAMS, words);
     }
 
-    /// Loads a program to the code address.
+    /// Loads a program at the code address.
     pub(super) fn load(&mut self, source: &str) -> Program {
         let program = sm20::assemble(source).unwrap_or_else(|errors| panic!("{errors:?} in\n{source}"));
         self.write(CODE, &program.words);
@@ -176,15 +176,15 @@ impl Rig {
     }
 }
 
-/// Input of one thread: a in R4, b in R6, c in R8, each followed by its upper word.
+/// Input of one thread: a in R4, b in R6 and c in R8; the upper word of each is in the next register.
 pub(super) type Input = [u64; 3];
 
-/// Results of one thread: R12, R13, predicates and condition code in the format of `FLAGS`.
+/// Results of one thread: R12, R13, and the predicates and condition code in the format of `FLAGS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Output {
     pub(super) low: u32,
     pub(super) high: u32,
-    /// Bits 0 to 2: P0 to P2; 4 zero, 5 sign, 6 carry, 7 overflow.
+    /// Bits 0 to 2: P0 to P2; bit 4: zero; bit 5: sign; bit 6: carry; bit 7: overflow.
     pub(super) bits: u32,
 }
 
@@ -194,8 +194,8 @@ impl Output {
     }
 }
 
-/// Executes `code` on each input: it reads a from R4, b from R6 and c from R8, and returns results in R12, R13, P0 to
-/// P2 and the condition code.
+/// Executes `code` on each input. The code reads a from R4, b from R6 and c from R8, and returns its results in R12,
+/// R13, P0 to P2 and the condition code.
 pub(super) fn compute(code: &str, inputs: &[Input]) -> Vec<Output> {
     let mut rig = Rig::new(0);
     let source = format!(
@@ -247,7 +247,7 @@ pub(super) fn compute(code: &str, inputs: &[Input]) -> Vec<Output> {
     outputs
 }
 
-/// A pseudo-random sequence of numbers (xorshift). The coverage that tests require of their instructions depends on it.
+/// A pseudo-random sequence (xorshift). The tests require a coverage of instructions that depends on this generator.
 #[derive(Clone, Debug)]
 pub(super) struct Random(pub(super) u64);
 
@@ -260,7 +260,8 @@ impl Random {
     }
 }
 
-/// Returns all triples of edge values (with `edges` for the third too if it is `true`), then random ones.
+/// Returns all triples of edge values, and then random triples. The third value is an edge value only if `edges` is
+/// true.
 pub(super) fn inputs(
     edges: &[u64],
     triples: bool,
@@ -279,7 +280,7 @@ pub(super) fn inputs(
     inputs
 }
 
-/// Compares each output with the result of `expected` for the input.
+/// Compares each output with the value of `expected` for its input.
 #[track_caller]
 pub(super) fn check<T: PartialEq + std::fmt::Debug>(
     code: &str,

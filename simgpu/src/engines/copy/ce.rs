@@ -1,5 +1,5 @@
-//! A copy engine, classes 0x90b5 and 0x90b8, with the methods of nouveau's microcode. The uploaded microcode is not
-//! executed; both engines accept both classes, because that program does not check the class.
+//! A copy engine, classes 0x90b5 and 0x90b8, with the methods of nouveau's microcode. The model does not execute the
+//! uploaded microcode. Both engines accept both classes, because nouveau's microcode does not check the class.
 //!
 //! | method group | here |
 //! |---|---|
@@ -14,7 +14,7 @@ use crate::engines::{ContextState, Engine, EngineCx, EngineError, Progress, Stat
 use nvspec::addr::GpuVa;
 use nvspec::class::{ce90b5 as methods, id};
 
-/// Log2 of the bytes in a row of a 16-byte wide block.
+/// Log2 of the row length in bytes of blocks that are 16 bytes wide.
 const NARROW_LOG2: u32 = 4;
 const WORDS: usize = (methods::QUERY_COUNTER / 4 + 1) as usize;
 
@@ -24,10 +24,10 @@ pub struct CopyEngine {
     registers: Registers,
 }
 
-/// A channel's state.
+/// State of a channel's copy object.
 #[derive(Clone, Debug)]
 pub(crate) struct Registers {
-    /// Last data of each method.
+    /// Last data word of each method.
     words: [u32; WORDS],
     job: Option<Job>,
 }
@@ -38,7 +38,7 @@ impl Default for Registers {
     }
 }
 
-/// The methods of one side.
+/// Methods that describe one side of a copy.
 struct Side {
     mode: u32,
     width: u32,
@@ -84,8 +84,8 @@ impl Registers {
         GpuVa(u64::from(self.word(high)) << 32 | u64::from(self.word(low)))
     }
 
-    /// Returns the surface of one side, with elements of `bytes` bytes. Positions are not checked against the surface's
-    /// size, and the depth is ignored, as in the microcode.
+    /// Returns the surface of one side, with elements of `bytes` bytes. As in the microcode, positions are not checked
+    /// against the size of the surface, and its depth is ignored.
     fn surface(&self, side: &Side, linear: bool, bytes: usize) -> Surface {
         use methods::tile_mode;
         let base = self.address(side.high, side.low);
@@ -135,7 +135,7 @@ impl Registers {
         }
     }
 
-    /// Returns the stateful methods.
+    /// Returns the methods that store state, with the bits that each stores.
     fn stored() -> impl Iterator<Item = (u32, u32)> {
         let acts = |method: &u32| {
             matches!(*method, methods::NOP | methods::PM_TRIGGER | methods::EXEC | methods::WRCACHE_FLUSH)
@@ -146,12 +146,12 @@ impl Registers {
             .filter_map(|method| methods::method_mask(method).map(|mask| (method, mask)))
     }
 
-    /// Returns the state in the format of a context image. Copies in flight are not included.
+    /// Returns the state in the format of a context image. Copies in progress are not included.
     pub(crate) fn to_words(&self) -> Vec<u32> {
         Self::stored().map(|(method, _)| self.word(method)).collect()
     }
 
-    /// Parses the state in an untrusted image: values that no method could set are masked off.
+    /// Parses the state in an untrusted image. Bits that no method could have set are masked off.
     pub(crate) fn from_words(words: &[u32]) -> Self {
         let mut registers = Self::default();
         for ((method, mask), word) in Self::stored().zip(words) {

@@ -1,7 +1,9 @@
-//! A copy in flight: copies lines between surfaces, unchanged or remapped by element, then runs the completion.
+//! A copy in progress: copies lines between surfaces, either unchanged or with remapped elements, and then runs the
+//! completion.
 //!
-//! Lines, and addresses within a line, are copied in ascending order, so that overlapping copies are defined: they read
-//! bytes written before. GUESS: the hardware copies in bursts in this order; drivers do not overlap copies.
+//! Lines, and the bytes within a line, are copied in ascending order. The result of overlapping copies is therefore
+//! defined: they read bytes that they have already written. GUESS: the hardware copies in bursts in this order. Drivers
+//! do not overlap copies.
 
 use super::layout::Surface;
 use crate::engines::semaphore::{self, Form};
@@ -10,14 +12,14 @@ use crate::mmu::{CopyFault, MmuFault, Session};
 use nvspec::addr::{GpuVa, VA_BITS};
 use std::time::Instant;
 
-/// Maximum number of bytes per step, for any budget of the caller, because flushes wait for the step.
+/// Maximum number of bytes per step, for any budget, because TLB flushes wait for the step.
 pub const STEP_MAX: u64 = 1 << 20;
 /// Maximum size of an element in bytes.
 const ELEMENT_MAX: usize = 16;
-/// Number of elements remapped at once.
+/// Number of elements that are remapped at once.
 const ELEMENTS_AT_ONCE: usize = 64;
 
-/// Source of a byte of a destination element.
+/// Source of one byte of a destination element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     /// A byte of the source element.
@@ -26,12 +28,12 @@ pub enum Lane {
     Constant(u8),
 }
 
-/// Remapping of elements during a copy.
+/// Remaps elements during a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remap {
-    /// Size of a source element in bytes, 1 to 16.
+    /// Size of a source element in bytes, from 1 to 16.
     pub source_bytes: usize,
-    /// Size of a destination element in bytes, 1 to 16.
+    /// Size of a destination element in bytes, from 1 to 16.
     pub target_bytes: usize,
     /// Source of each byte of a destination element.
     pub lanes: [Lane; ELEMENT_MAX],
@@ -46,7 +48,7 @@ impl Remap {
         for (from, to) in source.chunks_exact(self.source_bytes).zip(target.chunks_exact_mut(self.target_bytes)) {
             for (byte, lane) in to.iter_mut().zip(self.lanes) {
                 *byte = match lane {
-                    // GUESS: a component missing in the source is zero.
+                    // GUESS: a component that the source lacks is zero.
                     Lane::Source(which) => from.get(usize::from(which)).copied().unwrap_or(0),
                     Lane::Constant(value) => value,
                 };
@@ -55,10 +57,10 @@ impl Remap {
     }
 }
 
-/// Actions after a copy.
+/// Actions that follow a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
-    /// The semaphore to release: address, payload, form.
+    /// The semaphore to release: its address, payload, and form.
     pub semaphore: Option<(GpuVa, u32, Form)>,
     /// Set to raise the engine's non-stall interrupt.
     pub interrupt: bool,
@@ -69,10 +71,10 @@ impl Completion {
         self.semaphore.is_none() && !self.interrupt
     }
 
-    /// Runs the actions.
+    /// Performs the actions.
     ///
     /// # Errors
-    /// [`EngineError::Fault`] of the semaphore's address.
+    /// [`EngineError::Fault`]: the semaphore cannot be written.
     pub fn run(self, session: &mut Session<'_>, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         if let Some((va, payload, form)) = self.semaphore {
             // The semaphore must not become visible before the copied data.
@@ -90,19 +92,19 @@ impl Completion {
 pub struct Job {
     source: Surface,
     target: Surface,
-    /// Number of elements (bytes, without a remap) of a line.
+    /// Length of a line in elements (bytes, without a remap).
     line: u64,
     lines: u64,
     remap: Option<Remap>,
     completion: Completion,
-    /// The next element.
+    /// Index of the next element.
     x: u64,
-    /// The next line.
+    /// Index of the next line.
     y: u64,
 }
 
 impl Job {
-    /// Makes a copy of `lines` lines of `line` elements (bytes, without `remap`) each.
+    /// Creates a job that copies `lines` lines of `line` elements (bytes, without `remap`) each.
     #[must_use]
     pub fn new(
         source: Surface,
@@ -122,7 +124,7 @@ impl Job {
         Self { source, target, line, lines, remap, completion, x: 0, y: 0 }
     }
 
-    /// Makes a job that only runs the completion.
+    /// Creates a job that only runs the completion.
     #[must_use]
     pub fn nothing(completion: Completion) -> Self {
         let nowhere = Surface::Pitch { base: GpuVa(0), pitch: 0 };
@@ -132,7 +134,7 @@ impl Job {
     /// Copies about `budget` bytes.
     ///
     /// # Errors
-    /// [`EngineError::Fault`]; the copy must not be continued then.
+    /// [`EngineError::Fault`]: the copy must not be continued.
     pub fn step(&mut self, cx: &mut EngineCx<'_>, budget: u64) -> Result<Progress, EngineError> {
         let began = Instant::now();
         let mut session = cx.session();
@@ -167,7 +169,7 @@ impl Job {
                 self.y += 1;
             }
         }
-        // Run the completion in a separate step, so that the caller can let the copy's time pass first.
+        // Run the completion in a separate step, so that the caller can wait for the end of the copy's modelled time.
         if begun && !self.completion.is_nothing() {
             return Ok(Progress::More);
         }
@@ -175,7 +177,7 @@ impl Job {
         Ok(Progress::Done)
     }
 
-    /// Copies one run of bytes and returns its length.
+    /// Copies one run of contiguous bytes and returns its length.
     fn copy_run(&self, session: &mut Session<'_>, left: u64, bytes: &mut u64) -> Result<u64, MmuFault> {
         let (from, source_run) = self.source.locate(self.x, self.y);
         let (to, target_run) = self.target.locate(self.x, self.y);
@@ -214,8 +216,8 @@ impl Job {
     }
 }
 
-/// Calls `access` for each contiguous run of the `len` bytes from byte `x` of line `y`, with its address and its range
-/// within the `len` bytes.
+/// Splits the `len` bytes from byte `x` of line `y` on into contiguous runs, and calls `access` with each run's address
+/// and its range within the `len` bytes.
 pub fn each_run(
     surface: &Surface,
     x: u64,
@@ -233,7 +235,7 @@ pub fn each_run(
     Ok(())
 }
 
-/// Returns true if the lines follow each other without gaps or a wrap, and therefore can be copied as one.
+/// Returns true if the lines are adjacent, without gaps or a wrap, so that they can be copied as one line.
 fn is_solid(surface: &Surface, line: u64, lines: u64) -> bool {
     match *surface {
         Surface::Pitch { base, pitch } => {

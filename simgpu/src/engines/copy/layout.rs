@@ -1,62 +1,61 @@
-//! Layout of a surface's bytes.
+//! Computes where the bytes of a surface are.
 //!
-//! A pitch-linear surface consists of lines at a constant distance. A block-linear surface consists of blocks, in order
-//! of x, then y, then z; a block consists of stacked GOBs (64 bytes by 8 rows), slice after slice; in a GOB, rows are
-//! contiguous. The MMU hides the lower level of reordering, which depends on a page's storage kind.
+//! A pitch-linear surface consists of lines at a constant distance. A block-linear surface consists of blocks, ordered
+//! by x, then y, then z. A block consists of slices of stacked GOBs (64 bytes by 8 rows each), and a row of a GOB is
+//! contiguous. The MMU hides a further reordering within a page, which depends on the page's storage kind.
 
 use nvspec::addr::{GpuVa, VA_BITS};
 
-/// Log2 of the rows of a GOB.
+/// Log2 of the number of rows of a GOB.
 pub const GOB_ROWS_LOG2: u32 = 3;
-/// Log2 of the bytes in a row of a GOB.
+/// Log2 of the row length of a GOB in bytes.
 pub const GOB_WIDTH_LOG2: u32 = 6;
 
 /// A block-linear surface and the origin of its coordinates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
-    /// First byte.
+    /// Address of the first byte.
     pub base: GpuVa,
-    /// Log2 of the bytes in a row of a block.
+    /// Log2 of the row length of a block in bytes.
     pub width_log2: u32,
-    /// Log2 of the rows of a block.
+    /// Log2 of the number of rows of a block.
     pub rows_log2: u32,
-    /// Log2 of the slices of a block.
+    /// Log2 of the number of slices of a block.
     pub slices_log2: u32,
-    /// Distance between rows of blocks, in blocks.
+    /// Number of blocks in a row of blocks.
     pub blocks_x: u64,
-    /// Distance between layers of blocks, in rows of blocks.
+    /// Number of rows of blocks in a layer.
     pub blocks_y: u64,
     /// Origin of x, in bytes.
     pub x: u64,
     /// Origin of y, in rows.
     pub y: u64,
-    /// The slice.
+    /// Index of the slice.
     pub z: u64,
 }
 
 /// A surface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Surface {
-    /// Pitch linear.
+    /// Pitch-linear.
     Pitch {
-        /// First byte of the first line.
+        /// Address of the first byte of the first line.
         base: GpuVa,
-        /// Bytes from one line to the next.
+        /// Distance between lines in bytes.
         pitch: i64,
     },
-    /// Block linear.
+    /// Block-linear.
     Blocks(Blocks),
 }
 
-/// Addresses have 40 bits and wrap.
-/// GUESS: the engines' adders are as wide as an address.
+/// Wraps an address to 40 bits. GUESS: the engines' adders are as wide as an address.
 const fn wrap(address: u64) -> GpuVa {
     GpuVa(address & ((1 << VA_BITS) - 1))
 }
 
 impl Surface {
-    /// Returns the address of byte `x` of line `y`, and the number of contiguous bytes of the line from there
-    /// (`u64::MAX` means all).
+    /// Returns the address of byte `x` of line `y`, and the number of bytes of the line that are contiguous from there
+    /// (`u64::MAX` if all are).
     #[must_use]
     pub const fn locate(&self, x: u64, y: u64) -> (GpuVa, u64) {
         match self {

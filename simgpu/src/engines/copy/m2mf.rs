@@ -1,4 +1,4 @@
-//! M2MF, class 0x9039: copies in PGRAPH, pitch or block linear on both sides, and uploads of inline data.
+//! M2MF, class 0x9039, PGRAPH's copy class: copies between pitch- and block-linear surfaces, and inline uploads.
 //!
 //! | method group | here |
 //! |---|---|
@@ -23,16 +23,16 @@ pub struct M2mf {
     registers: Registers,
 }
 
-/// A channel's state.
+/// State of a channel's M2MF object.
 #[derive(Clone, Debug)]
 pub(crate) struct Registers {
-    /// Last data of each method.
+    /// Last data word of each method.
     words: [u32; WORDS],
     job: Option<Job>,
     upload: Option<Upload>,
 }
 
-/// Inline data to receive.
+/// An upload of inline data that is in progress.
 #[derive(Clone, Copy, Debug)]
 struct Upload {
     target: Surface,
@@ -51,7 +51,7 @@ impl Default for Registers {
     }
 }
 
-/// The methods of one side.
+/// Methods that describe one side of a copy.
 struct Side {
     mode: u32,
     width: u32,
@@ -104,7 +104,7 @@ impl Registers {
         GpuVa(u64::from(self.word(high)) << 32 | u64::from(self.word(low)))
     }
 
-    /// Returns the surface of one side for an access to `line` bytes by `lines` rows.
+    /// Returns the surface of one side, for an access to `lines` rows of `line` bytes.
     fn surface(&self, side: &Side, linear: bool, line: u32, lines: u32) -> Result<Surface, EngineError> {
         use methods::block_size;
         let base = self.address(side.high, side.low);
@@ -166,7 +166,7 @@ impl Registers {
         Ok(Completion { semaphore, interrupt })
     }
 
-    /// Returns true if copies are enabled now.
+    /// Returns true if the channel's condition permits copies.
     fn enabled(&self) -> Result<bool, EngineError> {
         use methods::{cond_mode, render_override};
         match (self.word(methods::RENDER_ENABLE_OVERRIDE), self.word(methods::COND_MODE)) {
@@ -196,7 +196,7 @@ impl Registers {
             }
         } else {
             let source = self.surface(&IN, LINEAR_IN.is_set(exec), line, lines)?;
-            // GUESS: the completion also runs when the condition suppresses the copy.
+            // GUESS: the completion runs even when the condition suppresses the copy.
             self.job = Some(if enabled {
                 Job::new(source, target, line, lines, None, completion)
             } else {
@@ -207,7 +207,7 @@ impl Registers {
         Ok(())
     }
 
-    /// Returns the stateful methods.
+    /// Returns the methods that store state, with the bits that each stores.
     fn stored() -> impl Iterator<Item = (u32, u32)> {
         (FIRST_METHOD..=methods::TILING_POSITION_OUT_Y)
             .step_by(4)
@@ -215,7 +215,7 @@ impl Registers {
     }
 
     /// Returns the state in the format of a context image: the methods' data, then the progress of inline data. Copies
-    /// in flight are not included.
+    /// in progress are not included.
     pub(crate) fn to_words(&self) -> Vec<u32> {
         let progress = match self.upload {
             // Both coordinates fit in 32 bits.
@@ -225,7 +225,7 @@ impl Registers {
         Self::stored().map(|(method, _)| self.word(method)).chain(progress).collect()
     }
 
-    /// Parses the state in an untrusted image: values that no method could set are masked off.
+    /// Parses the state in an untrusted image. Bits that no method could have set are masked off.
     pub(crate) fn from_words(words: &[u32]) -> Self {
         let mut registers = Self::default();
         let mut words = words.iter().copied();
@@ -253,8 +253,8 @@ impl Registers {
         }
     }
 
-    /// Writes four bytes of inline data.
-    /// GUESS: lines follow each other in the data without gaps; only the last dword may be used partially.
+    /// Writes four bytes of inline data. GUESS: the data contains the lines without gaps, and only the last dword may
+    /// be used in part.
     fn upload(&mut self, data: u32, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         let Some(mut upload) = self.upload.take() else {
             return Err(EngineError::Data(data_error::INVALID_OPERATION));

@@ -1,5 +1,5 @@
-//! Tests of the copies: an address space whose pages are scattered over VRAM and host memory, a plain reference model
-//! of the layout, and a byte-by-byte copy for comparison.
+//! Tests of the copies. They use an address space whose pages are scattered over VRAM and host memory, a simple
+//! reference model of the layout, and a byte-by-byte copy for comparison.
 
 mod ce;
 mod faults;
@@ -17,11 +17,10 @@ use proptest::prelude::*;
 const ARENA: u64 = 0x12_3456_0000;
 /// Size of the arena in bytes.
 const ARENA_BYTES: u64 = 1 << 20;
-/// The card's clock in tests.
+/// Time of the card's clock in the tests, in ns.
 const NOW_NS: u64 = 0x0123_4567_89ab_cde0;
 
-/// Returns the bytes that cross the bus when the byte at that offset of the arena is moved: 1 in host memory, 0 in
-/// VRAM.
+/// Returns the number of bytes that cross the bus per byte at an offset of the arena: 1 for host memory, 0 for VRAM.
 fn on_the_bus(offset: u64) -> u64 {
     u64::from((offset / 4096).is_multiple_of(3))
 }
@@ -31,10 +30,10 @@ struct Bench<E> {
     tables: Tables,
     engine: E,
     work: Work,
-    /// Work budget of a step in bytes.
+    /// Budget of a step in bytes.
     budget: u64,
-    /// Set to save and load the state between steps, and through a context image between methods, like a channel
-    /// switch.
+    /// Set to switch channels: the state is saved and loaded between steps, and passes through a context image between
+    /// methods.
     switch: bool,
 }
 
@@ -42,7 +41,7 @@ impl<E: Engine + Default> Bench<E> {
     fn new() -> Self {
         let mut tables = Tables::new();
         for page in 0..ARENA_BYTES / 4096 {
-            // Adjacent pages are never adjacent in memory, and every third page is in host memory.
+            // Pages with consecutive addresses are never adjacent in memory, and every third page is in host memory.
             let scattered = page * 37 % 256 * 4096;
             let pte = match on_the_bus(page * 4096) {
                 1 => PTE_SYSTEM | (SYSTEM_BASE + SYSTEM_BYTES / 2 + scattered) >> 8,
@@ -53,7 +52,7 @@ impl<E: Engine + Default> Bench<E> {
         Self { tables, engine: E::default(), work: Work::default(), budget: u64::MAX, switch: false }
     }
 
-    /// Sends methods, and completes the work of each.
+    /// Sends methods, and finishes the work of each method before the next.
     fn send(&mut self, class: u32, methods: &[(u32, u32)]) -> Result<(), EngineError> {
         for (method, data) in methods {
             let Tables { memory, mmu, space, .. } = &self.tables;
@@ -77,7 +76,7 @@ impl<E: Engine + Default> Bench<E> {
         Ok(())
     }
 
-    /// Fills the arena with bytes that depend on `seed` and returns them.
+    /// Fills the arena with a pattern that depends on `seed`, and returns the pattern.
     fn fill(&mut self, seed: u8) -> Vec<u8> {
         let mut state = u32::from(seed) + 1;
         let data: Vec<u8> = (0..ARENA_BYTES)
@@ -96,7 +95,7 @@ impl<E: Engine + Default> Bench<E> {
     }
 }
 
-/// Fails at the first different byte.
+/// Compares two slices, and reports the first byte that differs.
 fn assert_same(found: &[u8], expected: &[u8]) -> Result<(), TestCaseError> {
     if let Some(at) = (0..expected.len()).find(|at| found[*at] != expected[*at]) {
         prop_assert!(false, "byte {at:#x} is {:#x}, not {:#x}", found[at], expected[at]);
@@ -105,7 +104,7 @@ fn assert_same(found: &[u8], expected: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Layout of a block-linear surface, found by placing the bytes one after another.
+/// Layout of a block-linear surface, built by placing one byte after another.
 struct Reference {
     width: u64,
     height: u64,
@@ -113,7 +112,8 @@ struct Reference {
 }
 
 impl Reference {
-    /// Makes a layout. `size` and `block` are the sizes of the surface and of a block in bytes, rows and slices.
+    /// Builds the layout. `size` and `block` are the sizes of the surface and of a block, each in bytes, rows and
+    /// slices.
     fn new(size: [u64; 3], block: [u64; 3]) -> Self {
         let up = |size: u64, block: u64| size.div_ceil(block);
         let blocks = [0, 1, 2].map(|axis| up(size[axis], block[axis]));
@@ -123,7 +123,8 @@ impl Reference {
         for bz in 0..blocks[2] {
             for by in 0..blocks[1] {
                 for bx in 0..blocks[0] {
-                    // Order of offsets: slices within a block, GOBs downwards within a slice, rows within a GOB.
+                    // Number the offsets in order: slices in a block, GOBs from top to bottom in a slice, and rows in a
+                    // GOB.
                     for z in 0..block[2] {
                         for gob in 0..block[1] / 8 {
                             for row in 0..8 {
@@ -151,11 +152,10 @@ impl Reference {
     }
 }
 
-/// One side of a copy in plain values. Positions and sizes are in bytes (elements for a remapped copy), rows and
-/// slices.
+/// Parameters of one side of a copy. Positions and sizes are in bytes (elements for a remapped copy), rows and slices.
 #[derive(Clone, Debug)]
 struct Side {
-    /// Offset in bytes from the start of this side's half of the arena.
+    /// Offset in bytes from the start of the half of the arena that this side uses.
     base: u64,
     layout: Layout,
 }
@@ -167,7 +167,8 @@ enum Layout {
 }
 
 impl Side {
-    /// Returns a function for the offset of byte `x` of line `y` from `base`, for elements of `element` bytes.
+    /// Returns a function that computes the offset from `base` of byte `x` of line `y`, for elements of `element`
+    /// bytes.
     fn reference(&self, element: u64) -> impl Fn(u64, u64) -> u64 + use<> {
         let (base, layout) = (self.base, self.layout.clone());
         let blocks = match &layout {
@@ -182,7 +183,7 @@ impl Side {
     }
 }
 
-/// Generates a side that fits `lines` lines of `line` elements of up to `element` bytes, within half of the arena.
+/// Generates a side for `lines` lines of `line` elements of up to `element` bytes, within half of the arena.
 fn side(line: u64, lines: u64, element: u64, narrow: bool) -> impl Strategy<Value = Side> {
     let pitch = (0u64..0x2000, 0u64..200)
         .prop_map(move |(base, gap)| Side { base, layout: Layout::Pitch { pitch: line * element + gap } });
@@ -200,7 +201,7 @@ fn side(line: u64, lines: u64, element: u64, narrow: bool) -> impl Strategy<Valu
     prop_oneof![pitch, blocks]
 }
 
-/// Returns true if the side stays in its half of the arena.
+/// Returns true if the side is within its half of the arena.
 fn fits(side: &Side, line: u64, lines: u64, element: u64) -> bool {
     let bytes = match &side.layout {
         Layout::Pitch { pitch } => pitch * lines + line * element,

@@ -61,7 +61,7 @@ fn address_past_limit_faults_with_3_even_if_page_is_cached() {
 }
 
 #[test]
-fn instance_block_that_names_no_directory_faults_with_4() {
+fn instance_block_without_directory_faults_with_4() {
     let tables = Tables::new();
     let unbound = fault(4, 0, false);
     tables.memory.write32(vram(0x30_0200), 0x1_0001).expect("write");

@@ -1,4 +1,4 @@
-//! Compares the page walker with an independent model: a list of mappings that never had the form of tables.
+//! Compares the page walker with an independent model, which keeps a list of mappings and no tables.
 
 use super::tables::{SYSTEM_BASE, Tables, vram};
 use crate::memory::BusAddr;
@@ -7,13 +7,13 @@ use nvspec::addr::{GpuVa, Iova};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// Contents of one entry, in plain values.
+/// Contents of one page table entry.
 #[derive(Clone, Copy, Debug)]
 struct Page {
     valid: bool,
     privileged: bool,
     read_only: bool,
-    /// 0 VRAM, 1 peer, 2 and 3 host.
+    /// 0: VRAM; 1: peer; 2 and 3: host.
     aperture: u64,
     frame: u64,
     kind: u64,
@@ -31,10 +31,10 @@ impl Page {
     }
 }
 
-/// Mapping of 128 MiB.
+/// Mappings of 128 MiB.
 #[derive(Clone, Debug, Default)]
 struct Region {
-    /// Table size: full, or a half, a quarter or an eighth of it.
+    /// Table size: 0 for full, or 1 to 3 for a half, a quarter or an eighth.
     short: u64,
     large: Option<BTreeMap<u64, Page>>,
     small: Option<BTreeMap<u64, Page>>,
@@ -79,7 +79,7 @@ impl World {
         if page.read_only && write {
             return Answer::Fault(6);
         }
-        // The test uses these kinds: pitch, generic, a compressed one, none.
+        // The test uses four kinds: pitch, generic, a compressed one, and none.
         match (page.kind, page.aperture) {
             (0xff, _) => return Answer::Fault(0xc),
             (0xdb, 2 | 3) | (_, 1) => return Answer::Fault(0xa),
@@ -89,7 +89,7 @@ impl World {
         Answer::At(if page.aperture == 0 { vram(base) } else { BusAddr::System(Iova(base)) })
     }
 
-    /// Builds the same mappings as tables. The tables of odd regions are in host memory.
+    /// Builds tables for the same mappings. Regions with odd numbers have their tables in host memory.
     fn build(&self) -> Tables {
         let mut tables = Tables::new();
         tables.space.limit = GpuVa(self.limit);
@@ -101,7 +101,7 @@ impl World {
                 let Some(pages) = pages else { continue };
                 let table = next[host];
                 next[host] += bytes;
-                // Target codes: 1 VRAM, 2 and 3 host.
+                // Target codes are 1 for VRAM, and 2 and 3 for host memory.
                 entry |= ([1, 2 + index / 2 % 2][host] | table >> 12 << 4) << shift;
                 let place = if host == 0 { vram(table) } else { BusAddr::System(Iova(table)) };
                 for (page, what) in pages {
@@ -138,7 +138,7 @@ fn region() -> impl Strategy<Value = Region> {
 }
 
 fn world() -> impl Strategy<Value = World> {
-    // Test two regions by number, and the last region of the address space.
+    // Test the first regions and the last region of the address space.
     let index = prop_oneof![0u64..6, Just(8191u64)];
     let limit = prop_oneof![Just((1u64 << 40) - 1), 0u64..6 * 0x800_0000];
     (limit, prop::collection::btree_map(index, region(), 1..5)).prop_map(|(limit, regions)| World { limit, regions })
@@ -164,7 +164,7 @@ proptest! {
             for (write, privileged) in [(false, false), (true, false), (true, true)] {
                 let access = Access { privileged, ..Access::USER };
                 let expected = world.answer(va, write, privileged);
-                // First without a TLB, then with cached translations.
+                // Use an empty TLB first, and then cached translations.
                 for mmu in [&Mmu::new(), &tables.mmu, &tables.mmu] {
                     let found = mmu.translate(&tables.memory, &tables.space, GpuVa(va), write, access);
                     let answer = match found {

@@ -1,4 +1,4 @@
-//! Page tables for tests.
+//! Page tables that tests build.
 
 use crate::memory::{BusAddr, Memory, VRAM_MIN, Vram};
 use crate::mmu::{Access, AddressSpace, Mmu, MmuFault, Session, Translation};
@@ -12,20 +12,20 @@ pub(crate) const PTE_VALID: u64 = 1;
 pub(crate) const PTE_PRIVILEGED: u64 = 2;
 pub(crate) const PTE_READ_ONLY: u64 = 4;
 pub(crate) const PTE_ENCRYPTED: u64 = 8;
-/// Page in host memory, snooped.
+/// Bits of an entry for a snooped page in host memory.
 pub(crate) const PTE_SYSTEM: u64 = 2 << 33;
 
-/// First I/O virtual address of the host memory that tests may use as pages, and its size.
+/// First I/O virtual address of the host memory that tests may use as pages. Its size follows.
 pub(crate) const SYSTEM_BASE: u64 = 0x4000_0000;
 pub(crate) const SYSTEM_BYTES: u64 = 4 << 20;
 
-/// A card's memory with one address space. Tables are in VRAM from 0x10000 to 4 MiB; pages are above 4 MiB.
+/// A card's memory with one address space. Tables are in VRAM from 0x10000 to 4 MiB, and pages above 4 MiB.
 pub(crate) struct Tables {
     pub(crate) memory: Memory,
     pub(crate) mmu: Mmu,
     pub(crate) space: AddressSpace,
     next: u64,
-    /// Tables by directory index: large, small.
+    /// Address of each table, by directory index; the flag is true for tables of large pages.
     known: HashMap<(u64, bool), BusAddr>,
 }
 
@@ -87,7 +87,7 @@ impl Tables {
         self.session().translate(GpuVa(va), write)
     }
 
-    /// Reads through a fresh walk of the tables, for comparison.
+    /// Reads through a new walk of the tables, for comparison.
     pub(crate) fn bytes(&self, va: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         let fresh = Mmu::new();

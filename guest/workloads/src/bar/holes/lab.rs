@@ -1,4 +1,4 @@
-//! The common part of the attempts: our own memory in VRAM and in RAM, address spaces, a channel that copies, and a
+//! Common code of the attempts: our own memory in VRAM and in RAM, address spaces, a channel that copies, and a
 //! verdict.
 
 use std::fs::{File, OpenOptions};
@@ -16,46 +16,47 @@ use gdev::nouveau::push::{Engine, Push, Rect};
 pub mod va {
     /// The ring.
     pub const RING: u64 = 0x1_0000;
-    /// The push buffer, 4 pages.
+    /// The push buffer, which has 4 pages.
     pub const PUSH: u64 = 0x2_0000;
     /// The page of the fence.
     pub const FENCE: u64 = 0x3_0000;
     /// The engines' contexts.
     pub const IMAGE: u64 = 0x4_0000;
-    /// A buffer of this guest.
+    /// A buffer of our own.
     pub const A: u64 = 0x10_0000;
     /// Address that the attempt accesses.
     pub const B: u64 = 0x20_0000;
-    /// Another buffer.
+    /// Another buffer of our own.
     pub const C: u64 = 0x30_0000;
-    /// Address that the attempt accesses through large pages; it has no small page.
+    /// Address that the attempt accesses through large pages. No small page is mapped there.
     pub const LARGE: u64 = 0x80_0000;
 }
 
-/// Value written to memory where it must not persist.
+/// Value that the attempts write to memory where it must not remain.
 pub const BRAND: u32 = 0xa77a_c4ed;
-/// Value written to our own memory, where it must persist.
+/// Value that the attempts write to our own memory, where it must remain.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// Start of the first hole's VRAM, and size of each hole's VRAM, which is separate so that holes do not interfere.
+/// Start of the VRAM of the first hole. The next constant is the size of each hole's VRAM, which is separate so that
+/// holes do not interfere.
 const FIRST_HOLE_AT: u64 = 4 << 20;
 const BYTES_PER_HOLE: u64 = 2 << 20;
 /// Highest hole number plus one.
 pub const ROOMS: u32 = 40;
 /// End of the last hole's VRAM.
 pub const UNUSED: u64 = FIRST_HOLE_AT + ROOMS as u64 * BYTES_PER_HOLE;
-/// Size of a directory in bytes, and of a small-page table of an eighth of the full size.
+/// Size of a directory in bytes. The next constant is the size of a small-page table with an eighth of the full size.
 const DIRECTORY: u64 = 64 << 10;
 const TABLE: u64 = 32 << 10;
-/// Size code, in a directory entry, of a small-page table of an eighth of the full size.
+/// Size code in a directory entry for a small-page table with an eighth of the full size.
 const EIGHTH: u32 = 3 << 2;
 /// Number of pages of the engines' contexts.
 pub const IMAGE_PAGES: u64 = 16;
 const PUSH_PAGES: u64 = 4;
 const RING_ORDER: u32 = 6;
-/// Number of memory reads after which the card should have finished.
+/// Number of memory reads after which the card must have finished.
 const MAX_POLLS: u32 = 20_000;
-/// Number of memory reads after which work that should have no effect is considered over.
+/// Number of memory reads after which work that should have no effect counts as finished.
 const SHORT_PATIENCE: u32 = 400;
 
 /// The guest's own memory for an attempt.
@@ -66,7 +67,7 @@ pub struct Lab<'a> {
     pub bars: [&'a Mapping; 2],
     /// Size of the share's VRAM, in bytes.
     pub share: u64,
-    /// Pattern that fills a neighbour's memory, for recognition.
+    /// Pattern that fills a neighbour's memory, so that it can be recognised.
     pub pattern: Vec<u8>,
     /// Source of random choices.
     pub random: Random,
@@ -78,7 +79,7 @@ pub struct Lab<'a> {
     page: Option<RamPage>,
 }
 
-/// A page of this program, with its address in the guest.
+/// A page of this program, and its guest-physical address.
 pub struct RamPage {
     _file: File,
     /// Contents of the page.
@@ -87,7 +88,7 @@ pub struct RamPage {
     pub gpa: u64,
 }
 
-/// A page directory and a small-page table for its first 16 MiB.
+/// A page directory, and a small-page table for its first 16 MiB.
 #[derive(Clone, Copy)]
 pub struct Space {
     /// Guest VRAM address of the directory.
@@ -117,7 +118,8 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Mappings that its address space must have: virtual address, address in guest VRAM, number of pages.
+    /// Returns the mappings that the channel's address space needs: the virtual address, the guest VRAM address, and
+    /// the number of pages of each.
     pub fn memory(&self) -> [(u64, u64, u64); 4] {
         [
             (va::RING, self.ring, 1),
@@ -127,26 +129,26 @@ impl Channel {
         ]
     }
 
-    /// Changes the fence to a value that is never released.
+    /// Sets the fence to a value that is never released.
     pub fn sequence_skipped(&mut self) {
         self.sequence += 1;
     }
 }
 
-/// Outcome of work.
+/// Result of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran {
     /// The work has ended.
     Done,
-    /// The card refused an access at that address.
+    /// The card refused an access at this address.
     Fault(u64),
     /// The card reported another error.
     Error,
-    /// No result arrived within the time limit.
+    /// Nothing happened within the time limit.
     Nothing,
 }
 
-/// Outcome of the attempts of a hole.
+/// Result of the attempts at a hole.
 #[derive(Debug, Default)]
 pub struct Verdict {
     /// Number of attempts that were visibly refused.
@@ -158,7 +160,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Records an attempt that was refused (`refused`), or that had an effect (`gained`).
+    /// Records an attempt: `refused` if the card visibly refused it, and `gained` if it had an effect.
     pub fn note(&mut self, what: &str, refused: bool, gained: bool) {
         match (gained, refused) {
             (true, _) => self.open.push(what.to_owned()),
@@ -178,7 +180,7 @@ impl Verdict {
         self.note(&format!("{what}: {ran:x?}"), true, elsewhere || !matches!(ran, Ran::Fault(_)));
     }
 
-    /// Records a condition that an attempt requires and must not change.
+    /// Records a condition that must hold before and after an attempt.
     pub fn check(&mut self, what: &str, good: bool) {
         if !good {
             self.open.push(what.to_owned());
@@ -187,7 +189,7 @@ impl Verdict {
 }
 
 impl<'a> Lab<'a> {
-    /// Takes the VRAM of hole `number` in a share of `share` bytes, and brings the card up.
+    /// Takes the VRAM of hole `number` in a share of `share` bytes, and initializes the card.
     pub fn new(card: &'a Card, number: u32, share: u64, pattern: Vec<u8>) -> Result<Self> {
         ensure!(share >= UNUSED + BYTES_PER_HOLE, "{share} bytes of VRAM are too few");
         let base = FIRST_HOLE_AT + u64::from(number % ROOMS) * BYTES_PER_HOLE;
@@ -207,7 +209,7 @@ impl<'a> Lab<'a> {
             bar1_instance: 0,
             page: None,
         };
-        // The first word of the hole's VRAM is the number of bytes already used.
+        // The first word of the hole's VRAM contains the number of bytes used so far.
         let used = u64::from(card.vram_read(base)).min(BYTES_PER_HOLE);
         card.vram_zero(base, used);
         lab.bar1 = lab.space();
@@ -237,7 +239,7 @@ impl<'a> Lab<'a> {
         }
         card.write(reg::BAR1_INSTANCE, instance_pointer(self.bar1_instance, 0));
         self.flush();
-        // This exceeds the number of faults that can be pending after the first.
+        // This is more than the number of faults that can follow the first one.
         for _ in 0..1000 {
             self.acknowledge();
             if self.error().is_none() {
@@ -246,18 +248,18 @@ impl<'a> Lab<'a> {
         }
     }
 
-    /// Returns the address and the size in bytes of the hole's own VRAM.
+    /// Returns the address and the size in bytes of the VRAM of this hole.
     pub fn room(&self) -> (u64, u64) {
         (self.base, BYTES_PER_HOLE)
     }
 
-    /// Starts over, in memory that the caller has cleared.
+    /// Starts over in memory that the caller has cleared.
     pub fn renew(&mut self) -> Result<()> {
         *self = Self::new(self.card, self.number, self.share, std::mem::take(&mut self.pattern))?;
         Ok(())
     }
 
-    /// Allocates pages of VRAM that contain zeros.
+    /// Allocates pages of zeroed VRAM.
     pub fn take(&mut self, pages: u64) -> u64 {
         let at = self.next;
         self.next += pages * PAGE;
@@ -299,7 +301,7 @@ impl<'a> Lab<'a> {
         self.set(space.table + va / PAGE * 8, entry);
     }
 
-    /// Adds a large-page table to a space, and returns the address of the entry for `va::LARGE`.
+    /// Adds a large-page table to a space. Returns the address of the entry for `va::LARGE`.
     pub fn large(&mut self, space: Space) -> u64 {
         let table = self.take(1);
         self.card.vram_write(space.directory, (table >> 8) as u32 | 1 | EIGHTH);
@@ -353,13 +355,13 @@ impl<'a> Lab<'a> {
         }
     }
 
-    /// Binds, enables and lists a channel, starting at the beginning of the ring.
+    /// Binds, enables and lists a channel, with its ring at the start.
     pub fn start(&self, channel: &mut Channel) {
         let card = self.card;
         channel.put = 0;
         card.vram_write(channel.userd + 0x88, 0);
         card.vram_write(channel.userd + 0x8c, 0);
-        // The instance block holds the ring's position at the time when the channel was removed: GP_PUT, GP_GET,
+        // The instance block contains the position in the ring at which the channel was removed: GP_PUT, GP_GET and
         // GP_FETCH.
         for saved in [0x000, 0x014, 0x050] {
             card.vram_write(channel.instance + saved, 0);
@@ -369,7 +371,7 @@ impl<'a> Lab<'a> {
         self.list(channel);
     }
 
-    /// Submits a runlist with only this channel.
+    /// Submits a runlist with this channel only.
     pub fn list(&self, channel: &Channel) {
         self.set(channel.list, [channel.id, 4]);
         self.card.write(reg::RUNLIST, (channel.list >> 12) as u32);
@@ -384,7 +386,7 @@ impl<'a> Lab<'a> {
         self.acknowledge();
     }
 
-    /// Queues words followed by a fence.
+    /// Queues words, followed by a fence.
     pub fn queue(&self, channel: &mut Channel, push: &Push) {
         let mut push = push.clone();
         channel.sequence += 1;
@@ -408,7 +410,7 @@ impl<'a> Lab<'a> {
         self.bars[0].store((u64::from(channel.id) * PAGE) as usize + 0x8c, Width::Dword, channel.put.into());
     }
 
-    /// Waits for the end of the queued work, or for an error.
+    /// Waits until the queued work ends or fails.
     pub fn wait(&self, channel: &Channel, patient: bool) -> Ran {
         for _ in 0..if patient { MAX_POLLS } else { SHORT_PATIENCE } {
             if self.card.vram_read(channel.fence) == channel.sequence {
@@ -421,7 +423,7 @@ impl<'a> Lab<'a> {
         Ran::Nothing
     }
 
-    /// Returns the error that the card reports, and acknowledges it.
+    /// Returns and acknowledges the error that the card reports, if any.
     pub fn error(&self) -> Option<Ran> {
         let units = self.card.read(0x259c);
         if units != 0 {
@@ -446,7 +448,7 @@ impl<'a> Lab<'a> {
         ran
     }
 
-    /// Same as `run`, with a short wait: the work should have no effect.
+    /// Like `run`, with a short wait, because the work should have no effect.
     pub fn try_run(&self, channel: &mut Channel, push: &Push) -> Ran {
         self.start(channel);
         let ran = self.go(channel, push, false);
@@ -454,7 +456,7 @@ impl<'a> Lab<'a> {
         ran
     }
 
-    /// Runs words on a channel that is already started.
+    /// Runs words on a channel that has been started.
     pub fn go(&self, channel: &mut Channel, push: &Push, patient: bool) -> Ran {
         self.queue(channel, push);
         self.ring(channel);
@@ -487,7 +489,7 @@ impl<'a> Lab<'a> {
         addresses
     }
 
-    /// Returns true if a word that was read from outside reveals data.
+    /// Returns true if a word that was read outside the share reveals data.
     pub fn tells(&self, word: u32) -> bool {
         let bytes = word.to_le_bytes();
         let piece = |start: usize| self.pattern.iter().cycle().skip(start).take(4).eq(bytes.iter());
@@ -495,7 +497,7 @@ impl<'a> Lab<'a> {
         !nothing || (!self.pattern.is_empty() && word != 0 && (0..self.pattern.len()).any(piece))
     }
 
-    /// Waits for the writes in flight: a read is ordered after all of them.
+    /// Waits for writes in flight: a read is ordered after all of them.
     pub fn settle(&self) {
         self.card.read(reg::BOOT0);
     }
@@ -514,7 +516,7 @@ impl<'a> Lab<'a> {
         ensure!(self.card.read(reg::BOOT0) == boot0, "BOOT0 is {:#x}", self.card.read(reg::BOOT0));
         let clock = || u64::from(self.card.read(reg::PTIMER_HIGH)) << 32 | u64::from(self.card.read(reg::PTIMER_LOW));
         let first = clock();
-        ensure!((0..1000).any(|_| clock() != first), "the clock stands still");
+        ensure!((0..1000).any(|_| clock() != first), "the clock does not advance");
         self.bring_up();
         let mut channel = self.channel(CHANNELS - 1);
         let (from, to) = (self.take(1), self.take(1));
@@ -531,7 +533,7 @@ impl<'a> Lab<'a> {
 }
 
 impl RamPage {
-    /// Allocates a page for the exclusive use of this value.
+    /// Allocates a page that only this value uses.
     pub fn new() -> Result<Self> {
         let path = format!("/tmp/gpu-workloads.{}", std::process::id());
         let _ = std::fs::create_dir("/tmp");
@@ -551,7 +553,7 @@ impl RamPage {
         map.read_exact_at(&mut entry, bytes.address() as u64 / PAGE * 8).context("/proc/self/pagemap")?;
         let entry = u64::from_le_bytes(entry);
         let frame = entry & ((1 << 55) - 1);
-        ensure!(entry >> 63 == 1 && frame != 0, "where the page lies is not told: {entry:#x}");
+        ensure!(entry >> 63 == 1 && frame != 0, "the location of the page is unknown: {entry:#x}");
         Ok(Self { _file: file, bytes, gpa: frame * PAGE })
     }
 
@@ -566,7 +568,7 @@ impl RamPage {
     }
 }
 
-/// Returns words that make copy engine 0 copy pages, one for each pair.
+/// Returns the words that make copy engine 0 copy one page per pair.
 pub fn copies(pairs: &[(u64, u64)]) -> Push {
     let mut push = Push::default();
     push.bind(Engine::Ce0.object());

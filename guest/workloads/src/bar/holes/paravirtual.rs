@@ -1,7 +1,7 @@
-//! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses are those of the reference
-//! code's holes.
+//! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses are those of the reference code's
+//! holes.
 //!
-//! If the card does not offer the interface, no hole is tried.
+//! If the card does not have the interface, no hole is tried.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -17,11 +17,11 @@ use super::queue::{AVAILABLE, NEXT, Queue, USED, WRITE};
 use gdev::mapping::Width;
 use gdev::nouveau::push::Push;
 
-/// Handles of a directory, a small-page table and a large-page table.
+/// Handles of a directory, a small-page table, and a large-page table.
 const DIRECTORY: u32 = 1;
 const SMALL: u32 = 2;
 const LARGE: u32 = 3;
-/// Number of entries of a table.
+/// Number of entries in each kind of table.
 const DIRECTORY_ENTRIES: u32 = 8192;
 const SMALL_ENTRIES: u32 = 32768;
 const LARGE_ENTRIES: u32 = 1024;
@@ -29,10 +29,10 @@ const LARGE_ENTRIES: u32 = 1024;
 const SMALL_BYTES: u64 = 256 << 10;
 /// A key that a neighbour of another group might choose.
 const ANY_KEY: u64 = 0x5e67;
-/// Addresses at which a guest of the tests has no RAM, and no device whose memory could be used.
+/// Addresses at which a guest of the tests has neither RAM nor a device whose memory could be used.
 const NO_RAM: [u64; 5] = [0xb000_0000, 0xfec0_0000, 1 << 40, 1 << 63, u64::MAX - 0xfff];
 
-/// Returns the interface's capability; its absence counts as a refusal.
+/// Returns the interface's capability. If it is absent, this counts as a refusal.
 fn offered(config: &[u8], verdict: &mut Verdict) -> Option<Capability> {
     let found = pv::guest::capability(config);
     if found.is_none() {
@@ -41,7 +41,7 @@ fn offered(config: &[u8], verdict: &mut Verdict) -> Option<Capability> {
     found
 }
 
-/// Makes an attempt through an initialized interface. A reset must undo the effects.
+/// Makes an attempt through an initialized interface. The reset afterwards must undo its effects.
 fn with_queue(
     lab: &mut Lab<'_>,
     verdict: &mut Verdict,
@@ -58,14 +58,14 @@ fn with_queue(
     Ok(())
 }
 
-/// Sends a batch in which the operation after `done` successful ones must be refused with this error.
+/// Sends a batch in which `done` operations must succeed, and the next one must be refused with this status.
 fn must_refuse(queue: &mut Queue<'_>, verdict: &mut Verdict, ops: &Ops, done: u32, expected: Status) {
     let reply = queue.call(ops);
     let right = (reply.status, reply.done) == (expected as u32, done);
     verdict.note(&format!("{ops:x?} is {reply:x?}, not {expected:?}"), true, !right);
 }
 
-/// Sends a batch that is not an attempt and must succeed.
+/// Sends a batch that is not an attempt and that must succeed.
 fn must_do(queue: &mut Queue<'_>, ops: &Ops) -> Result<Reply> {
     let reply = queue.call(ops);
     ensure!(reply.status == Status::Done as u32, "{ops:x?} is {reply:x?}");
@@ -87,7 +87,7 @@ fn map(ops: Ops, table: u32, va: u64, address: u64, pages: u64) -> Ops {
     ops.run(table, page(va), pages as u32, entry(address, Aperture::Vram), PAGE >> 8)
 }
 
-/// Creates a channel in an address space that the mediator keeps, with pages of ours at `va::A` and `va::C`. Returns
+/// Creates a channel in an address space that the mediator keeps, with our own pages at `va::A` and `va::C`. Returns
 /// the channel and the first page.
 fn channel(lab: &mut Lab<'_>, queue: &mut Queue<'_>, id: u32) -> Result<(Channel, u64)> {
     let channel = lab.channel(id);
@@ -98,12 +98,12 @@ fn channel(lab: &mut Lab<'_>, queue: &mut Queue<'_>, id: u32) -> Result<(Channel
     let ops = memory.fold(ops, |ops, (va, at, pages)| map(ops, SMALL, va, at, pages));
     let ops = ops.set(DIRECTORY, 0, SMALL, LARGE).bind(DIRECTORY, channel.instance).flush(DIRECTORY);
     must_do(queue, &ops)?;
-    // The block's own directory pointer is invalid.
+    // The directory pointer in the block itself must not be used.
     lab.card.vram_write(channel.instance + 0x200, 0xdead_0000);
     Ok((channel, own))
 }
 
-/// Checks that reading and writing `va` fault at this address.
+/// Checks that reading and writing `va` fault at that address.
 fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Channel, va: u64) {
     for (verb, from, to) in [("reading", va, va::A), ("writing", va::A, va)] {
         let ran = lab.copy(channel, from, to);
@@ -141,7 +141,7 @@ pub fn channels(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         let limited = reply.status == Status::Limit as u32 && reply.done > 0;
         verdict.note(&format!("all channels: {reply:x?}"), true, !limited);
         queue.start()?;
-        // Test an address space without any mapping.
+        // Test an address space without mappings.
         let mut empty = lab.channel(5);
         must_do(queue, &Ops::new().create(DIRECTORY, kind::DIRECTORY).bind(DIRECTORY, empty.instance))?;
         let ran = lab.try_run(&mut empty, &Push::default());
@@ -150,7 +150,7 @@ pub fn channels(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 32 (14, 18): indexes and counts beyond a table, including sums that wrap; entries for memory that is not ours.
+/// 32 (14, 18): indices and counts beyond a table, including sums that wrap, and entries for memory that is not ours.
 pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 6)?;
@@ -177,8 +177,8 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         for index in [DIRECTORY_ENTRIES, 1 << 29, u32::MAX] {
             must_refuse(queue, verdict, &Ops::new().set(DIRECTORY, index, SMALL, 0), 0, Status::Range);
         }
-        // The last two entries belong to the mediator, so their contents do not matter. Segments would use the
-        // second to last entry.
+        // The last two entries belong to the mediator, so writing them must have no effect. Segments use the
+        // second-to-last entry.
         let shared = DIRECTORY_ENTRIES - 2;
         must_do(
             queue,
@@ -186,7 +186,7 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         )?;
         let va = u64::from(shared) * LARGE_PAGE * u64::from(LARGE_ENTRIES) + va::A;
         must_fault(lab, verdict, "an entry that is the mediator's", &mut work, va);
-        // The table works, so the next operations are refused because of their arguments.
+        // The table works, so the operations below are refused only because of their arguments.
         let back = lab.take(1);
         must_do(queue, &map(Ops::new(), SMALL, va::B, back, 1).flush(DIRECTORY))?;
         let ran = lab.copy(&mut work, va::A, va::B);
@@ -201,7 +201,7 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             ("all ones", u64::MAX),
         ] {
             lab.card.vram_write(own, MARKER);
-            // The step makes the entries wrap.
+            // The step makes the entries wrap around.
             must_do(queue, &Ops::new().run(SMALL, page(va::B), 2, entry, u64::MAX).flush(DIRECTORY))?;
             must_fault(lab, verdict, what, &mut work, va::B);
             verdict.check(&format!("{what}: data arrived"), lab.card.vram_read(own) == MARKER);
@@ -220,7 +220,7 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 33 (15): tables of one type used as another; meaningless types, handles and bits.
+/// 33 (15): tables of one type that are used as another; types, handles and bits without meaning.
 pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, _) = channel(lab, queue, 7)?;
@@ -257,7 +257,7 @@ pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         ] {
             must_refuse(queue, verdict, &ops, 0, status);
         }
-        // Refused operations have not changed anything.
+        // Refused operations must not have changed anything.
         let ran = lab.run(&mut work, &copies(&[(va::A, va::C)]));
         verdict.check(&format!("the address space is what it was: {ran:x?}"), ran == Ran::Done);
         Ok(())
@@ -286,11 +286,11 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         verdict.note(&format!("under work: {ran:x?}"), matches!(ran, Ran::Fault(_)), elsewhere || ran == Ran::Nothing);
         verdict.check("RAM was written after it was unmapped", lab.ram()?.word() == BRAND);
         lab.stop(&work);
-        // The tables survive without their handles, and still work for their users.
+        // The tables outlive their handles, and still work for their users.
         let ran = lab.run(&mut work, &copies(&[(va::A, va::C)]));
         verdict.check(&format!("without handles: {ran:x?}"), ran == Ran::Done);
         must_refuse(queue, verdict, &Ops::new().zero(SMALL, 0, 1), 0, Status::NoObject);
-        // The handles and memory are in use again: the old contents are gone.
+        // The handles and the memory are in use again, and the old contents must be gone.
         let ops = Ops::new().bind(0, work.instance).flush(0);
         let ops = ops.create(DIRECTORY, kind::DIRECTORY).create(SMALL, kind::SMALL).create(LARGE, kind::LARGE);
         must_do(queue, &ops.set(DIRECTORY, 0, SMALL, LARGE).bind(DIRECTORY, work.instance))?;
@@ -317,7 +317,7 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 35 (18): batches with invalid headers, and variations of a valid batch.
+/// 35 (18): batches with invalid headers, and mutations of a valid batch.
 pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 9)?;
@@ -327,7 +327,8 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             verdict.note(&format!("{what}: {reply:x?}"), true, reply != refused);
         };
         let list = Ops::new().list(SMALL, 0, &[1, 2, 3]).bytes();
-        // Change the operations and bytes in the header, and the units and the list's count in the operation.
+        // Change the number of operations and bytes in the header, and the units and the count of the list in the
+        // operation.
         for (what, at, width) in [("operations", 0, 4), ("bytes", 4, 4), ("units", 10, 2), ("a count", 20, 4)] {
             let now = list[at];
             for value in [0, 1, now.wrapping_sub(1).into(), u32::from(now) + 1, 0x1000, 0xffff, 1 << 31, u32::MAX] {
@@ -348,7 +349,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         let mut many = vec![0; PAGE as usize];
         many[..4].copy_from_slice(&(MAX_BATCH_OPS + 1).to_le_bytes());
         not_read(queue, "too many operations", &many);
-        // No operation may start without memory for an answer.
+        // No operation may start if there is no memory for its answer.
         for room in [0, 1, 7] {
             let reply = queue.send_with(&Ops::new().destroy(SMALL).bytes(), room);
             verdict.note(&format!("{room} bytes for the answer: {reply:x?}"), true, reply.status != u32::MAX);
@@ -388,7 +389,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             let reply = queue.send(&batch);
             verdict.note("a mutation", reply.status != 0, false);
             statuses.insert(reply.status);
-            // Without this, the next batch would end with its first operation.
+            // Without this, the next batch would end at its first operation.
             queue.call(&Ops::new().destroy(20));
         }
         verdict.check(&format!("mutations were all alike: {statuses:?}"), statuses.len() > 3);
@@ -397,7 +398,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// Clears our VRAM after operations that wrote anywhere in it, and starts again.
+/// Clears our VRAM after operations that may have written anywhere in it, and starts over.
 fn cleared(lab: &mut Lab<'_>, queue: &mut Queue<'_>) -> Result<()> {
     queue.start()?;
     let (room, bytes) = lab.room();
@@ -410,7 +411,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let command =
             OpenOptions::new().read(true).write(true).open(lab.card.config_path()).context("configuration")?;
-        // The device's writes must only hit our pages: other RAM belongs to our own kernel.
+        // The device may only write to our own pages, because other RAM belongs to our kernel.
         for at in NO_RAM.into_iter().chain([queue.ring.gpa, queue.request.gpa]) {
             for (bytes, flags, next) in [
                 (8, NEXT, 0),
@@ -465,19 +466,19 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             queue.write(register::DOORBELL, 0);
             fails(queue, verdict, &format!("register {register:#x} of {value:#x}"));
         }
-        // Test features that were not accepted.
+        // Test features that the driver has not accepted.
         queue.describe(0);
         queue.write(register::STATUS, status::READY);
         must_refuse(queue, verdict, &Ops::new().query(query::VRAM), 0, Status::Unsupported);
         must_refuse(queue, verdict, &Ops::new().fill(lab.room().0, 4, 0), 0, Status::Unsupported);
-        // The configuration is immutable during use.
+        // The configuration cannot be changed while the queue is in use.
         queue.start()?;
         for register in [register::QUEUE_DESCRIPTORS, register::QUEUE_AVAILABLE, register::QUEUE_USED] {
             queue.write(register, 0);
             queue.write(register + 4, u32::MAX);
         }
         must_do(queue, &Ops::new().query(query::VRAM))?;
-        // Without bus mastering the device cannot access our RAM, before and while the queue is used.
+        // Without bus mastering, the device must not access our RAM, neither before nor while the queue is used.
         let mut before = [0; 2];
         command.read_exact_at(&mut before, 4).context("the command register")?;
         for used in [false, true] {
@@ -494,7 +495,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// Checks that the interface has failed, and does no more work.
+/// Checks that the interface has failed and does no further work.
 fn fails(queue: &mut Queue<'_>, verdict: &mut Verdict, what: &str) {
     let now = queue.status();
     verdict.note(&format!("{what}: status {now:#x}"), true, now != status::FAILED);
@@ -502,8 +503,8 @@ fn fails(queue: &mut Queue<'_>, verdict: &mut Verdict, what: &str) {
     verdict.check(&format!("{what}: {reply:x?} of an interface that has failed"), reply.status == u32::MAX);
 }
 
-/// 37: rings, descriptors and a batch that change while they are being read. The doorbell is posted, so the device
-/// reads while we write.
+/// 37: rings, descriptors and a batch that change while the device reads them. The doorbell is a posted write, so the
+/// device reads while we write.
 pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let own = lab.take(1);
@@ -514,8 +515,8 @@ pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             .flush(0)
             .destroy(20)
             .bytes();
-        // Choose addresses at most one page after the start of one of our pages, so that the device's writes do not hit
-        // memory of our kernel.
+        // Only use addresses within a page of the start of one of our pages, so that the device's writes do not reach
+        // our kernel's memory.
         let places: Vec<_> = [queue.ring.gpa, queue.request.gpa, queue.reply.gpa].into_iter().chain(NO_RAM).collect();
         let random = &mut lab.random;
         for _ in 0..1000 {
@@ -546,7 +547,7 @@ pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 38: segments of other VMs, and nonexistent segments; sizes and rights that no segment has.
+/// 38: segments of other VMs, and segments that do not exist; sizes and rights that no segment has.
 pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 10)?;
@@ -557,7 +558,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
                 must_refuse(queue, verdict, &Ops::new().control(id, command, 0), 0, Status::NoObject);
             }
         }
-        // Test keys of another group, or of no group.
+        // Test keys of another group, or of none.
         let group = queue.read(register::FEATURES) & feature::SHARE_ABROAD != 0;
         let abroad = if group { Status::NoObject } else { Status::Unsupported };
         for key in [ANY_KEY, 1, u64::MAX] {
@@ -580,7 +581,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             must_refuse(queue, verdict, &Ops::new().share_get(77, bytes, flags, mode), 0, status);
         }
         must_refuse(queue, verdict, &Ops::new().share_get(5, 1 << 20, 0, 0), 0, Status::Range);
-        // The segment contains no data of other VMs, and is inaccessible once detached.
+        // The segment must contain no data of other VMs, and must be inaccessible after it was detached.
         lab.start(&mut work);
         let there = must_do(queue, &Ops::new().attach(segment, work.id, 0))?.value();
         let ran = lab.go(&mut work, &copies(&[(there, va::A)]), true);
@@ -593,7 +594,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.stop(&work);
         must_do(queue, &Ops::new().control(segment, share::control::REMOVE, 0))?;
         must_refuse(queue, verdict, &Ops::new().control(segment, share::control::SIZE, 0), 0, Status::NoObject);
-        // Map a segment read-only, at an address without neighbouring mappings.
+        // Map a segment read-only, at an address with no mapping next to it.
         let segment = must_do(queue, &Ops::new().share_get(6, PAGE, share::CREATE, 0))?.value() as u32;
         lab.start(&mut work);
         let there = must_do(queue, &Ops::new().attach(segment, work.id, share::READ_ONLY))?.value();

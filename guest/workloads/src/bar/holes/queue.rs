@@ -9,37 +9,37 @@ use super::super::layout::PAGE;
 use super::lab::RamPage;
 use gdev::mapping::{Mapping, Width};
 
-/// Number of entries: small enough that all rings fit in one page.
+/// Number of entries, so small that all rings fit into one page.
 pub const ENTRIES: u16 = 16;
-/// Offset of the available ring in the page.
+/// Offset of the available ring in its page.
 pub const AVAILABLE: usize = 0x400;
-/// Offset of the used ring in the page.
+/// Offset of the used ring in its page.
 pub const USED: usize = 0x800;
-/// Flag of a descriptor: another descriptor follows. Source of the flags and of the rings' layout: VIRTIO 1.2, 2.7.
+/// Descriptor flag: another descriptor follows. Source of the flags and of the rings' layout: VIRTIO 1.2, 2.7.
 pub const NEXT: u16 = 1;
-/// Flag of a descriptor: the device writes to its memory.
+/// Descriptor flag: the device writes the memory.
 pub const WRITE: u16 = 2;
 
-/// An interface and its queue, reset on drop.
+/// An interface and its queue. Dropping it resets the interface.
 pub struct Queue<'a> {
     registers: &'a Mapping,
     offset: usize,
-    /// Page with the descriptors, the available ring and the used ring.
+    /// Page that contains the descriptors, the available ring, and the used ring.
     pub ring: RamPage,
-    /// Page with the batch.
+    /// Page that contains the batch.
     pub request: RamPage,
-    /// Page with the answer.
+    /// Page that receives the answer.
     pub reply: RamPage,
     next: u16,
 }
 
 impl<'a> Queue<'a> {
-    /// Allocates pages for a queue, without setting it up.
+    /// Allocates the pages of a queue, but does not set it up.
     pub fn new(card: &'a Card, capability: &Capability) -> Result<Self> {
         let registers = card.region(capability.bar.into())?;
         let offset = usize::try_from(capability.offset)?;
         let end = offset.checked_add(register::BYTES as usize);
-        ensure!(end.is_some_and(|end| end <= registers.bytes()), "the registers end behind their region");
+        ensure!(end.is_some_and(|end| end <= registers.bytes()), "the registers extend beyond their region");
         let pages = || RamPage::new().context("a queue's page");
         Ok(Self { registers, offset, ring: pages()?, request: pages()?, reply: pages()?, next: 0 })
     }
@@ -52,7 +52,7 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Resets the interface and describes an empty queue. Accepts the features in `features` that are offered.
+    /// Resets the interface and describes an empty queue. Accepts those of `features` that the interface offers.
     pub fn describe(&mut self, features: u32) {
         self.write(register::STATUS, status::RESET);
         for page in [&self.ring, &self.request, &self.reply] {
@@ -102,7 +102,7 @@ impl<'a> Queue<'a> {
         self.write(register::DOORBELL, 0);
     }
 
-    /// Makes arbitrary bytes available as a batch, with `room` bytes of space for the answer, and rings the doorbell.
+    /// Makes arbitrary bytes available as a batch, with `room` bytes for the answer, and rings the doorbell.
     ///
     /// # Panics
     /// If the bytes exceed a page.
@@ -119,10 +119,10 @@ impl<'a> Queue<'a> {
         self.send_with(batch, PAGE as u32)
     }
 
-    /// Same as [`Self::send`], with `room` bytes of space for the answer.
+    /// Like [`Self::send`], with `room` bytes for the answer.
     pub fn send_with(&mut self, batch: &[u8], room: u32) -> Reply {
         self.post(batch, room);
-        // A read completes after all work of the doorbell.
+        // A read completes after all work that the doorbell has started.
         self.read(register::ENDED);
         let slot = USED + 4 + 8 * usize::from(self.next.wrapping_sub(1) % ENTRIES);
         let ended = self.ring.bytes.load(USED + 2, Width::Word) == u64::from(self.next);

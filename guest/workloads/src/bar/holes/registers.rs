@@ -1,6 +1,6 @@
-//! Holes 6 and 20 to 29: registers that would affect the whole machine.
+//! Holes 6 and 20 to 29: registers that could affect the whole machine.
 //!
-//! The effect of a write on the machine is only visible to the neighbour, and through the card's other function.
+//! The effect of a write on the machine is visible only to the neighbour, and through the card's other function.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -11,10 +11,10 @@ use super::super::layout::{Aperture, PAGE, instance_pointer, reg};
 use super::lab::{BRAND, Lab, MARKER, Ran, Verdict, copies, va};
 use gdev::mapping::Width;
 
-/// Distance between two writes of the sweep in bytes; the offset within the stride varies.
+/// Distance between two writes of the sweep in bytes. The offset within a stride varies.
 const STRIDE: u32 = 0x200;
 
-/// Writes both values; the only requirement is that the card survives.
+/// Writes both values to each register. The card only has to survive this.
 fn write_all(lab: &Lab<'_>, verdict: &mut Verdict, registers: impl Iterator<Item = u32>) {
     for register in registers {
         lab.card.write(register, u32::MAX);
@@ -23,7 +23,7 @@ fn write_all(lab: &Lab<'_>, verdict: &mut Verdict, registers: impl Iterator<Item
     }
 }
 
-/// 6: microcode, resets, clocks, PCI's mirror, interrupts, and all unclaimed registers.
+/// 6: microcode, resets, clocks, the PCI mirror, interrupts, and all undeclared registers.
 pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.take(1);
     lab.card.vram_write(own, MARKER);
@@ -48,7 +48,8 @@ pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     // The sweep skips the window on our own memory.
     let sweep = (0..0x100_0000).step_by(STRIDE as usize).map(|offset| offset + offset / STRIDE * 4 % STRIDE);
     write_all(lab, verdict, sweep.filter(|offset| !(reg::PRAMIN..reg::PRAMIN + 0x10_0000).contains(offset)));
-    // Drivers of this card do not write these registers: the card would never raise an interrupt again.
+    // Drivers of this card do not write these registers. After such a write, the card would never raise an interrupt
+    // again.
     masks.into_iter().for_each(|(register, value)| lab.card.write(register, value));
     verdict.check("our memory is whole", lab.card.vram_read(own) == MARKER);
     Ok(())
@@ -68,7 +69,7 @@ pub fn foreign_flush(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 21: the PBDMAs of engines, and the scheduler's enables.
+/// 21: the engines' PBDMAs, and the scheduler's enable registers.
 pub fn scheduler_masks(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let masks = [0x2200, 0x2204, 0x2208, 0x220c, 0x2210, 0x2218, 0x2224, 0x2310, 0x2628, 0x262c, 0x2a30, 0x2a34];
     for register in masks {
@@ -77,7 +78,7 @@ pub fn scheduler_masks(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         }
         verdict.note("a mask", false, false);
     }
-    // Disable engines during work, and enable them again.
+    // Disable engines while they work, and enable them again.
     let (from, to) = (lab.take(1), lab.take(1));
     let mut channel = lab.channel(21);
     lab.card.write(0x2224, 0);
@@ -97,7 +98,7 @@ pub fn scheduler_masks(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 22: the graphics engine's contexts, and hidden access paths to them.
+/// 22: the contexts of the graphics engine, and indirect ways to access them.
 pub fn graph_contexts(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for at in lab.outside(PAGE) {
         for register in [0x409b00, 0x409b04, 0x409500, 0x409a10, 0x409a14, 0x400784, 0x41a800] {
@@ -115,20 +116,20 @@ pub fn graph_contexts(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 23: the clock that all VMs share: a guest only sets its own view of it.
+/// 23: the clock that all VMs share, of which a guest may only set its own view.
 pub fn timer(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for value in [0, u32::MAX, 1, 0x1234_5678] {
         for register in [reg::PTIMER_LOW, reg::PTIMER_HIGH, 0x9200, 0x9210, 0x9220, 0x9420, 0x9100, 0x9140] {
             lab.card.write(register, value);
         }
-        // We may change our own view; the end of the attempt checks that the clock runs.
+        // We may change our own view. The end of the attempt checks that the clock runs.
         verdict.note("the time", false, false);
     }
     lab.card.write(0x9140, 0);
     Ok(())
 }
 
-/// 24: fuses, and the unit counts derived from them.
+/// 24: fuses, and the unit counts that follow from them.
 pub fn fuses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let counts = [0x22430, 0x22434, reg::FBP_COUNT, 0x22500, reg::FBP_DISABLED, reg::FBP_MIB];
     let before = counts.map(|register| lab.card.read(register));
@@ -171,12 +172,12 @@ pub fn display(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 27: interrupts that are re-armed endlessly, and raised by software.
+/// 27: interrupts that are re-armed endlessly, or raised by software.
 pub fn msi_rearm(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for _ in 0..500 {
         lab.card.write(0x88704, u32::MAX);
         lab.card.write(0x8807c, u32::MAX);
-        // A fault that we trigger belongs to us.
+        // A fault that we trigger is our own.
         lab.card.write(0x2a30, 0x100);
         lab.card.write(0x259c, u32::MAX);
         verdict.note("an interrupt", false, false);
@@ -219,14 +220,15 @@ pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
     Ok(())
 }
 
-/// 29: configuration space. Restores the kernel's values; does not move BARs, because the kernel depends on them.
+/// 29: configuration space. Restores the kernel's values; does not move BARs, because the kernel depends on their
+/// addresses.
 pub fn pci_configuration(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let config = lab.card.config_path();
     let config = OpenOptions::new().read(true).write(true).open(config).context("configuration space")?;
     let mut before = [0; 256];
     let length = config.read_at(&mut before, 0).context("configuration space")?;
     for (at, _) in before[..length].iter().enumerate() {
-        // The command register and the BARs follow below.
+        // The command register and the BARs are tested below.
         if (0x04..0x06).contains(&at) || (0x10..0x28).contains(&at) || (0x30..0x34).contains(&at) {
             continue;
         }

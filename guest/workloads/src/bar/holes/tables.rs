@@ -1,4 +1,4 @@
-//! Holes 7, 8, 9, 11, 15, 16, 18 and 30: targets of page tables, stale translations, context images.
+//! Holes 7, 8, 9, 11, 15, 16, 18 and 30: targets of page tables, stale translations, and context images.
 
 use anyhow::{Result, ensure};
 
@@ -6,7 +6,7 @@ use super::super::layout::{Aperture, LARGE_PAGE, PAGE, page_entry};
 use super::lab::{BRAND, Channel, IMAGE_PAGES, Lab, MARKER, Ran, Verdict, copies, va};
 use gdev::nouveau::push::{Engine, Push, Rect};
 
-/// Creates a channel with a page of ours at `va::A`. Returns the channel and the page's address.
+/// Creates a channel with one of our pages at `va::A`. Returns the channel and the page's address.
 fn holder(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     let page = lab.take(1);
     let channel = lab.channel(id);
@@ -15,7 +15,7 @@ fn holder(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     (channel, page)
 }
 
-/// Makes a copy engine read from and write to `va`, which must fault; our own page must not change.
+/// Makes a copy engine read from `va` and write to it. Both must fault, and our own page must not change.
 fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Channel, page: u64, va: u64) {
     lab.flush();
     lab.card.vram_write(page, MARKER);
@@ -50,11 +50,11 @@ pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 8: large pages over RAM that is partly absent.
+/// 8: large pages of RAM that is partly missing.
 pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 8);
     let entry = lab.large(channel.space);
-    // Check that the table works, with a large page of our own VRAM.
+    // Check first that the table works, with a large page of our own VRAM.
     let base = lab.share - LARGE_PAGE;
     lab.card.vram_write(base + LARGE_PAGE - PAGE, MARKER);
     lab.set(entry, page_entry(base, Aperture::Vram));
@@ -62,8 +62,7 @@ pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     lab.card.vram_write(page, 0);
     let ran = lab.copy(&mut channel, va::LARGE + LARGE_PAGE - PAGE, va::A);
     ensure!(ran == Ran::Done && lab.card.vram_read(page) == MARKER, "a large page of our own: {ran:x?}");
-    // Test addresses after 512 MiB (the memory of all guests of the tests), PCI's memory, the APIC, and the end of
-    // VRAM.
+    // Test addresses beyond 512 MiB (the RAM of all guests of the tests), PCI memory, the APIC, and the end of VRAM.
     for (address, aperture) in [
         (0x2000_0000, Aperture::Coherent),
         (0xb000_0000, Aperture::Noncoherent),
@@ -128,12 +127,12 @@ pub fn entry_without_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     Ok(())
 }
 
-/// 15: tables used as other kinds of table; tables that the card itself rewrites.
+/// 15: tables that are used as other kinds of tables, and tables that the card itself rewrites.
 pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let share = lab.share;
     let foreign = page_entry(share, Aperture::Vram);
     let (mut channel, page) = holder(lab, 15);
-    // Use the small-page table as a large-page table: its entry for a page that the channel does not use is then the
+    // Use the small-page table as a large-page table: the entry of a page that the channel does not use becomes the
     // entry of a large page.
     let index = 0x60;
     lab.raw(channel.space, index * PAGE, foreign);
@@ -152,7 +151,7 @@ pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let ran = lab.try_run(&mut channel, &Push::default());
     verdict.must_not_run("a directory as its own table", ran);
 
-    // A copy engine writes entries for other VMs' memory into our table, and uses them: immediately, after a flush, and
+    // Let a copy engine write entries for other VMs' memory into our table. Use them immediately, after a flush, and
     // after another bind.
     let (mut channel, page) = holder(lab, 16);
     let forged = lab.take(1);
@@ -181,8 +180,8 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.start(&mut channel);
         let ran = lab.go(&mut channel, &copies(&[(va::A, va::B)]), true);
         verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
-        // The table's entries below 4 MiB: everything that the channel uses except its contexts, which have a separate
-        // hole.
+        // Overwrite the table's entries below 4 MiB: everything that the channel uses except its contexts, which are a
+        // separate hole.
         let image = va::IMAGE / PAGE..va::IMAGE / PAGE + IMAGE_PAGES;
         for index in (0..1024).filter(|index| !image.contains(index)) {
             lab.set(channel.space.table + index * 8, fill);
@@ -199,13 +198,13 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Presumed addresses of the images that the card uses: the mediator's part of an address space, the bytes for each of
-/// the card's channels, and page numbers in this span.
+/// Presumed addresses of the images that the card uses: the mediator's part of an address space, the number of bytes
+/// per channel of the card, and page numbers in this range.
 const IMAGES: (u64, u64, [u64; 3]) = (0xff_f800_0000, 128 << 10, [4, 5, 6]);
 
-/// 30: context images. PGRAPH's firmware writes the registers that an image names when the context is loaded: this
-/// could turn engines or the scheduler off, or remove channels. The card uses the mediator's copy of the image, which
-/// work must not reach.
+/// 30: context images. When PGRAPH's firmware loads a context, it writes the registers that the image lists: this could
+/// disable engines or the scheduler, or remove channels. The card uses the mediator's copy of the image, which work
+/// must not be able to reach.
 pub fn context_images(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let registers = [[0x200, 0], [0x2204, 0], [0x2200, 0], [0x40_0500, 0], [0x41_8810, u32::MAX]];
     let channels = (0..16).map(|channel| [0x3000 + 8 * channel, 0]);
@@ -237,7 +236,7 @@ pub fn context_images(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 18: numbers close to the limit of their range.
+/// 18: numbers close to the limits of their ranges.
 pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 18);
     for address in [(1u64 << 40) - PAGE, (1 << 32) - PAGE, 1 << 32] {
@@ -265,11 +264,11 @@ pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         verdict.must_not_run(&format!("ring entry {entry:x?}"), ran);
         lab.stop(&channel);
     }
-    // Test endless rings, and rings beyond the end.
+    // Test rings that never end, and rings beyond the end.
     for (low, high) in [(va::RING as u32, 31 << 16), (va::RING as u32, 0xffff << 16), (0xffff_fff8, 0x0014_00ff)] {
         lab.set(channel.instance + 0x48, [low, high]);
         let ran = lab.try_run(&mut channel, &Push::default());
-        // A ring that is larger than its memory uses only our own memory, so it may run.
+        // A ring that is larger than its memory only uses our own memory, so it may run.
         verdict.note(
             &format!("ring {low:#x} {high:#x}: {ran:x?}"),
             ran != Ran::Done,

@@ -1,4 +1,4 @@
-//! Holes 1, 2, 10, 14 and 17: windows of the CPU.
+//! Holes 1, 2, 10, 14 and 17: the CPU's windows on memory.
 
 use anyhow::Result;
 
@@ -6,10 +6,10 @@ use super::super::layout::{Aperture, PAGE, instance_pointer, page_entry, reg};
 use super::lab::{BRAND, Lab, MARKER, Space, UNUSED, Verdict};
 use gdev::mapping::Width;
 
-/// An offset in an aperture, away from USERD.
+/// An offset in an aperture outside USERD.
 const OFFSET: u64 = 0x40_0000;
 
-/// Reads through an aperture before and after a write, and records whether data was visible.
+/// Reads through an aperture before and after a write, and records whether any data was visible.
 fn look(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, register: u32) {
     let before = lab.card.read(register);
     lab.card.write(register, BRAND);
@@ -18,7 +18,7 @@ fn look(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, register: u32) {
     verdict.note(&format!("{what}: {before:#x}, then {after:#x}"), before == u32::MAX && after == u32::MAX, gained);
 }
 
-/// 1: the window beyond VRAM.
+/// 1: the PRAMIN window beyond VRAM.
 pub fn pramin_beyond_vram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.take(1);
     lab.card.vram_write(own, MARKER);
@@ -29,7 +29,7 @@ pub fn pramin_beyond_vram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
             look(lab, verdict, &format!("{address:#x}+{offset:#x}"), reg::PRAMIN + offset);
         }
     }
-    // Read past the end of the share without moving the window, and past 40 bits, where address 0 would follow.
+    // Read past the end of the share without moving the window, and past 40 bits, where addresses would wrap to 0.
     for base in [lab.share - 0x1_0000, (1 << 40) - 0x1_0000] {
         lab.card.write(reg::PRAMIN_WINDOW, (base >> 16) as u32);
         for offset in [0x1_0000, 0x8_0000, 0xf_fffc] {
@@ -39,7 +39,7 @@ pub fn pramin_beyond_vram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// 2: the window on host memory.
+/// 2: the PRAMIN window on host memory.
 pub fn pramin_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     for address in [own, 0, 1 << 20, 0xfee0_0000, 1 << 32, 1 << 39] {
@@ -82,14 +82,14 @@ fn look_through(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, bar: usize, of
     verdict.note(&what, before == u32::MAX && after == u32::MAX, lab.tells(before) || lab.tells(after));
 }
 
-/// 10: an entry for RAM reaches our RAM and not VRAM; entries for RAM that we do not have reach no memory.
+/// 10: an entry for RAM reaches our RAM and not VRAM, and an entry for RAM that we do not have reaches no memory.
 pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     for (bar, space, _) in apertures(lab) {
         lab.ram()?.set(MARKER);
         lab.map(space, OFFSET, own, Aperture::Coherent, 1);
         lab.flush();
-        // VRAM at the same address must not change, if it is in our share.
+        // VRAM at the same address, if it is in our share, must not change.
         let same = (own < lab.share).then(|| lab.card.vram_read(own));
         verdict.check("our RAM is seen", peek(lab, bar, OFFSET) == MARKER);
         poke(lab, bar, OFFSET, BRAND);
@@ -112,7 +112,7 @@ pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// 14: offsets and indexes beyond the limit, the table, or the memory.
+/// 14: offsets and indices beyond the limit, the table, or the memory.
 pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let share = lab.share;
     for (bar, space, instance) in apertures(lab) {
@@ -130,12 +130,12 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
         }
         lab.join(instance, space);
         lab.flush();
-        // The size code makes the table cover 16 MiB; the memory after the table must not be read as entries.
+        // The size code makes the table cover 16 MiB. Memory beyond the table must not be used as entries.
         if end > 0x100_0000 {
             lab.set(space.table + 0x100_0000 / PAGE * 8, page_entry(own, Aperture::Vram));
             look_through(lab, verdict, "behind a shortened table", bar, 0x100_0000);
         }
-        // Test the first foreign page of a table that extends beyond the share.
+        // Test the first page outside the share of a table that extends beyond it.
         for (table, offset) in [(share - PAGE, 512 * PAGE), (share, 0), ((1 << 40) - PAGE, 512 * PAGE)] {
             lab.card.vram_write(space.directory + 4, (table >> 8) as u32 | 1);
             lab.flush();
@@ -145,7 +145,7 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
     Ok(())
 }
 
-/// 17: VRAM that we never used, and a new channel's USERD, hold no data of other tenants.
+/// 17: VRAM that we have never used, and the USERD of a new channel, contain no data of other tenants.
 pub fn residue(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let mut told = None;
     for _ in 0..4096 {

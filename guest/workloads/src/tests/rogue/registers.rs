@@ -1,8 +1,8 @@
-//! Attacks through the card's registers while the driver is bound: registers that the driver writes occasionally are
-//! written as fast as possible.
+//! Attacks through the card's registers while the driver is bound: writes registers that the driver writes only
+//! occasionally as fast as possible.
 //!
 //! The kernel's driver does not know of the attack. The program's own channels may suffer: a channel that is lost
-//! during the attack is counted, and another one replaces it.
+//! during the attack is counted and replaced.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -23,50 +23,53 @@ use crate::tests::Facts;
 use gdev::mapping::Width;
 use gdev::nouveau::device::{Buffer, Domain};
 
-/// Side of the matrices and rounds of a kernel: 50 ms of the card's time in the model of the tests with several guests.
+/// Side of the matrices, and number of rounds of a kernel: together 50 ms of the card's time in the model for tests
+/// with several guests.
 const SIDE: u32 = 32;
 const ROUNDS: u32 = 100;
 /// Number of kernels in flight.
 const IN_FLIGHT: u64 = 4;
-/// Number of times that a register is changed and changed back between two kernels.
+/// Number of times that a register is changed and restored between two kernels.
 const TOGGLES: u32 = 64;
 /// Mask of all engines in PFIFO.
 const ENGINES: u32 = 0x3f;
-/// Value of a channel's state register that lets the channel run.
+/// Value of a channel's state register that permits the channel to run.
 const RUNS: u32 = 0x001f_0001;
-/// Number of entries in the register that submits a runlist.
+/// Mask of the number of entries in the register that submits a runlist.
 const RUNLIST_LENGTH_MASK: u32 = 0xfff;
-/// Number of buffers of 16 MiB in guest RAM that the card has entries for while bus mastering changes.
+/// Number of 16 MiB buffers in guest RAM that are mapped for the card while bus mastering changes.
 const MAPPED: usize = 6;
 const BUFFER: u64 = 16 << 20;
-/// Command register of PCI configuration space, and its bit for bus mastering.
+/// Offset of the command register in PCI configuration space.
 const COMMAND: u64 = 4;
+/// Bit of the command register for bus mastering.
 const BUS_MASTER: u16 = 1 << 2;
-/// Size of the VRAM that batches copy within, and number of copies of a batch: 3.9 GiB together.
+/// Number of bytes of VRAM within which batches copy. The number of copies per batch follows; together they copy 3.9
+/// GiB.
 const ARENA: u64 = 8 << 20;
 const COPIES: u32 = 1000;
-/// Size of a copy's operation in bytes, and number of operations in a page.
+/// Size of a copy operation in bytes.
 const COPY_BYTES: u32 = 32;
 const IN_PAGE: u32 = 100;
-/// Offset of a batch's header in the page of the rings, after the rings.
+/// Offset of a batch's header in the page of the rings, beyond the rings.
 const HEADER: usize = 0xc00;
-/// First word of the arena's pages, combined with the page's number.
+/// First word of each page in the arena, combined with the number of the page.
 const BRAND: u32 = 0xa2e4_0000;
 
-/// Changes the register of a running channel so that it may not run, and back.
+/// Changes a register of a running channel so that it may not run, and restores it.
 type Toggle = fn(&Card, u32);
 
-/// Toggles the state register.
+/// Toggles the channel's state register.
 pub fn stopped(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[state])
 }
 
-/// Submits the runlist: first without channels, then with all of them.
+/// Submits the runlist, first without channels and then with all of them.
 pub fn unlisted(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[list])
 }
 
-/// Preempts, and writes the scheduler's mask, alternating with the other attacks.
+/// Preempts the channel and writes the scheduler's mask, in alternation with the other attacks.
 pub fn masked(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[preempt, mask, state, list])
 }
@@ -91,7 +94,7 @@ fn mask(card: &Card, _channel: u32) {
     card.write(reg::SCHED_DISABLE, 0);
 }
 
-/// Toggles registers while kernels run, with each method in turn.
+/// Toggles registers while kernels run, with each of `ways` in turn.
 fn under_kernels(rig: &Rig, duration: Duration, ways: &[Toggle]) -> Result<Facts> {
     let card = Card::open(None)?;
     let options = workloads::Options { seed: rig.seed(), rounds: Some(ROUNDS), side: Some(SIDE), ..Default::default() };
@@ -137,7 +140,7 @@ fn run_toggled(
     setup.free(gpu)
 }
 
-/// Turns bus mastering off and on, while the card has entries for many pages of RAM.
+/// Disables and enables bus mastering while many pages of RAM are mapped for the card.
 pub fn mastering(rig: &Rig, duration: Duration) -> Result<Facts> {
     let card = Card::open(None)?;
     let buffers = (0..MAPPED).map(|_| rig.buffer(Domain::Gart, BUFFER)).collect::<Result<Vec<Buffer>>>()?;
@@ -156,7 +159,7 @@ pub fn mastering(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", writes.to_string())])
 }
 
-/// Sends batches of the paravirtual interface that copy gigabytes each; the kernel's driver does not use them.
+/// Sends batches to the paravirtual interface that copy gigabytes each. The kernel's driver does not use the interface.
 pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
     let card = Card::open(None)?;
     let config = fs::read(card.config_path()).context("configuration space")?;
@@ -180,7 +183,7 @@ pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
         for index in 1..=pages {
             queue.descriptor(index, queue.request.gpa, IN_PAGE * COPY_BYTES, NEXT, index + 1);
         }
-        // Answers need more than a page; they may overlap.
+        // The answers need more than a page, and their buffers may overlap.
         for index in pages + 1..=pages + 4 {
             let flags = if index == pages + 4 { WRITE } else { WRITE | NEXT };
             queue.descriptor(index, queue.reply.gpa, PAGE as u32, flags, index + 1);
@@ -202,8 +205,7 @@ pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", batches.to_string()), ("ended", ended.to_string()), ("batch_mib", mib.to_string())])
 }
 
-/// Finds a buffer's VRAM address, and the number of contiguous bytes at this address, from the first words of its
-/// pages.
+/// Finds the VRAM address of a buffer by the first words of its pages, and the number of contiguous bytes there.
 fn place(card: &Card, buffer: &Buffer) -> Result<(u64, u64)> {
     let pages = u32::try_from(buffer.size() / PAGE)?;
     let map = buffer.map()?;

@@ -1,5 +1,6 @@
 //! Saved state of apertures that the VMM maps: the records, and the card's addresses of the memory. The memory is in
-//! files, which are handed over separately. The client uses them meanwhile: its guest's CPUs may write at any time.
+//! files, which are handed over separately. The client keeps using them during the handover: its guest's CPUs may write
+//! at any time.
 
 use super::{MappedWindow, PageTarget, Remap, Slot, Window};
 use card_manager::{ManagedCard, ManagerError};
@@ -12,13 +13,13 @@ use vm_device::WindowMemory;
 /// Saved state of the apertures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRemap {
-    /// Windows of BAR1, BAR3 and PRAMIN; `None` if all are trapped.
+    /// Windows of BAR1, BAR3 and PRAMIN; `None` for a window that is trapped.
     windows: [Option<SavedWindow>; MappedWindow::ALL.len()],
-    /// Pages of guest VRAM that slots map, by number.
+    /// Pages of guest VRAM that slots map, in order of their numbers.
     pages: Vec<SavedPage>,
     /// Slots that map guest RAM.
     ram: Vec<SavedSlot>,
-    /// Set if the card's TLBs may hold translations that no table names.
+    /// Set if the card's TLBs may contain translations to memory that no table maps.
     stale: bool,
 }
 
@@ -32,14 +33,14 @@ struct SavedWindow {
     iova: u64,
 }
 
-/// A page of guest VRAM, and the slots that map it: the first slot is its home.
+/// A page of guest VRAM, and the slots that map it. The first slot is its home.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedPage {
     number: u32,
     places: Vec<SavedSlot>,
 }
 
-/// A slot: the numbers of its window and page.
+/// A slot: the number of its window, and the number of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct SavedSlot(u8, u32);
 
@@ -56,18 +57,18 @@ impl From<SavedSlot> for Slot {
 }
 
 impl Remap {
-    /// Saves the apertures, if any are mapped, with the files of their memory.
+    /// Saves the apertures and the files of their memory, if any are mapped.
     ///
     /// # Errors
-    /// If the process has no free descriptors.
+    /// If the process has no free file descriptors.
     pub(crate) fn save(&self) -> Result<Option<(SavedRemap, Vec<OwnedFd>)>, ManagerError> {
         let Self {
             windows,
             homes,
             waiting,
-            // False in a quiescent VM.
+            // This is false for a quiescent VM.
             closing: _,
-            // The warning is logged again.
+            // The next process may log the warning again.
             warned: _,
             stale,
             // Statistics restart at 0.
@@ -113,8 +114,8 @@ impl Remap {
 }
 
 impl SavedRemap {
-    /// Restores the apertures, of `bar1` and `bar3` bytes, with their memory in `files`, for a VM with `vram_bytes`
-    /// bytes of VRAM. The memory is mapped for the card at its old address.
+    /// Restores the apertures of `bar1` and `bar3` bytes, with their memory in `files`, for a VM with `vram_bytes`
+    /// bytes of VRAM. Maps the memory for the card at its old address.
     ///
     /// # Errors
     /// If the saved state is invalid, the files do not match, or the host cannot map them.
@@ -158,7 +159,7 @@ impl SavedRemap {
 }
 
 impl Remap {
-    /// Records the content of a slot. No other saved entry may have set this slot.
+    /// Records the target of a slot. No other saved entry may have set it.
     fn wants(&mut self, slot: Slot, want: PageTarget) -> Result<(), Invalid> {
         let window = self.windows.get_mut(slot.window).and_then(Option::as_mut);
         let place = window.and_then(|window| window.want_mut(slot.page)).filter(|place| **place == PageTarget::Nothing);
@@ -178,7 +179,7 @@ mod tests {
     const BARS: (u64, u64) = (17 << 20, 1 << 20);
     const VRAM: u64 = 1 << 20;
 
-    /// A VM's apertures with pages of VRAM in both, including a page that is mapped twice, and RAM.
+    /// Creates apertures that show pages of VRAM, including one that is mapped twice, and map RAM.
     fn apertures(rig: &Rig) -> Remap {
         let mut remap = Remap::open(&rig.host, BARS).unwrap();
         let first = (TRAPPED_BAR1 / SMALL_PAGE) as u32;

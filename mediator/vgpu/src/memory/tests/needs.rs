@@ -1,10 +1,10 @@
-//! Push buffers of the rig's driver, and the engines that they need.
+//! Tests which engines the push buffers of the rig's driver need.
 
 use card_manager::{Bindings, Needs, Reader};
 use rig::driver::{CE0, CE1, M2MF, ce_copy, m2mf_copy, methods, object};
 use sched::Engine;
 
-/// Number of words of a submission that are read.
+/// Number of words of a submission to read.
 const WORDS: usize = 4096;
 
 /// Returns the needs of a submission of these push buffers.
@@ -32,11 +32,11 @@ fn copies_need_copy_engine_bound_to_subchannel() {
     assert_eq!(needs_of(&[object(CE0), copy.repeat(100)].concat()), CE0_ONLY);
     assert_eq!(needs_of(&[object(CE1), copy.clone()].concat()), Needs::Copies(Engine::Copy1));
     assert_eq!(needs_of(&copy), Needs::Graphics, "nobody knows what its subchannel is bound to");
-    // A binding holds from one submission to the next.
+    // A binding persists from one submission to the next.
     let mut bindings = Bindings::default();
     assert_eq!(needs(&mut bindings, &[&object(CE0)]), Needs::Host);
     assert_eq!(needs(&mut bindings, &[&copy]), CE0_ONLY);
-    // The binding ends when work that was not read completely may have changed it.
+    // Work that was not read completely ends the binding, because it may have changed it.
     assert_eq!(needs(&mut bindings, &[&object(M2MF)]), Needs::Graphics);
     assert_eq!(needs(&mut bindings, &[&copy]), Needs::Graphics);
 }
@@ -48,7 +48,7 @@ fn work_with_one_method_for_pgraph_needs_pgraph() {
         assert_eq!(needs_of(&[copies.clone(), graphics.clone()].concat()), Needs::Graphics);
         assert_eq!(needs_of(&[graphics, copies.clone()].concat()), Needs::Graphics);
     }
-    // The same applies to one data word for the subchannel's object, and to a meaningless header.
+    // The same applies to a single data word for the subchannel's object, and to an invalid header.
     assert_eq!(needs_of(&[copies.clone(), vec![4 << 29 | 1 << 16 | 2 << 13 | 0x100 >> 2]].concat()), Needs::Graphics);
     assert_eq!(needs_of(&[copies, vec![6 << 29]].concat()), Needs::Graphics);
 }
@@ -65,7 +65,7 @@ fn data_of_a_method_may_lie_in_the_next_range() {
     let [header, datum] = object(CE0)[..] else { panic!("a header and its datum") };
     let copy = ce_copy(0x1000, 0x2000, 1);
     assert_eq!(needs(&mut bindings, &[&[header], &[datum], &copy[..3], &copy[3..]]), CE0_ONLY);
-    // Data words that look like a header do not count, nor does a header after the end of a segment.
+    // Data words that look like headers do not count, nor does a header beyond the end of a segment.
     let graphics = methods(2, 0x300, &[0]);
     let data = methods(4, 0x310, &[graphics[0]]);
     assert_eq!(needs(&mut bindings, &[&[data, vec![7 << 29], graphics.clone()].concat()]), CE0_ONLY);

@@ -1,5 +1,5 @@
-//! Files of saved cards with edited sections and correct checksums: each file is refused or opened, and no VM is
-//! affected.
+//! Tests of files of saved cards with edited sections and correct checksums. Each file must be refused or opened,
+//! without any effect on the VMs.
 
 use super::super::oversubscribe::eventually;
 use super::super::relocate::{free_settings, move_all, work};
@@ -11,15 +11,15 @@ use sha2::{Digest, Sha256};
 use std::ops::Range;
 use vram::To;
 
-/// Numbers of files per round, and of rounds. Between two rounds the VMs work.
+/// Number of files per round. The number of rounds follows; the VMs work between rounds.
 const FILES: u64 = 60;
 const ROUNDS: u64 = 4;
-/// Size of a file's header in bytes: magic, format, identity, count.
+/// Size in bytes of a file's header: magic, format, identity, count.
 const HEAD: usize = 8 + 4 + 16 + 4;
 /// Offsets of the identity.
 const IDENTITY: Range<usize> = 12..28;
 
-/// Location of a section in a file: name and numbers at its start, checksum, contents.
+/// Location of a section in a file: its head (name and numbers), checksum, and contents.
 struct Place {
     name: String,
     head: Range<usize>,
@@ -27,7 +27,7 @@ struct Place {
     contents: Range<usize>,
 }
 
-/// Returns the sections of a file, as described in `saved-state`.
+/// Returns the sections of a file in the format of `saved-state`.
 fn places(file: &[u8]) -> Vec<Place> {
     let mut places = Vec::new();
     let mut at = HEAD;
@@ -44,17 +44,17 @@ fn places(file: &[u8]) -> Vec<Place> {
     places
 }
 
-/// Edits a few bytes of one section, and recomputes its checksum. Returns the section's name.
+/// Edits a few bytes of one section and recomputes its checksum. Returns the section's name.
 fn edit(file: &mut [u8], dice: &mut Rng) -> String {
     edit_one(file, dice, |_| true)
 }
 
-/// Same as [`edit`], for one of the sections whose names are accepted by `of`.
+/// Like [`edit`], for a section whose name `of` accepts.
 pub(crate) fn edit_one(file: &mut [u8], dice: &mut Rng, of: impl Fn(&str) -> bool) -> String {
     let places: Vec<Place> = places(file).into_iter().filter(|place| of(&place.name)).collect();
     let place = &places[dice.usize(..places.len())];
     for _ in 0..=dice.u64(..3) {
-        // Counts are at the start of a section.
+        // Counts are at the start of a section, so edit there more often.
         let near = if dice.bool() { place.contents.len() } else { place.contents.len().min(64) };
         let at = place.contents.start + dice.usize(..near.max(1));
         let byte = &mut file[at];
@@ -79,12 +79,13 @@ fn seal(file: &mut [u8], place: &Place) {
     file[place.sum.clone()].copy_from_slice(&sum);
 }
 
-/// Returns the total size of the sections' contents in bytes.
+/// Returns the total size in bytes of the contents of all sections that `of` accepts.
 pub(crate) fn length(file: &[u8], of: impl Fn(&str) -> bool) -> usize {
     places(file).into_iter().filter(|place| of(&place.name)).map(|place| place.contents.len()).sum()
 }
 
-/// Zeroes one byte, counted over all matching sections. Returns false if the byte is zero or does not exist.
+/// Zeroes one byte; `at` counts the bytes of all sections that `of` accepts. Returns false if the byte is already zero
+/// or does not exist.
 pub(crate) fn zero_one(file: &mut [u8], of: impl Fn(&str) -> bool, mut at: usize) -> bool {
     for place in places(file).into_iter().filter(|place| of(&place.name)) {
         let len = place.contents.len();

@@ -1,4 +1,4 @@
-//! Holes 3, 4, 5, 12, 13 and 19: instance blocks, channel numbers, runlists.
+//! Holes 3, 4, 5, 12, 13 and 19: instance blocks, channel numbers, and runlists.
 
 use super::{
     A, B, CE0, CHUNK, EVIL, GOOD, ID, IDLE, LARGE_PAGE, PAGE, RAM, SHARE_BYTES, Scene, card_registers, ce_copy,
@@ -9,13 +9,13 @@ use nvspec::instance::ramfc;
 use nvspec::regs::{ce0, ce1, fecs, fecs_command};
 use vmm_glue::RegionIndex;
 
-/// Returns a value for a register of the channel table or of an instance.
+/// Returns a value for a register of the channel table or of an aperture's instance block.
 fn pointer(at: u64, target: u32) -> u32 {
     0xc000_0000 | target << 28 | (at >> 12) as u32 & 0x0fff_ffff
 }
 
 #[test]
-fn hole_03_instance_blocks_are_not_looked_at_after_activation() {
+fn hole_03_instance_blocks_are_not_read_after_activation() {
     let mut scene = Scene::new();
     let neighbour = scene.good.driver.guest.vram_bytes;
     assert_eq!(neighbour, SHARE_BYTES);
@@ -42,7 +42,7 @@ fn hole_03_instance_blocks_are_not_looked_at_after_activation() {
             let guest = &mut s.evil.guest;
             guest.poke(channel.instance + vm::PDB_LO, low);
             guest.poke(channel.instance + vm::PDB_HI, high);
-            // The test also tries USERD, the ring and the saved state.
+            // Also try USERD, the ring, and the saved state.
             for offset in [ramfc::USERD_LO, ramfc::USERD_HI, ramfc::GP_BASE_HI, ramfc::PB_FETCH_LO, ramfc::PB_FETCH_HI]
             {
                 guest.poke(channel.instance + offset, 0xffff_fff3);
@@ -62,7 +62,8 @@ fn hole_03_instance_blocks_are_not_looked_at_after_activation() {
         let after = scene.card_instance(EVIL, ID).map(|at| scene.card_word64(at + vm::PDB_LO));
         assert_eq!(before, after, "{what}: the card's own block");
 
-        // After a new bind, the block is read again, and the block names addresses outside the guest's memory.
+        // Bind again after the block was changed, so that it is read again and refers to addresses outside the guest's
+        // memory.
         scene.evil.unbind(&channel);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_LO, channel.userd as u32);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_HI, 0);
@@ -74,7 +75,7 @@ fn hole_03_instance_blocks_are_not_looked_at_after_activation() {
 }
 
 #[test]
-fn hole_04_contexts_are_not_switched_by_hand() {
+fn hole_04_guests_cannot_switch_contexts() {
     let mut scene = Scene::new();
     let channel = scene.evil.channel(ID);
     let blocks = [
@@ -118,13 +119,13 @@ fn hole_04_contexts_are_not_switched_by_hand() {
 }
 
 #[test]
-fn hole_05_target_bits_lead_nowhere() {
+fn hole_05_target_bits_are_decoded_or_denied() {
     let mut scene = Scene::new();
     let ram = scene.bus[1];
-    // All of these addresses are outside the attacker's memory.
+    // All these addresses are outside the attacker's memory.
     let page = scene.on_card(IDLE, SHARE_BYTES - PAGE);
     assert!(page >= SHARE_BYTES);
-    // The word of the channel table names VRAM of other VMs and host memory that was not lent.
+    // Point the channel table at VRAM of other VMs, and at host memory that was not lent.
     for (at, target) in [(page, 0), (page, 1), (ram, 2), (ram, 3), (RAM, 2), (0xfff_ffff << 12, 3)] {
         scene.denied(&format!("instance block {at:#x}, target {target}"), |s| {
             s.evil.guest.wr(pfifo::CHANNEL::at(ID.into()), pointer(at, target));
@@ -135,7 +136,7 @@ fn hole_05_target_bits_lead_nowhere() {
         });
         scene.denied(&format!("runlist {at:#x}, target {target}"), |s| {
             s.evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, target << 28 | (at >> 12) as u32);
-            // The first list is too long by one entry; the second is short.
+            // The first list is one entry too long; the second one is short.
             s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0081);
             s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0004);
         });
@@ -153,7 +154,7 @@ fn hole_05_target_bits_lead_nowhere() {
         scene.denied(&format!("peephole's block {at:#x}, target {target}"), |s| {
             s.evil.guest.wr(pbus::PEEPHOLE_BLOCK::OFFSET, pointer(at, target));
         });
-        // These registers set the memory that the hardware writes on flushes, faults and for compression tags.
+        // These registers set the memory that the hardware writes on flushes and faults, and for compression tags.
         scene.virtual_only(&format!("sinks at {at:#x}"), |s| {
             for register in [
                 pfb::NISO_ADDRESS::OFFSET,
@@ -169,7 +170,7 @@ fn hole_05_target_bits_lead_nowhere() {
         });
         scene.fresh();
     }
-    // Only USERD is wrong; the rest of the block is valid.
+    // Only USERD is invalid; the rest of the block is valid.
     for low in [page as u32, ram as u32 | 2, ram as u32 | 3, page as u32 | 1] {
         let mut channel = scene.evil.prepare(ID);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_LO, low);
@@ -179,7 +180,7 @@ fn hole_05_target_bits_lead_nowhere() {
             s.evil.list(&[ID]);
             let put = s.evil.queue_fenced(&mut channel, &[]);
             s.evil.guest.poke(userd + nvspec::instance::userd::GP_PUT, put);
-            // For any block, the card's USERD is a page that belongs to no guest.
+            // The card's USERD must be a page that belongs to no guest, for any block.
             if let Some(instance) = s.card_instance(EVIL, ID) {
                 let at = s.card_word64(instance + ramfc::USERD_LO);
                 let guests = s.blocks_of(&[EVIL, GOOD, IDLE]);
@@ -200,7 +201,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
         s.evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, base);
         s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | length);
     };
-    // The test uses all valid numbers, invalid numbers, and one number repeatedly.
+    // Use all valid numbers, invalid numbers, and one number repeatedly.
     type Numbers = fn(u32) -> u32;
     let lists: [(&str, Numbers); 4] = [
         ("every channel", |index| index),
@@ -217,7 +218,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
             scene.contained(&format!("{what}, {length} entries"), |s| submit(s, (list >> 12) as u32, length));
         }
     }
-    // Lengths and addresses are invalid.
+    // Use invalid lengths and addresses.
     let behind = (SHARE_BYTES >> 12) as u32;
     for (what, base, length) in [
         ("129 entries", (list >> 12) as u32, CHANNELS + 1),
@@ -235,14 +236,14 @@ fn hole_12_runlists_name_only_the_guests_channels() {
     ] {
         scene.contained(what, |s| submit(s, base, length));
     }
-    // The attacker's own channel runs again when it is on the list.
+    // The attacker's own channel must run again once it is on the list.
     scene.evil.list(&[ID]);
     scene.evil.submit(&mut channel, &[]);
     scene.evil.wait(&channel);
     scene.finish();
 }
 
-/// Returns the offset of element `index` in an array of registers whose first two elements are at these offsets.
+/// Returns the offset of element `index` in an array of registers, from the offsets of its first two elements.
 fn behind(first: u32, second: u32, index: u32) -> u32 {
     first + index * (second - first)
 }
@@ -262,7 +263,7 @@ fn hole_13_channel_numbers_end_at_127() {
         scene.denied(&format!("preemption of channel {id}"), |s| s.evil.guest.wr(pfifo::PREEMPT::OFFSET, id));
     }
     scene.denied("preemption of channel 0xfff", |s| s.evil.guest.wr(pfifo::PREEMPT::OFFSET, u32::MAX));
-    // Indexes of engines, PBDMAs and fault units are invalid.
+    // Use indices beyond the last engine, PBDMA and fault unit.
     for (what, offset) in [
         ("PBDMA 3", behind(pbdma::INTR_0::at(0), pbdma::INTR_0::at(1), 3)),
         ("PBDMA 7", behind(pbdma::CHANNEL::at(0), pbdma::CHANNEL::at(1), 7)),
@@ -273,7 +274,7 @@ fn hole_13_channel_numbers_end_at_127() {
             s.evil.guest.wr(offset, u32::MAX);
         });
     }
-    // The attacker binds more channels than the VM may have.
+    // Bind more channels than the VM may have.
     scene.denied("more channels than allowed", |s| {
         for id in 0..CHANNELS {
             s.evil.guest.wr(pfifo::CHANNEL::at(id), pointer(instance, 0));
@@ -290,7 +291,7 @@ fn hole_13_channel_numbers_end_at_127() {
 #[test]
 fn hole_19_channels_without_a_directory_reach_nothing() {
     let mut scene = Scene::new();
-    // Cases: a zeroed directory, no directory, a directory in zeroed RAM, and a directory in RAM that does not exist.
+    // Try a zeroed directory, no directory, a directory in zeroed RAM, and one in RAM that does not exist.
     let zeros = SHARE_BYTES - 32 * PAGE;
     for (what, low) in [
         ("directory at address 0", 0),
@@ -306,7 +307,7 @@ fn hole_19_channels_without_a_directory_reach_nothing() {
         scene.denied(what, |s| s.does_not_run(what, &mut channel));
         scene.fresh();
     }
-    // Cases: a block of zeros, and a block of ones.
+    // Try a block of zeros and a block of ones.
     for fill in [0u8, 0xff] {
         let mut channel = scene.evil.prepare(ID);
         scene.evil.guest.vram_write(channel.instance, &[fill; PAGE as usize]);
@@ -318,7 +319,7 @@ fn hole_19_channels_without_a_directory_reach_nothing() {
         assert!(!scene.evil.is_done(&channel));
         scene.fresh();
     }
-    // Case: a directory whose only table is for large pages, in zeroed memory.
+    // Try a directory whose only table is for large pages, in zeroed memory.
     let mut channel = scene.evil.prepare(ID);
     scene.evil.guest.poke(channel.space.directory + 4, 0);
     let table = large_table(&mut scene.evil, &channel);

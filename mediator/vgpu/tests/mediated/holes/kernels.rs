@@ -1,4 +1,4 @@
-//! Kernels that make forbidden accesses, next to a neighbour that uses the same engine.
+//! Kernels that attempt forbidden accesses, next to a neighbour on the same engine.
 
 use super::{A, B, Channel, Driver, ID, Scene, object};
 use nvspec::class::compute90c0::{self as class, warp_error};
@@ -7,7 +7,7 @@ use rig::driver::methods;
 
 const COMPUTE: (u32, u32) = (1, 0x90c0);
 
-/// Launches a program with one kernel on a channel, with one thread.
+/// Launches a program's kernel on a channel, with a single thread.
 fn launch(evil: &mut Driver, channel: &mut Channel, source: &str) {
     let program = sm20::assemble(source).expect("a program");
     let code = evil.buffer(channel, A, 1, 0);

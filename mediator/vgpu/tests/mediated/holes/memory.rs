@@ -1,4 +1,4 @@
-//! Holes 9 and 17: memory that the guest no longer has, and memory that the guest does not have yet.
+//! Holes 9 and 17: memory that the guest no longer has, and memory that it does not have yet.
 
 use super::{
     A, At, B, C, CE0, CE1, EVIL, ID, M2MF, MIB, PAGE, RAM, SECRET, SHARE_BYTES, Scene, ce_copy, m2mf_copy, object,
@@ -17,7 +17,7 @@ fn hole_09_unmapped_pages_are_unreachable_after_flush() {
         let mut channel = scene.evil.channel(ID);
         scene.evil.buffer(&channel, A, 1, 1);
         scene.evil.map(channel.space, B, at, 1);
-        // The page is used first, so that every cache on the path contains it.
+        // Use the page first, so that every cache on the path contains it.
         for engine in [CE0, CE1] {
             scene.evil.submit(&mut channel, &[object(engine), ce_copy(A, B, 1)].concat());
             scene.evil.wait(&channel);
@@ -62,9 +62,9 @@ fn hole_09_unmapping_under_load_completes_at_flush() {
             s.evil.submit(&mut channel, &copy);
             (0..32).for_each(|page| s.evil.pte(channel.space, B + page * PAGE, 0, 0));
             s.evil.flush();
-            // From here on the kernel reuses the pages for other processes.
+            // From here on the guest's kernel reuses the pages for other processes.
             s.evil.fill_ram(gpa, 32, 0x900 + round);
-            // Earlier work in flight has ended, or faults.
+            // Earlier work must have ended or must fault.
             let mut later = channel;
             s.evil.submit(&mut later, &copy);
             wait_stopped(&mut s.evil, before, "unmapping under work");
@@ -88,7 +88,7 @@ fn hole_09_memory_that_the_vmm_takes_back_is_out_of_reach() {
     assert!(scene.evil.ram_holds(gpa, 4, 1));
     let file = scene.evil.guest.unmap_ram(gpa).unwrap();
     assert_eq!(rustix::io::pwrite(&file, &[0xee; 4 * PAGE as usize], 0), Ok(4 * PAGE as usize));
-    // The guest neither unmaps the page nor flushes.
+    // The guest neither unmaps the page nor flushes its TLB.
     scene.denied("RAM that was taken back", |s| {
         s.evil.submit(&mut channel, &[object(CE0), ce_copy(A, B, 4)].concat());
         assert_eq!(s.evil.wait_fault().va, B);
@@ -102,7 +102,7 @@ fn hole_09_memory_that_the_vmm_takes_back_is_out_of_reach() {
 #[test]
 fn hole_17_a_client_finds_nothing_of_the_one_before() {
     let mut scene = Scene::new();
-    // A tenant writes its mark to all memory, to every register that keeps a value, to USERD, and on every engine.
+    // A tenant writes its mark to all memory, to every register that keeps a value, to USERD, and with every engine.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 2, 1);
     scene.evil.buffer(&channel, B, 2, 2);
@@ -128,7 +128,7 @@ fn hole_17_a_client_finds_nothing_of_the_one_before() {
     for (offset, before) in stored(&mut scene) {
         assert_ne!(before, 0x7e0a_4705, "register {offset:#x} kept what the client before wrote");
     }
-    // Apertures without their own instance block show no memory.
+    // An aperture without an instance block must show no memory.
     for region in [RegionIndex::Bar1, RegionIndex::Bar3] {
         let mut word = [0; 8];
         scene.evil.guest.read(region, 0, &mut word);
@@ -136,15 +136,14 @@ fn hole_17_a_client_finds_nothing_of_the_one_before() {
     }
     assert_eq!(scene.evil.guest.rd(pbus::PRAMIN_WINDOW::OFFSET), 0);
 
-    // The next client uses the same channel: USERD and the state of the engines are like new.
+    // The next client uses the same channel. USERD and the state of the engines must be those of a new one.
     assert!(scene.evil.guest.map_ram(0, RAM, true));
     scene.evil.bring_up();
     let mut channel = scene.evil.channel(ID);
     for offset in (0..userd::BYTES).step_by(4) {
         assert_eq!(scene.evil.guest.peek(channel.userd + offset), 0, "USERD {offset:#x}");
     }
-    // If a copy engine kept addresses, a launch alone would copy. The addresses are 0 instead, and nothing is mapped at
-    // 0.
+    // If a copy engine kept addresses, a launch alone would copy. They must be 0, where nothing is mapped.
     scene.contained("a launch with nothing set", |s| {
         let launch = [object(CE0), rig::driver::methods(4, 0x300, &[0x110])].concat();
         s.evil.submit(&mut channel, &launch);
@@ -172,7 +171,7 @@ fn hole_17_engines_that_a_client_held_back_run_for_the_next() {
 #[test]
 fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     let mut scene = Scene::new();
-    // The idle VM is removed with its memory full of the secret; a new VM gets this memory.
+    // Remove the idle VM, whose memory is full of the secret; a new VM gets this memory.
     let Scene { rig, evil, good, idle, .. } = scene;
     let before: Vec<u64> = {
         let mut state = rig.host.lock();
@@ -185,7 +184,7 @@ fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     idle.driver.guest.remove().unwrap();
     let heir = super::born(&rig, vram::TenantId(7));
     assert_eq!(super::finds(&heir.guest, SECRET), 0);
-    // The secret is not in free memory either.
+    // The secret must not be in free memory either.
     for at in before {
         super::card_vram(&rig, at, &mut held);
         assert!(!held.windows(16).any(|run| run.iter().all(|&byte| byte == SECRET)), "{at:#x}");
@@ -200,12 +199,12 @@ fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     scene.good.work("another VM's end");
 }
 
-/// Returns the attacker's registers that keep written values, with these values.
+/// Returns the attacker's registers that keep written values, and these values.
 fn stored(scene: &mut Scene) -> Vec<(u32, u32)> {
     let registers = blocks().flat_map(|(_, _, _, info)| *info).filter(|reg| matches!(reg.access, Access::Rw));
     let offsets = registers.flat_map(|reg| (0..reg.count).map(|index| reg.offset + index * reg.stride));
     let states = STATE_RANGES.iter().flat_map(|&(_, base, end)| (base..end).step_by(0x400));
-    // The trigger of a reset, which would change the rest, and the register that stops engines are excluded.
+    // Exclude the register that resets units, which would change the others, and the one that stops engines.
     let spared = [pmc::ENABLE::OFFSET, pfifo::SCHED_DISABLE::OFFSET];
     let offsets = offsets.chain(states).filter(|offset| !spared.contains(offset));
     offsets.collect::<Vec<_>>().into_iter().map(|offset| (offset, scene.evil.guest.rd(offset))).collect()

@@ -1,4 +1,4 @@
-//! Hole 6: undeclared registers and registers of the machine, and registers that are unknown to the reference code.
+//! Hole 6: undeclared registers, registers of the machine, and registers that the reference code does not know.
 
 use super::{A, At, B, C, GOOD, IDLE};
 use super::{CE0, ID, SHARE_BYTES, Scene, blocks, ce_copy, ce0, ce1, object, pbus, pfb, pfifo, pgraph, ptimer, tally};
@@ -6,13 +6,13 @@ use nvspec::Access;
 use nvspec::regs::{fecs, gpccs, pclock, pdisp, pfuse, pmc, pmu, ppci, ptop, windows};
 use vmm_glue::RegionIndex;
 
-/// Distance between two writes of the sweep over undeclared offsets, in bytes.
+/// Distance in bytes between two writes of the sweep over undeclared offsets.
 const STRIDE: u32 = 0x100;
 
 #[test]
 fn hole_06_no_register_is_passed_on() {
     let mut scene = Scene::new();
-    // The sweep includes every declared register, of any owner.
+    // Sweep over every declared register, regardless of its policy.
     let declared: Vec<u32> = blocks()
         .flat_map(|(_, _, _, info)| *info)
         .flat_map(|reg| (0..reg.count).map(|index| reg.offset + index * reg.stride))
@@ -24,7 +24,7 @@ fn hole_06_no_register_is_passed_on() {
         });
     }
     scene.fresh();
-    // The sweep also includes offsets between these registers.
+    // Then sweep over the offsets between these registers.
     let before = tally(&scene.evil.guest);
     scene.virtual_only("a sweep over the rest", |s| {
         for offset in (0..windows::BAR0_BYTES as u32).step_by(STRIDE as usize) {
@@ -34,7 +34,7 @@ fn hole_06_no_register_is_passed_on() {
     assert!(tally(&scene.evil.guest) > before + 10_000, "what nothing claims is counted");
     scene.fresh();
 
-    // Registers that the reference code lets through.
+    // The reference code passes these registers through.
     scene.virtual_only("microcode for the falcons", |s| {
         for (control, data, tag, boot, start) in [
             (
@@ -119,9 +119,9 @@ fn hole_06_no_register_is_passed_on() {
 }
 
 #[test]
-fn acknowledging_a_fault_takes_none_from_a_neighbour() {
+fn acknowledging_a_fault_keeps_the_neighbours_faults() {
     let mut scene = Scene::new();
-    // The working VM faults while the attacker acknowledges every interrupt.
+    // Let the working VM fault while the attacker acknowledges every interrupt.
     let good = &mut scene.good;
     good.driver.submit(&mut good.channel, &[object(CE0), ce_copy(A, 64 << 20, 1)].concat());
     for _ in 0..1000 {
@@ -181,7 +181,7 @@ fn scheduler_masks_hold_back_the_guests_own_work_only() {
         });
     }
     scene.fresh();
-    // The same holds while the VM blocks its engines with work pending.
+    // The same must hold while the VM blocks its engines and has work pending.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 1, 1);
     scene.evil.buffer(&channel, B, 1, 2);
@@ -193,7 +193,7 @@ fn scheduler_masks_hold_back_the_guests_own_work_only() {
 }
 
 #[test]
-fn time_is_the_same_for_everyone_whatever_one_writes() {
+fn written_timer_does_not_change_time_of_others() {
     let mut scene = Scene::new();
     let time = |s: &mut Scene| {
         let guest = &mut s.idle.driver.guest;
@@ -215,7 +215,7 @@ fn time_is_the_same_for_everyone_whatever_one_writes() {
             }
         });
         let now = time(&mut scene);
-        // A low word that wrapped between the two reads decreases by less than 2^32 ns.
+        // If the low word wrapped between the two reads, the result decreases by less than 2^32 ns.
         assert!(now + (1 << 32) > last && now < last + (1 << 40), "from {last} to {now}");
         last = now;
     }
@@ -260,7 +260,7 @@ fn display_pmu_and_msi_registers_are_virtual() {
 }
 
 #[test]
-fn narrow_wide_and_crooked_accesses_are_taken_apart() {
+fn narrow_wide_and_unaligned_accesses_are_split() {
     let mut scene = Scene::new();
     let writable = blocks().flat_map(|(_, _, _, info)| *info).filter(|reg| matches!(reg.access, Access::Rw));
     let offsets: Vec<u64> = writable.map(|reg| reg.offset.into()).collect();
@@ -291,7 +291,7 @@ fn narrow_wide_and_crooked_accesses_are_taken_apart() {
 fn configuration_writes_move_nothing_but_the_guests_own() {
     let mut scene = Scene::new();
     let page = scene.on_card(IDLE, 0);
-    // The test writes command, status, BARs, ROM, MSI's address and data, and the rest, as bytes, words and dwords.
+    // Write the command, status, BARs, ROM, MSI address and data, and the rest, as bytes, words and dwords.
     scene.virtual_only("configuration space", |s| {
         for fill in [0xffu8, 0x00, 0xa5] {
             for at in 0..0x100u64 {
@@ -317,7 +317,7 @@ fn configuration_writes_move_nothing_but_the_guests_own() {
     assert_eq!(u16::from_le_bytes([identity[0], identity[1]]), 0x10de, "identity is read-only");
     scene.fresh();
 
-    // Bus mastering is disabled while work runs: the card's accesses to RAM affect only the VM itself.
+    // Disable bus mastering while work runs: this must affect only the VM's own accesses to RAM.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 8, 1);
     scene.evil.map(channel.space, C, At::Ram(0), 8);

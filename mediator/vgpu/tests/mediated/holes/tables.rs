@@ -1,4 +1,4 @@
-//! Holes 7, 8, 11, 15, 16 and 18: page table entries, misplaced tables, numbers near the limit.
+//! Holes 7, 8, 11, 15, 16 and 18: page table entries, misplaced tables, and numbers near the limits.
 
 use super::{
     A, B, C, CE0, EVIL, ID, LARGE_PAGE, M2MF, MIB, PAGE, RAM, SHARE_BYTES, Scene, Size, ce_copy, entry, large_table,
@@ -21,7 +21,7 @@ fn hole_07_peers_kinds_and_tags_are_not_passed_on() {
             scene.denied(what, |s| s.faults_at(what, entry(at & !(LARGE_PAGE - 1), 1), Size::Large, 0, write));
         }
     }
-    // Entries have every kind, with compression tags and encryption, and name pages of the guest's own VRAM and RAM.
+    // Use entries of every kind, with compression tags and encryption, for pages of the guest's own VRAM and RAM.
     // `check_shadows` checks the entries that reach the card.
     let mut channel = scene.evil.channel(ID);
     let own = scene.evil.vram(256);
@@ -45,7 +45,7 @@ fn hole_07_peers_kinds_and_tags_are_not_passed_on() {
 #[test]
 fn hole_08_large_pages_are_checked_in_all_their_parts() {
     let mut scene = Scene::new();
-    // A large page that is fully lent can be used, if it is contiguous for the card.
+    // A large page that is lent completely works if it is contiguous for the card.
     let channel = scene.evil.channel(ID);
     let table = large_table(&mut scene.evil, &channel);
     let whole = 8 * MIB;
@@ -74,14 +74,14 @@ fn hole_08_large_pages_are_checked_in_all_their_parts() {
                 let entry = entry(16 * MIB, aperture);
                 scene.denied(what, |s| s.faults_at(what, entry, Size::Large, offset, offset % 2 == 0));
             }
-            // All missing parts behave alike, so only one variant tries all of them.
+            // All missing parts behave alike, so only one variant tries each of them.
             if regions.is_empty() {
                 break;
             }
         }
         scene.fresh();
     }
-    // Cases: addresses without RAM, and a page that starts before the end of the share.
+    // Try addresses without RAM, and a page that starts before the end of the share.
     for (what, at) in scene.foreign_ram() {
         let at = at & !(LARGE_PAGE - 1);
         if at >= RAM {
@@ -96,7 +96,7 @@ fn hole_08_large_pages_are_checked_in_all_their_parts() {
 }
 
 #[test]
-fn hole_11_entries_for_memory_that_is_not_there_fault() {
+fn hole_11_entries_for_missing_memory_fault() {
     let mut scene = Scene::new();
     for (what, at) in scene.foreign_ram() {
         for (aperture, write) in [(2, false), (3, true)] {
@@ -107,13 +107,13 @@ fn hole_11_entries_for_memory_that_is_not_there_fault() {
         scene.denied(what, |s| s.faults_at(what, entry(at, 0), Size::Small, 0, true));
         scene.denied(what, |s| s.faults_at(what, entry(at, 0), Size::Small, 0, false));
     }
-    // A ROM is readable and not writable.
+    // A ROM can be read but not written.
     let rom = 32 * MIB;
     assert!(scene.evil.guest.map_ram(rom, PAGE, false));
     scene.evil.fill_ram(rom, 1, 5);
     scene.denied("a ROM", |s| s.faults_at("a ROM", entry(rom, 2), Size::Small, 0, true));
     assert!(scene.evil.ram_holds(rom, 1, 5), "it was written");
-    // RAM above 40 bits cannot be named by an entry, and must not alias a 40-bit address.
+    // No entry can express RAM above 40 bits, and the address must not alias a 40-bit address.
     for high in [1 << 40, 1 << 52] {
         let gpa = high + 48 * MIB;
         if scene.evil.guest.map_ram(gpa, PAGE, true) {
@@ -131,8 +131,8 @@ fn hole_11_entries_for_memory_that_is_not_there_fault() {
 fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
     let mut scene = Scene::new();
     let foreign = scene.on_card(super::IDLE, super::SECRET_AT);
-    // A directory is also its own table of small pages, then of large pages: its first entry, which names itself as a
-    // table, is also an entry for a page.
+    // Use a directory as its own table, first of small pages and then of large pages: its first entry refers to itself
+    // as a table, and is also an entry for a page.
     for half in [0, 4] {
         let mut channel = scene.evil.prepare(ID);
         let directory = channel.space.directory;
@@ -142,7 +142,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         scene.denied("a directory as its own table", |s| s.does_not_run("its own table", &mut channel));
         scene.fresh();
     }
-    // A page of entries is used as a directory: each page entry then acts as the address of a table of large pages.
+    // Use a page of entries as a directory: each page entry then acts as the address of a large-page table.
     for at in [foreign, SHARE_BYTES, 0x1_0000] {
         let mut channel = scene.evil.prepare(ID);
         let entries: Vec<u8> = (0..PAGE / 8).flat_map(|_| entry(at, 0).to_le_bytes()).collect();
@@ -152,7 +152,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         scene.denied("entries as directory", |s| s.does_not_run("entries as directory", &mut channel));
         scene.fresh();
     }
-    // A table of small pages is used as a table of large pages, and the reverse.
+    // Use a small-page table as a large-page table, and vice versa.
     let mut channel = scene.evil.channel(ID);
     let space = channel.space;
     scene.evil.buffer(&channel, A, 1, 15);
@@ -161,14 +161,14 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         s.evil.pte(space, C, raw as u32, 0);
         s.evil.guest.poke(space.directory, ((space.table >> 12) << 4) as u32 | 1);
         s.evil.flush();
-        // This is entry C / 4 KiB of the table, read as an entry of large pages.
+        // This is entry C / 4 KiB of the table, interpreted as a large-page entry.
         let va = C / PAGE * LARGE_PAGE % (128 * MIB);
         s.evil.submit(&mut channel, &[object(CE0), ce_copy(A, va + PAGE, 1)].concat());
         assert_eq!(s.evil.wait_fault().instance, channel.instance);
     });
     scene.fresh();
 
-    // A copy engine rewrites the channel's own table without the mediator's knowledge.
+    // Let a copy engine rewrite the channel's own table, which the mediator does not see.
     for (what, at, aperture) in [("VRAM of the neighbour", foreign, 0), ("its RAM", scene.bus[1], 2)] {
         let mut channel = scene.evil.channel(ID);
         let space = channel.space;
@@ -186,7 +186,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         let mut written = vec![0; PAGE as usize];
         scene.evil.guest.vram_read(page, &mut written);
         assert!(written == entries, "the guest's own table was written");
-        // The entry is used in the same submission without a flush, or after a flush: it faults in both cases.
+        // Use the entry in the same submission without a flush, and after a flush: it must fault in both cases.
         scene.denied(&format!("{what}, used"), |s| {
             s.evil.flush();
             s.evil.submit(&mut channel, &[object(CE0), ce_copy(first, A, 1)].concat());
@@ -216,8 +216,8 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
 fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
     let mut scene = Scene::new();
     let foreign = scene.on_card(super::IDLE, super::SECRET_AT);
-    // Directory and table are zeroed, filled with entries for other VMs' memory, or filled with random bytes, while the
-    // channel runs.
+    // While the channel runs, zero the directory and the table, fill them with entries for other VMs' memory, or fill
+    // them with random bytes.
     let noise = pattern(0x5eed, 3);
     let fills: [(&str, Vec<u8>); 3] = [
         ("zeros", vec![0; PAGE as usize]),
@@ -237,7 +237,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
             scene.denied(what, |s| {
                 let (at, pages) = if whole { (channel.space.directory, 16) } else { (channel.space.table, 64) };
                 (0..pages).for_each(|page| s.evil.guest.vram_write(at + page * PAGE, &fill));
-                // Work that is still in flight may also end or fault, because its tables are gone after the flush.
+                // Work in progress may also end or fault, because its tables are gone after the flush.
                 let before = stops(&s.evil.guest);
                 s.evil.flush();
                 s.evil.submit(&mut channel, &copy);
@@ -246,7 +246,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
             scene.fresh();
         }
     }
-    // The channel itself has the directory as a buffer, which a copy engine fills.
+    // Let the channel map its own directory as a buffer, which a copy engine fills.
     let mut channel = scene.evil.channel(ID);
     scene.evil.map(channel.space, B, At::Vram(channel.space.directory), 16);
     scene.evil.buffer(&channel, A, 16, 0xabcd);
@@ -263,7 +263,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
         s.evil.submit(&mut channel, &[]);
         wait_stopped(&mut s.evil, before, "after a flush");
     });
-    // Memory of one channel is also the table of another channel, and both are in use.
+    // Use memory of one channel as the table of another channel, while both are in use.
     scene.fresh();
     let first = scene.evil.channel(ID);
     let mut second = scene.evil.prepare(ID + 1);
@@ -279,7 +279,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
 #[test]
 fn hole_18_numbers_at_the_end_do_not_wrap() {
     let mut scene = Scene::new();
-    // Small and large frames at the end of the 40-bit range would end at 2^40.
+    // Small and large pages at the end of the 40-bit range end exactly at 2^40.
     for (what, at, size) in [
         ("the last small page", (1u64 << 40) - PAGE, Size::Small),
         ("the last large page", (1 << 40) - LARGE_PAGE, Size::Large),
@@ -290,7 +290,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
             scene.denied(what, |s| s.faults_at(what, entry(at, aperture), size, 0, true));
         }
     }
-    // The ranges of these ring entries are not mapped, wrap around, or have maximal length.
+    // Use ring entries whose ranges are not mapped, wrap around, or have the maximum length.
     let top = (1u64 << 40) - 4;
     let range = |at: u64, dwords: u32| u64::from(GpEntry::new().with_address_dwords(at >> 2).with_dwords(dwords));
     for (what, raw) in [
@@ -307,7 +307,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
         });
         scene.fresh();
     }
-    // Control entries and all-ones entries have no effect, or cause an error only for the attacker.
+    // Control entries and entries of all ones must have no effect, or cause an error only for the attacker.
     for raw in [1, 3, u64::MAX, 0] {
         let mut channel = scene.evil.channel(ID);
         scene.contained(&format!("ring entry {raw:#x}"), |s| {
@@ -316,7 +316,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
         });
         scene.fresh();
     }
-    // Rings may have any size and any address.
+    // Try rings of many sizes and at many addresses.
     for log2 in [20u32, 21, 28, 31, 32, 63, 0xffff] {
         for (low, high) in [(rig::driver::RING_VA as u32, 0), (0xffff_fff8, 0xff)] {
             let mut channel = scene.evil.prepare(ID);
@@ -332,13 +332,13 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
             scene.fresh();
         }
     }
-    // These doorbells are outside the ring.
+    // Ring doorbells with values outside the ring.
     let channel = scene.evil.channel(ID);
     for put in [RING_ENTRIES, RING_ENTRIES + 1, 1 << 20, u32::MAX] {
         scene.denied(&format!("GP_PUT {put:#x}"), |s| s.evil.ring(&channel, put));
     }
     scene.fresh();
-    // These copies exceed the mapped range or the address space, or have pitches that wrap around.
+    // Copy beyond the mapped range or the address space, and with pitches that wrap around.
     let page = PAGE as u32;
     for (what, words) in [
         ("a copy of 4 GiB less one", m2mf_copy(A, B, u32::MAX)),
@@ -355,12 +355,12 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
             let before = stops(&s.evil.guest);
             let put = s.evil.queue(&mut channel, &words);
             s.evil.ring(&channel, put);
-            // The result is a fault, or an error of the engine for invalid data.
+            // The engine must fault, or report invalid data.
             wait_stopped(&mut s.evil, before, what);
         });
         scene.fresh();
     }
-    // These runlists have the maximal length that fits in the register.
+    // Use the maximum length that the register can express.
     for length in [0xfff, 0x81] {
         scene.denied(&format!("a runlist of {length:#x}"), |s| {
             s.evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, 0x0fff_ffff);

@@ -1,4 +1,4 @@
-//! Attempts and a neighbour's work at the same time, on the same engine.
+//! Attempts that run while a neighbour works on the same engine.
 
 use super::{A, B, CE0, CE1, ID, M2MF, PAGE, Scene, ce_copy, m2mf_copy, object};
 use nvspec::regs::pfifo;
@@ -16,7 +16,7 @@ fn neighbour_copies_stay_whole_while_attacker_faults() {
             _ => [object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat(),
         };
         scene.evil.submit(&mut channel, &bad);
-        // The test does not wait: the neighbour works while the fault is handled.
+        // Do not wait: the neighbour works while the fault is handled.
         scene.good.work(&format!("round {round}"));
         scene.evil.wait_fault();
         scene.good.work(&format!("round {round}, after the fault"));
@@ -51,8 +51,8 @@ fn neighbour_copies_stay_whole_while_attacker_cycles_channels() {
     scene.finish();
 }
 
-/// Runs one kind of attack per round, while the neighbour works: removes the attacker's images, tables, or channel,
-/// with work in flight.
+/// Makes one kind of attack per round while the neighbour works: removes the attacker's images, tables or channel while
+/// work is in progress.
 fn provoke(evil: &mut super::Driver, round: u32) {
     let mut channel = evil.channel(ID);
     evil.buffer(&channel, A, 16, 1);

@@ -7,17 +7,17 @@ use nvspec::regs::{pbus, windows::pramin};
 use rig::driver::Space;
 use vmm_glue::RegionIndex;
 
-/// An offset in an aperture that is not in USERD.
+/// An offset in an aperture outside USERD.
 const OFFSET: u64 = 0x40_0000;
-/// Word that is written to addresses where it must not stay.
+/// Word that is written to addresses where it must not remain.
 const BRAND: u32 = 0xa77a_c4ed;
 
-/// Both apertures: region, and the register that names the instance block.
+/// Region of each aperture, and the register that sets its instance block.
 const APERTURES: [(RegionIndex, u32); 2] =
     [(RegionIndex::Bar1, pbus::BAR1_BLOCK::OFFSET), (RegionIndex::Bar3, pbus::BAR3_BLOCK::OFFSET)];
 
 impl Scene {
-    /// Creates an aperture's address space with the attacker's tables. Returns the space, and its instance block.
+    /// Creates an aperture's address space, with tables of the attacker. Returns the space and its instance block.
     fn aperture(&mut self, register: u32) -> (Space, u64) {
         let (space, instance) = (self.evil.space(), self.evil.vram(1));
         self.evil.join(instance, space);
@@ -56,7 +56,7 @@ fn hole_01_pramin_ends_with_the_share() {
             }
         });
     }
-    // Half of an access is beyond the end of the share.
+    // Half of the access is beyond the end of the share.
     scene.denied("an access across the end of the share", |s| {
         s.evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, ((SHARE_BYTES >> 16) - 1) as u32);
         let mut word = [0; 8];
@@ -106,7 +106,7 @@ fn hole_10_aperture_entries_for_ram_reach_ram_and_never_vram() {
             assert_eq!(s.evil.guest.ram_word(page), BRAND, "RAM was written");
         });
         assert!(scene.evil.vram_holds(page, 1, 11), "VRAM at that number was not");
-        // Addresses of VRAM, or of other VMs' RAM, are invalid as RAM of the guest.
+        // Addresses of VRAM, and of other VMs' RAM, are not valid as guest RAM.
         let numbers = [scene.outside(), scene.foreign_ram()].concat();
         for (what, at) in numbers {
             for aperture in [1, 2, 3] {
@@ -119,7 +119,7 @@ fn hole_10_aperture_entries_for_ram_reach_ram_and_never_vram() {
                 });
             }
         }
-        // Without bus mastering the function cannot access RAM.
+        // Without bus mastering, the function must not access RAM.
         scene.evil.map(space, OFFSET, At::Ram(page), 1);
         scene.denied("without bus mastering", |s| {
             s.evil.guest.write(RegionIndex::Config, 4, &2u16.to_le_bytes());
@@ -146,7 +146,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
         }
         assert_eq!(scene.peek(region, OFFSET), 0x600d_600d);
 
-        // These offsets are at the end of the region, and far beyond it.
+        // Try offsets at the end of the region and far beyond it.
         for offset in [size - 4, size, size + PAGE, 1 << 32, 1 << 40, u64::MAX - 3] {
             scene.denied(&format!("offset {offset:#x}"), |s| {
                 assert_eq!(s.peek(region, offset), u32::MAX);
@@ -157,7 +157,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
             s.evil.guest.write(region, size - 4, &[0x77; 8]);
         });
 
-        // One limit is within the table, and another wraps around.
+        // One of these limits is within the table, and another one wraps around.
         for (limit, first, second) in [
             (OFFSET + PAGE - 1, true, false),
             (0, false, false),
@@ -178,7 +178,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
         scene.evil.join(instance, space);
         scene.evil.flush();
 
-        // The table has an eighth of the full size: memory after it is other data, not entries.
+        // The table has an eighth of the full size. Memory beyond its end contains other data and no entries.
         let eighth = (128 << 20) / 8;
         if eighth < size {
             scene.evil.map(space, eighth, At::Vram(data), 1);
@@ -192,12 +192,12 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
             scene.evil.guest.poke(space.directory, 0);
         }
 
-        // These tables cross the end of VRAM: entries beyond the end would be in a neighbour's memory.
+        // Use tables that cross the end of VRAM: entries beyond the end would be in a neighbour's memory.
         for table in [SHARE_BYTES - PAGE, SHARE_BYTES] {
             scene.denied(&format!("table at {table:#x}"), |s| {
                 s.evil.guest.poke(space.directory + 4, ((table >> 12) as u32) << 4 | 1);
                 s.evil.flush();
-                // Entry number 512 is the first of the table's second page.
+                // Entry 512 is the first one in the table's second page.
                 assert_eq!(s.peek(region, 512 * PAGE), u32::MAX);
                 s.poke(region, 512 * PAGE, BRAND);
             });

@@ -1,6 +1,6 @@
-//! Records the mediator's register writes while a guest writes one word to all places that it can reach. The word never
-//! appears in these writes, only a few registers are written, and all written addresses are in the mediator's own
-//! memory.
+//! Records the mediator's register writes while a guest writes one word to every place that it can reach. The word must
+//! never appear in these writes, only a few registers may be written, and all addresses in them must be in the
+//! mediator's own memory.
 
 use super::{
     A, B, CARD_MIB, CE0, CE1, CHUNK, EVIL, GOOD, ID, IDLE, M2MF, PAGE, Scene, blocks, ce_copy, m2mf_copy, object, pfb,
@@ -20,14 +20,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use vmm_glue::RegionIndex;
 
-/// The word that the guest writes. The mediator writes no number with a run of the word's bits.
+/// The word that the guest writes. The mediator writes no number that shares a run of bits with it.
 const MARK: u32 = 0xb5c9_b5c9;
-/// Distance between two writes of the sweep over undeclared offsets, in bytes.
+/// Distance in bytes between two writes of the sweep over undeclared offsets.
 const STRIDE: u32 = 0x100;
-/// Size of the configuration space in bytes.
+/// Size of configuration space in bytes.
 const CONFIG_BYTES: u64 = 4096;
 
-/// Registers that the mediator writes while guests run. Addresses in these registers are pages of the card's memory.
+/// Registers that the mediator writes while guests run. The addresses in them are pages of the card's memory.
 const WRITTEN: [(&str, &str); 23] = [
     ("pmc", "ENABLE"),
     ("pmc", "ELPG_GATE"),
@@ -53,8 +53,9 @@ const WRITTEN: [(&str, &str); 23] = [
     ("pgraph", "INTR_EN"),
     ("pgraph", "CONTROL"),
 ];
-/// Units with a falcon, which is restarted after its engine's reset, and the registers written to restart it.
+/// Units whose falcon is restarted after a reset of its engine.
 const FALCONS: [&str; 4] = ["ce0", "ce1", "fecs", "gpccs"];
+/// Registers that restart a falcon.
 const STARTED: [&str; 9] = [
     "ITFEN",
     "CPU_CONTROL",
@@ -81,18 +82,18 @@ impl Alter for Recorder {
     }
 }
 
-/// Returns true if a value contains sixteen consecutive bits of the guest's word, at any position.
+/// Returns true if `value` contains sixteen consecutive bits of the guest's word, at any position.
 fn is_marked(value: u32) -> bool {
     let seen = |shift| (value >> shift) as u16;
     (0..=16).any(|shift| (0..16).any(|turn| seen(shift) == (MARK as u16).rotate_left(turn)))
 }
 
-/// Returns the names of the register's block and of the register.
+/// Returns the name of a register's block, and its own name.
 fn named(offset: u32) -> (&'static str, &'static str) {
     lookup(offset).map_or(("none", "none"), |(block, register, _)| (block, register.name))
 }
 
-/// Returns the page of card memory in a register's value, if the register contains a page.
+/// Returns the page of card memory that a register's value refers to, if the register contains one.
 fn page_of(offset: u32, value: u32) -> Option<u32> {
     match named(offset) {
         ("pfifo", "CHANNEL") if pfifo::CHANNEL::VALID.is_set(value) => Some(pfifo::CHANNEL::ADDRESS.get(value)),
@@ -102,7 +103,7 @@ fn page_of(offset: u32, value: u32) -> Option<u32> {
     }
 }
 
-/// Writes the word to each register, and to offsets between registers.
+/// Writes the word to each register and to offsets between registers.
 fn mark_registers(scene: &mut Scene) {
     let guest = &mut scene.evil.guest;
     let declared = blocks().flat_map(|(_, _, _, info)| *info);
@@ -116,7 +117,7 @@ fn mark_registers(scene: &mut Scene) {
     }
 }
 
-/// Fills the structures of a channel with the word, before it is bound or while it runs.
+/// Fills the structures of a channel with the word, either before it is bound or while it runs.
 fn mark_channel(scene: &mut Scene, bound: bool) {
     let evil = &mut scene.evil;
     let channel = if bound { evil.channel(ID) } else { evil.prepare(ID) };
@@ -137,7 +138,7 @@ fn mark_channel(scene: &mut Scene, bound: bool) {
     scene.evil.rewind();
 }
 
-/// Makes the card process the word: as data, as an address, as an object, and as a table's entry.
+/// Makes the card process the word as data, as an address, as an object, and as a table entry.
 fn mark_work(scene: &mut Scene) {
     let va = u64::from(MARK & 0xffff_f000);
     let work = [
@@ -172,7 +173,7 @@ fn mark_work(scene: &mut Scene) {
     }
 }
 
-/// Returns all violations in the written values.
+/// Returns a description of each violation in the written values.
 fn wrong(map: &Map, guests: &BTreeSet<u64>) -> Vec<String> {
     let images = Falcon::ALL.map(Image::stand_in);
     let firmware: BTreeSet<u32> = images.iter().flat_map(|image| [image.code(), image.data()].concat()).collect();
@@ -183,7 +184,7 @@ fn wrong(map: &Map, guests: &BTreeSet<u64>) -> Vec<String> {
         if !started && !WRITTEN.contains(&(block, name)) {
             wrong.push(format!("{block} {name} at {offset:#08x} is written: {values:x?}"));
         }
-        // A falcon receives only approved firmware.
+        // A falcon may only receive approved firmware.
         if started && name.ends_with("_DATA") && !values.iter().all(|value| firmware.contains(value)) {
             wrong.push(format!("{block} {name} at {offset:#08x} has other firmware: {values:x?}"));
         }
@@ -221,7 +222,7 @@ fn registers_of_the_card_are_given_nothing_that_a_guest_chose() {
     assert_eq!(wrong(&written, &guests), [""; 0]);
     assert!(written.contains_key(&pfifo::RUNLIST::OFFSET) && written.contains_key(&pfb::MMU_INVALIDATE_PDB::OFFSET));
 
-    // Each of the four kinds of violation would be detected.
+    // Check that each of the four kinds of violation would be detected.
     let on_card = scene.on_card(EVIL, 0);
     let card = scene.rig.host.card();
     for (offset, value) in [

@@ -1,4 +1,4 @@
-//! Segments that are shared between channels of a VM, and between VMs.
+//! Tests of segments that channels of a VM, or several VMs, share.
 
 use super::*;
 use crate::handover::edited::{edit_one, length, zero_one};
@@ -24,7 +24,7 @@ fn attach(driver: &mut Driver, interface: &mut Interface, id: u64, channel: u8, 
 fn two_address_spaces_share_segment_writes() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
-    // One address space belongs to the guest, the other to the mediator.
+    // The guest keeps one of the address spaces, and the mediator keeps the other.
     let mut first = driver.channel(0);
     let mut second = channel(&mut driver, &mut interface, 1, 1);
     driver.list(&[0, 1]);
@@ -45,7 +45,7 @@ fn two_address_spaces_share_segment_writes() {
     transfer(&mut driver, &mut first, A, here);
     transfer(&mut driver, &mut second, there, B);
     assert!(driver.vram_holds(own, 2, 0x33) && driver.vram_holds(to, 2, 0x33));
-    // A channel that has attached the segment as read-only faults on a write.
+    // A channel that has attached the segment read-only faults on a write.
     driver.submit(&mut second, &[object(CE0), ce_copy(B, there, 1)].concat());
     assert_eq!(driver.wait_fault().va, there);
 }
@@ -65,7 +65,7 @@ fn detached_segment_is_unreachable_and_last_detach_frees_memory() {
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().control(id as u32, control::REMOVE, 0)).status, 0);
     refused(&get(&mut driver, &mut interface, 1, 0, 0), 0, Status::NoObject);
     transfer(&mut driver, &mut work, A, va);
-    // Even a segment that was in use is unreachable after the answer.
+    // Even a segment that was in use cannot be reached after the answer.
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().detach(id as u32, 0)).status, 0);
     refused(&interface.call(&mut driver.guest, &Ops::new().detach(id as u32, 0)), 0, Status::NoObject);
     driver.submit(&mut work, &[object(CE0), ce_copy(A, va, 1)].concat());
@@ -111,7 +111,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     for ops in [Ops::new().attach(shared as u32, 0, 0), Ops::new().control(shared as u32, control::SIZE, 0)] {
         refused(&of_three.call(&mut three.guest, &ops), 0, Status::NoObject);
     }
-    // The segment can be used only with the mode that its owner sets.
+    // Others can use the segment only in the mode that its owner sets.
     refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Denied);
     let set = Ops::new().control(shared as u32, control::SET_MODE, mode::READ | mode::WRITE);
     refused(&of_two.call(&mut two.guest, &set), 0, Status::Denied);
@@ -121,7 +121,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     transfer(&mut one, &mut writer, A, here);
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));
-    // The owner is killed: VMs that have attached the segment keep it, but it can no longer be found.
+    // Kill the owner: VMs that have attached the segment keep it, but it can no longer be found.
     one.guest.remove().expect("removed");
     two.guest.vram_write(to, &[0; 2 * PAGE as usize]);
     transfer(&mut two, &mut reader, there, A);
@@ -197,7 +197,7 @@ fn segment_attach_waits_until_card_has_memory() {
             attach(&mut driver, &mut interface, id, last, 0)
         });
         has_begun.recv().expect("it begins");
-        // By now the request was refused, or is waiting: on a slow host the test would not notice a refusal.
+        // By now the request has been refused or is waiting. On a slow host the test could miss a refusal.
         std::thread::sleep(std::time::Duration::from_millis(100));
         drop(stopped);
         attaches.join().expect("it ends")
@@ -228,14 +228,14 @@ fn attached_segments_survive_hand_over() {
         handover.hand_over(&mut rig, &mut [&mut one.guest, &mut two.guest]);
         transfer(&mut two, &mut reader, there, A);
         assert!(two.vram_holds(to, 2, seed), "round {round}");
-        // The segment is found as before, at the same address.
+        // The segment must be found as before, at the same address.
         assert_eq!(get(&mut two, &mut of_two, 5, ABROAD, 0).value(), shared);
         assert_eq!(attach(&mut one, &mut of_one, shared, 0, 0).value(), here);
         let count = of_one.call(&mut one.guest, &Ops::new().control(shared as u32, control::ATTACHED, 0)).value();
         assert_eq!((count, two.guest.counter("pv_attachments")), (2, 2));
         refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Exists);
     }
-    // Edited parts are refused or are valid variants; the running VMs are unchanged.
+    // Edited parts must be refused or be valid variants, and the running VMs must not change.
     let mut dice = Rng::with_seed(5);
     let mut denied = 0;
     for _ in 0..80 {
@@ -243,8 +243,8 @@ fn attached_segments_survive_hand_over() {
         denied += u32::from(handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], edit).is_err());
     }
     assert!(denied > 20, "{denied} were refused");
-    // Every zeroed byte causes a refusal, except a mapping's access mode. One change moves a mapping over another
-    // mapping.
+    // Every byte that is zeroed causes a refusal, except the access mode of a mapping. One change moves a mapping over
+    // another one.
     let of_segments = |name: &str| name == "vgpu.segments";
     let mut bytes = 0;
     let measured = |file: &mut Vec<u8>| bytes = length(file, of_segments);

@@ -1,4 +1,5 @@
-//! Moves VMs with mapped apertures to another card, saves and restores them, and migrates them through their client.
+//! Tests that move VMs with mapped apertures to another card, save and restore them, and migrate them through their
+//! client.
 
 use super::super::migration::{state_of, take_in};
 use super::super::moving::card;
@@ -7,20 +8,21 @@ use super::super::saving::ram_of;
 use super::*;
 use vgpu::Settings;
 
-/// The page with the channel's doorbell for the guest's CPU: BAR3 shows USERD starting at offset 0.
+/// Address for the guest's CPU of the channel's doorbell: BAR3 shows USERD at offset 0.
 const DOORBELL: u64 = 2 * PAGE + userd::GP_PUT;
 
 fn remapped() -> Settings {
     Settings { apertures: Apertures::Remapped, ..free_settings(16) }
 }
 
-/// A VM with four pages in the mapped part of BAR1, copies of these pages by its GPU, and a doorbell that is not a
+/// A VM with four pages in the mapped part of BAR1, copies of these pages by its GPU, and a doorbell that causes no
 /// message.
 struct Scene {
     driver: Driver,
     channel: Channel,
-    /// Address of the VM's pages, and the target of the GPU's copies.
+    /// Address of the VM's pages.
     from: u64,
+    /// Target address of the GPU's copies.
     to: u64,
 }
 
@@ -36,7 +38,7 @@ impl Scene {
         Self { driver, channel, from, to }
     }
 
-    /// Copies with the doorbell under the aperture, and checks all bytes.
+    /// Makes a copy, with the doorbell under the aperture, and checks all bytes.
     fn check(&mut self, cpu3: &Cpu, seed: u32) {
         let Self { driver, channel, to, .. } = self;
         let put = driver.queue_fenced(channel, &[object(CE0), ce_copy(A, B, 4)].concat());
@@ -57,7 +59,7 @@ fn on_another_card_the_client_has_the_same_memory_mapped() {
     let mut one = Scene::new(&cards[0], 1);
     let [cpu, cpu3] = one.cpus();
     for (seed, to) in [(10, 1), (20, 0), (30, 1)] {
-        // The guest's CPU writes during the early copy, and after the VM has resumed.
+        // The guest's CPU writes both during the early copy and after the VM has resumed.
         let meanwhile = |_: &mut Guest| cpu.write(BAR1_MAPPED_AT, &pages(seed, 4));
         one.driver.guest.move_beside(&cards[to], 100 + seed, true, meanwhile, |_, left| drop(left)).unwrap();
         assert!(one.driver.vram_holds(one.from, 4, seed));
@@ -66,7 +68,7 @@ fn on_another_card_the_client_has_the_same_memory_mapped() {
         one.check(&cpu3, seed + 1);
         assert!(cards[1 - to].usage().0.vms.is_empty(), "nothing is left of it");
     }
-    // Pages are mapped and unmapped as before.
+    // Pages can be mapped and unmapped as before.
     hide(&mut one.driver, 0, BAR1_MAPPED_AT, 4);
     assert!(one.driver.vram_holds(one.from, 4, 31) && cpu.is_zero(BAR1_MAPPED_AT, 4 * PAGE));
     show(&mut one.driver, 0, BAR1_MAPPED_AT + 0x10_0000, one.to, 4);
@@ -106,7 +108,7 @@ fn rejected_state_leaves_mapped_apertures_unchanged() {
     cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     let saved = one.driver.guest.save().unwrap();
     cpu.write(BAR1_MAPPED_AT, &pages(4, 4));
-    // The client lends more memory now, which is checked last.
+    // The client now lends more memory; this is checked last.
     assert!(one.driver.guest.map_ram(MIB, MIB, true));
     let refused = one.driver.guest.restore(&cards[1], 9, &saved).unwrap_err().to_string();
     assert!(refused.contains("the client lends"), "{refused}");
@@ -129,7 +131,7 @@ fn client_moves_to_device_with_or_without_mapped_apertures() {
         there.ram_write(0, &ram_of(&one.driver.guest));
         take_in(&mut there, &state).unwrap();
         if mapped {
-            // The client has mapped other memory, which shows the first VM's pages.
+            // The client has mapped other memory, which now shows the first VM's pages.
             let theirs = Cpu::for_region(&there, Bar1);
             assert_eq!(theirs.read(BAR1_MAPPED_AT, 4 * PAGE), pages(6, 4));
             theirs.write(BAR1_MAPPED_AT, &pages(7, 4));
@@ -163,7 +165,7 @@ fn resumed_client_finds_mapped_apertures_unchanged() {
     one.driver.guest.migration().start();
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(8, 4));
     one.check(&cpu3, 8);
-    // A state is loaded into a used device: the client's earlier mappings are no longer valid.
+    // Load a state into a device that was used: the client's earlier mappings are no longer valid.
     cpu.write(BAR1_MAPPED_AT, &pages(9, 4));
     cpu.write(BAR1_MAPPED_AT + 0x20_0000, b"before");
     take_in(&mut one.driver.guest, &state).unwrap();

@@ -1,5 +1,5 @@
-//! VMs with mapped apertures continue under another owner. The client keeps the same memory mapped, and the guest's
-//! CPUs use it meanwhile.
+//! Tests of VMs with mapped apertures that continue under another owner. The client keeps the same memory mapped, and
+//! the guest's CPUs use it meanwhile.
 
 use super::super::handover::handover;
 use super::*;
@@ -23,9 +23,9 @@ fn aperture_contents_stay_in_place_after_hand_over() {
     let from = driver.buffer(&channel, A, 4, 1);
     let to = driver.buffer(&channel, B, 4, 2);
     show(&mut driver, 0, BAR1_MAPPED_AT, from, 4);
-    // One page is mapped twice: the first mapping is its home.
+    // Map one page twice: the first mapping is its home.
     show(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, from, 1);
-    // This is the page of the channel's table with the entry for B.
+    // This page of the channel's table contains the entry for B.
     let entry = channel.space.table + (B >> 12) * 8;
     show(&mut driver, 1, HIGH3, entry & !0xfff, 1);
     for round in 0..4u32 {
@@ -36,7 +36,7 @@ fn aperture_contents_stay_in_place_after_hand_over() {
         assert!(driver.vram_holds(to, 4, 10 + round), "round {round}");
         assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(10 + round, 4));
         assert!(cpu.is_zero(BAR1_MAPPED_AT + 0x10_0000, PAGE), "it has one home");
-        // Page tables that the guest's CPU changes in an aperture are read at the next flush.
+        // Page tables that the guest's CPU changes through an aperture are read at the next flush.
         let other = driver.vram(1);
         cpu3.write(HIGH3 + (entry & 0xfff), &((other >> 8) | 1).to_le_bytes());
         driver.flush();
@@ -55,7 +55,7 @@ fn aperture_contents_stay_in_place_after_hand_over() {
 #[test]
 fn doorbells_through_mapping_during_hand_over_are_seen() {
     let (handover, mut rig, mut driver) = made();
-    // BAR3 shows USERD starting at offset 0.
+    // BAR3 shows USERD at offset 0.
     let (cpu, base) = (Cpu::for_region(&driver.guest, Bar3), 2 * PAGE);
     let mut channel = driver.channel(2);
     let mut dice = Rng::with_seed(5);
@@ -83,7 +83,7 @@ fn doorbells_through_mapping_during_hand_over_are_seen() {
 #[test]
 fn doorbells_that_were_messages_are_not_rung_again() {
     let (handover, mut rig, mut driver) = made();
-    // BAR3 shows USERD starting at offset 0, and a stock driver rings through BAR1.
+    // BAR3 shows USERD at offset 0, and a stock driver rings through BAR1.
     let cpu = Cpu::for_region(&driver.guest, Bar3);
     let (mut channel, mut other) = (driver.channel(2), driver.channel(3));
     let work = [object(CE0), ce_copy(A, B, 1)].concat();
@@ -98,7 +98,7 @@ fn doorbells_that_were_messages_are_not_rung_again() {
         driver.wait(&channel);
         let entries = driver.guest.counter("ring_entries");
         handover.hand_over(&mut rig, &mut [&mut driver.guest]);
-        // The next owner must poll both channels before it finds this doorbell.
+        // The next owner must poll both channels to find this doorbell.
         let put = driver.queue_fenced(&mut other, &work);
         cpu.write(3 * PAGE + userd::GP_PUT, &put.to_le_bytes());
         driver.wait(&other);
@@ -136,7 +136,7 @@ fn other_settings_are_the_next_clients() {
     copy_is_right(&mut driver, channel);
     driver.guest.reconnect();
     assert!([Bar0, Bar1, Bar3].map(|region| driver.guest.mapped(region)).iter().all(Option::is_none));
-    // The reverse direction also works.
+    // The opposite change must work as well.
     driver.guest.configured(|settings| settings.apertures = Apertures::Remapped);
     driver.bring_up();
     handover.hand_over(&mut rig, &mut [&mut driver.guest]);

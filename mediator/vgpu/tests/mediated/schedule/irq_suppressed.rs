@@ -1,4 +1,4 @@
-//! Completions that no VM waits for, and interrupts that belong to another VM.
+//! Tests of completions that no VM waits for, and of interrupts that belong to another VM.
 
 use super::{A, B, COPY_NS, WAIT_TIMEOUT, copies, driver, nothing_in_flight, rig_of, time_of, used, worker};
 use crate::CARD_MIB;
@@ -14,13 +14,14 @@ use sched::{Config, Engine, TenantId, VgpuParams};
 use simgpu::SimGpu;
 use std::time::{Duration, Instant};
 
-/// Number of copies that take so long that the guest waits for their end.
+/// Number of copies per submission. They take so long that the guest waits for their end.
 const COPIES_PER_SUBMISSION: usize = 12;
 
-/// Time between the scheduler noticing an end and its guest being notified. A busier host repeats the round.
+/// Maximum time from the scheduler noticing an end to its guest being notified. A test repeats the round if the host
+/// was slower.
 const MAX_NOTIFICATION_DELAY: Duration = Duration::from_millis(20);
 
-/// Handles all of the guest's pending interrupts.
+/// Handles all pending interrupts of the guest.
 fn drain(driver: &mut Driver) {
     driver.service();
     while driver.guest.take_msi() {
@@ -28,14 +29,14 @@ fn drain(driver: &mut Driver) {
     }
 }
 
-/// Submits copies without a request for an interrupt.
+/// Submits copies without requesting an interrupt.
 fn untold_copies(driver: &mut Driver, channel: &mut Channel) {
     let copy = m2mf_copy(A, B, SMALL_PAGE as u32);
     let put = driver.queue(channel, &[object(M2MF), copy.repeat(COPIES_PER_SUBMISSION)].concat());
     driver.ring(channel, put);
 }
 
-/// Returns the number of a VM's submissions whose end was noticed by the scheduler.
+/// Returns the number of a VM's submissions whose end the scheduler has noticed.
 fn ended(rig: &Rig, vm: u32) -> u64 {
     let state = rig.host.lock();
     let accounts = Engine::ALL.iter().filter_map(|engine| state.scheduler().account(TenantId(vm), *engine));
@@ -51,8 +52,8 @@ fn wait_ended(rig: &Rig, vm: u32, count: u64) {
     }
 }
 
-/// Submits a copy without a request for an interrupt, and waits until its end was noticed. Returns true if an interrupt
-/// arrived.
+/// Submits a copy without requesting an interrupt, and waits until the scheduler has noticed its end. Returns true if
+/// an interrupt arrived.
 fn is_told(rig: &Rig, driver: &mut Driver, channel: &mut Channel) -> bool {
     drain(driver);
     channel.fences += 1;
@@ -69,11 +70,11 @@ fn completion_without_waiter_raises_no_interrupt() {
     let rig = rig_of(Config::default(), COPY_NS / 20);
     let mut alone = driver(&rig, 0, VgpuParams::default());
     let mut channel = worker(&mut alone, 1);
-    // The length of the first submissions is forgotten after a few short ones, unless the host is busy.
+    // The scheduler forgets the length of the first submissions after a few short ones, unless the host is busy.
     let untold = (0..2000).any(|_| !is_told(&rig, &mut alone, &mut channel));
     assert!(untold, "each of 2,000 submissions was told of");
     let charged = used(&rig, 0);
-    // When another VM has work, each end is reported.
+    // While another VM has work, each end must be reported.
     let mut other = driver(&rig, 1, VgpuParams::default());
     let mut busy = worker(&mut other, 1);
     for _ in 0..3 {
@@ -88,8 +89,8 @@ fn completion_without_waiter_raises_no_interrupt() {
     assert!(used(&rig, 0) > charged);
 }
 
-/// Submits work, followed by a semaphore wait of `words` more words. Returns true if the guest is notified of the
-/// work's end before the semaphore is released.
+/// Submits work and, after it, a semaphore wait with `words` more words. Returns true if the guest is notified of the
+/// end of the work before the semaphore is released.
 fn is_told_of_work(rig: &Rig, driver: &mut Driver, channel: &mut Channel, words: usize) -> bool {
     const SEMAPHORE: u64 = FENCE_VA + 0x20;
     const ACQUIRE_EQUAL: u32 = 1;
@@ -136,7 +137,7 @@ impl Alter for Prompt {
 #[test]
 fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
     let config = simgpu::Config { vram_mib: CARD_MIB, time: Some(time_of(COPY_NS)), ..simgpu::Config::default() };
-    // Otherwise the work that clears PGRAPH between the VMs would begin first.
+    // Without `clear: false`, the work that clears PGRAPH between the VMs would start first.
     let sharing = Sharing { scheduler: Config::default(), clear: false, ..rig::sharing() };
     let rig = Rig::made(&config, &sharing, |card| Altered::over(card, Prompt));
     let mut vms = [0, 1].map(|vm| driver(&rig, vm, VgpuParams::default()));
@@ -152,7 +153,7 @@ fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
             untold_copies(vm, channel);
         }
         wait_ended(&rig, 0, first + 1);
-        // This interrupt is reported with the end of the first submission.
+        // This interrupt must be reported together with the end of the first submission.
         vms[0].guest.wait_msi();
         let told = vms[1].guest.take_msi();
         // Otherwise the interrupt may have reported the VM's own end.

@@ -1,4 +1,4 @@
-//! Runs a warp, and the same threads one at a time.
+//! Runs a warp, and the same threads one at a time, on identical state.
 
 use super::{integer, memory};
 use crate::compute::code::registers;
@@ -29,13 +29,13 @@ pub(super) struct Thread {
     pub(super) cc: Cc,
 }
 
-/// Context of a thread.
+/// Context in which a thread executes.
 pub(super) struct Env<'a> {
     pub(super) constants: &'a [u32],
     pub(super) lane: usize,
     /// Program counter of the next instruction.
     pub(super) pc: u32,
-    /// Voting lanes, and the lanes that vote yes.
+    /// Lanes that vote, and lanes that vote yes.
     pub(super) vote: (u32, u32),
 }
 
@@ -44,7 +44,7 @@ impl Thread {
         self.r[usize::from(register.index())]
     }
 
-    /// Returns a source of 32 bits, or the warp error of reading it.
+    /// Returns a 32-bit source, or the warp error that reading it causes.
     pub(super) fn word(&self, source: Source, env: &Env<'_>) -> Result<u32, u32> {
         match source {
             Source::Register(register) => Ok(self.register(register)),
@@ -53,7 +53,7 @@ impl Thread {
         }
     }
 
-    /// Returns a source of 64 bits; an immediate is the upper word.
+    /// Returns a 64-bit source. An immediate is its upper word.
     pub(super) fn pair(&self, source: Source, env: &Env<'_>) -> Result<u64, u32> {
         Ok(match source {
             Source::Register(register) if register.is_zero() => 0,
@@ -94,7 +94,7 @@ impl Thread {
         }
     }
 
-    /// Sets a comparison's two predicates; if both are the same predicate, the first result wins.
+    /// Stores the two predicates of a comparison. If both are the same register, the first result wins.
     pub(super) fn set_predicates(
         &mut self,
         p: Predicate,
@@ -120,7 +120,7 @@ pub(super) const BANKS: u64 = DATA + 0x10_0000;
 pub(super) const PC: u32 = 0x1238;
 pub(super) const CLOCK_NS: u64 = 0x12_3456_789a;
 
-/// A warp, the second of a block, and its threads.
+/// A warp (the second of a block) and its threads.
 pub(super) struct Bench {
     pub(super) rig: Rig,
     pub(super) launch: Launch,
@@ -149,19 +149,19 @@ impl Bench {
         Self { rig, launch, locks: Locks::default(), constants, table, shared, warp: Warp::new(), random }
     }
 
-    /// Returns a word that is often an edge value of some type.
+    /// Returns a random word, often an edge value of some type.
     pub(super) fn value(&mut self) -> u32 {
         value(&mut self.random)
     }
 
-    /// Returns threads in random states.
+    /// Returns threads with random state.
     pub(super) fn threads(&mut self) -> Vec<Thread> {
         (0..LANES).map(|_| self.thread()).collect()
     }
 
     pub(super) fn thread(&mut self) -> Thread {
         let mut r: [u32; 64] = std::array::from_fn(|_| self.value());
-        // Occasionally doubles of similar size.
+        // Sometimes use doubles of similar magnitude.
         if self.random.next() & 1 != 0 {
             for pair in r.chunks_exact_mut(2) {
                 let bits = self.random.next();
@@ -177,7 +177,7 @@ impl Bench {
         Thread { r, p, cc: Cc { zero: flag(0), sign: flag(1), carry: flag(2), overflow: flag(3) } }
     }
 
-    /// Sets the warp to the threads' state.
+    /// Copies the threads' state to the warp.
     pub(super) fn load(&mut self, threads: &[Thread]) {
         let warp = &mut self.warp;
         warp.start(1, ALL, PC, limit::REGISTERS, &[]);
@@ -239,7 +239,7 @@ impl Bench {
         })
     }
 
-    /// Returns random instructions similar to the assembly.
+    /// Returns random instructions with the operation of the assembly line.
     pub(super) fn instructions(&mut self, assembly: &str, count: usize) -> Vec<Instruction> {
         let program = sm20::assemble(assembly).unwrap_or_else(|errors| panic!("{errors:?}"));
         let first = u64::from(program.words[1]) << 32 | u64::from(program.words[0]);
@@ -247,7 +247,7 @@ impl Bench {
         let mnemonic = begin.op.mnemonic();
         let mut found = Vec::new();
         while found.len() < count {
-            // Each sequence starts from the same word: an immediate of many bits rarely changes back to a register.
+            // Start each sequence from the original word: a long immediate rarely changes back to a register.
             let (mut word, mut last, mut changes) = (first, begin, 0);
             let wanted = self.random.next() % 24;
             while changes < wanted {
@@ -258,7 +258,7 @@ impl Bench {
                     changes += 1;
                 }
             }
-            // Exclude registers that the hardware would refuse.
+            // Skip registers that the hardware would refuse.
             if registers(&last.op).is_ok() {
                 found.push(Instruction { join: false, ..last });
             }
@@ -267,7 +267,7 @@ impl Bench {
     }
 }
 
-/// Returns a word that is often an edge value of some type.
+/// Returns a random word, often an edge value of some type.
 pub(super) fn value(random: &mut Random) -> u32 {
     const EDGES: [u32; 32] = [
         0,
@@ -308,7 +308,7 @@ pub(super) fn value(random: &mut Random) -> u32 {
     match bits % 8 {
         0 | 1 => EDGES[(word % 32) as usize],
         2 => word >> (bits >> 8 & 31),
-        // Singles of similar size, and angles.
+        // Use singles of similar magnitude, and angles.
         3 | 4 => word & 0x80ff_ffff | 0x3f00_0000,
         5 => word & 0x8fff_ffff | 0x3800_0000,
         _ => word,

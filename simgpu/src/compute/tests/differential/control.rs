@@ -1,38 +1,38 @@
-//! Tests control flow: compiles random programs of branches, loops, calls and jumps out of them with the divergence
-//! stack, and compares them with a plain evaluation for each thread; compares barriers with reductions with counts over
-//! the block.
+//! Tests control flow. Compiles random programs of branches, loops, calls, and jumps out of them to code that uses the
+//! divergence stack, and compares each thread with a direct evaluation of the source. Also compares barriers with
+//! reductions to counts over the block.
 
 use super::super::rig::{DATA, Random, Rig};
 use std::fmt::Write;
 
-/// Operations used in the programs here.
+/// Operations that the generated programs use.
 pub(super) const OPERATIONS: [&str; 18] = [
     "BRA", "BRX", "JMP", "JMX", "CAL", "JCAL", "SSY", "PBK", "PCNT", "PRET", "PLONGJMP", "EXIT", "RET", "KIL", "BRK",
     "CONT", "LONGJMP", "BAR",
 ];
 
-/// A condition: a bit of the thread's number.
+/// A condition: the index of a bit of the thread's number.
 type Bit = u32;
 
 #[derive(Clone, Debug)]
 enum Statement {
-    /// Changes the number.
+    /// Mixes a constant into the thread's number.
     Mix(u32),
     If(Bit, Vec<Self>, Vec<Self>),
-    /// One of four branches, by two bits.
+    /// Selects one of four branches by two bits.
     Switch(Bit, [Vec<Self>; 4]),
     Loop(u32, Vec<Self>),
     Break(Bit),
     Continue(Bit),
     Call(usize),
     Return(Bit),
-    /// Statements that end at a long jump from within.
+    /// Statements that a long jump from within can end.
     Catch(Vec<Self>),
     Throw(Bit),
     Exit(Bit),
 }
 
-/// Next step of a thread after a statement.
+/// The next step of a thread after a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     On,
@@ -43,7 +43,7 @@ enum Next {
     Exit,
 }
 
-/// Statements allowed at a place.
+/// Constructs that enclose a statement, and so decide which statements are allowed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Inside {
     depth: u32,
@@ -53,7 +53,7 @@ struct Inside {
 }
 
 const FUNCTIONS: usize = 4;
-/// First register of loop counters, a few for each function.
+/// First register of the loop counters. Each function uses several.
 const COUNTERS: usize = 16;
 const MAX_DEPTH: u32 = 4;
 
@@ -73,7 +73,7 @@ fn statement(random: &mut Random, inside: Inside) -> Statement {
             let body = statements(random, Inside { in_loop: true, ..deeper });
             Statement::Loop((bits >> 40) as u32 % 5, body)
         }
-        // A long jump may leave loops: the evaluation and the divergence stack both only unwind.
+        // A long jump may leave loops: both the evaluation and the divergence stack unwind them.
         5 if inside.depth < MAX_DEPTH => Statement::Catch(statements(random, Inside { in_catch: true, ..deeper })),
         6 if inside.in_loop => Statement::Break(bit),
         7 if inside.in_loop => Statement::Continue(bit),
@@ -163,7 +163,7 @@ fn evaluate(body: &[Statement], x: &mut u32, tid: u32, functions: &[Vec<Statemen
     Next::On
 }
 
-/// Generates assembly: R10 holds the number, R0 the thread's number, and R9 receives its result.
+/// Generates assembly. R10 holds the number and R0 the thread's index; R9 receives the result.
 struct Compiler {
     text: String,
     labels: usize,
@@ -179,12 +179,12 @@ impl Compiler {
         self.labels
     }
 
-    /// Sets P0 to a bit.
+    /// Sets P0 to the value of a bit.
     fn condition(&mut self, bit: Bit) {
         self.line(format_args!("LOP32I.AND R11, R10, {:#x}\nISETP.NE.AND P0, PT, R11, RZ", 1u32 << bit));
     }
 
-    /// Picks one of two equivalent forms, so that both are tested.
+    /// Picks one of two equivalent forms at random, so that both are tested.
     fn either<'a>(&self, one: &'a str, other: &'a str) -> &'a str {
         if self.labels.is_multiple_of(2) { one } else { other }
     }
@@ -286,7 +286,7 @@ fn compiled(functions: &[Vec<Statement>]) -> String {
 }
 
 #[test]
-fn random_programs_go_where_their_source_says() {
+fn random_programs_follow_their_source() {
     let mut random = Random(0x5eed_0004);
     let (mut rig, mut all) = (Rig::new(0), String::new());
     for round in 0..250u32 {
@@ -306,7 +306,7 @@ fn random_programs_go_where_their_source_says() {
         assert_eq!(rig.read(DATA, 96), expected, "{functions:?}\n{source}");
         all += &source;
     }
-    // Labels are not operations; each of these is used.
+    // Labels are not operations. Each operation must be used.
     let used = |name: &&str| all.split_whitespace().any(|word| word.trim_end_matches(".S") == *name);
     let unused: Vec<_> = OPERATIONS.iter().filter(|name| **name != "BAR" && !used(name)).collect();
     assert!(unused.is_empty(), "{unused:?}");
@@ -317,7 +317,7 @@ fn barriers_reduce_over_all_threads_of_a_block() {
     const ROUNDS: u32 = 9;
     for (threads, barrier) in [(1u32, 0), (32, 3), (70, 15), (256, 7)] {
         for operation in ["POPC", "AND", "OR"] {
-            // A rare bit for OR, a frequent one for AND, so that both results occur.
+            // Test a bit that is rarely set for OR, and one that is usually set for AND, so that both results occur.
             let mask = if operation == "POPC" { 0x100u32 } else { 0xff00 };
             let compare = if operation == "AND" { "NE" } else { "EQ" };
             let source = format!(

@@ -1,15 +1,15 @@
-//! Floating-point arithmetic by definition: numbers are integers of several thousand bits, and a result is found by
-//! searching among all numbers of the format.
+//! Floating-point arithmetic by definition: numbers are integers with several thousand bits, and a search through the
+//! numbers of the format finds the result.
 
 use sm20::Rounding;
 use std::cmp::Ordering;
 
-/// Number of words of an integer: products of doubles are between 2^-2148 and 2^2048.
+/// Number of words in an integer: products of doubles are between 2^-2148 and 2^2048.
 const WORDS: usize = 70;
-/// The weight of bit 0, as a power of two.
+/// Exponent of two of bit 0.
 const UNIT: i32 = -2200;
 
-/// A binary format.
+/// An IEEE 754 binary format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Format {
     pub(super) fraction: u32,
@@ -42,7 +42,7 @@ impl Format {
         if self.is_denormal(bits) { bits & self.sign() } else { bits }
     }
 
-    /// Returns the number as a double, which can hold all numbers of all formats.
+    /// Returns the number as a double, which can represent every number of every format.
     pub(super) fn value(self, bits: u64) -> f64 {
         let fraction = (bits & ((1 << self.fraction) - 1)) as f64 / (1u64 << self.fraction) as f64;
         let biased = (bits >> self.fraction & ((1 << self.exponent) - 1)) as i32;
@@ -63,7 +63,7 @@ impl Format {
     }
 }
 
-/// An exact non-negative number.
+/// A non-negative number without rounding.
 #[derive(Clone, PartialEq, Eq)]
 struct Magnitude([u64; WORDS]);
 
@@ -80,7 +80,7 @@ impl Magnitude {
         Self(words)
     }
 
-    /// Returns the value of a non-negative float's bits; infinity is represented as the next power of two.
+    /// Returns the value of a non-negative float. Infinity becomes the next power of two.
     fn from_bits(bits: u64, format: Format) -> Self {
         let (mantissa, exponent) = parts(bits, format);
         Self::new(u128::from(mantissa), exponent)
@@ -115,7 +115,7 @@ impl Magnitude {
     }
 }
 
-/// Returns mantissa and exponent of a finite number's magnitude.
+/// Returns the mantissa and the exponent of a finite number's magnitude.
 fn parts(bits: u64, format: Format) -> (u64, i32) {
     let fraction = bits & ((1 << format.fraction) - 1);
     let biased = (bits >> format.fraction & ((1 << format.exponent) - 1)) as i32;
@@ -123,7 +123,7 @@ fn parts(bits: u64, format: Format) -> (u64, i32) {
     if biased == 0 { (fraction, least) } else { (fraction | 1 << format.fraction, least + biased - 1) }
 }
 
-/// Returns the float for a number, found by bisection: the greatest float that does not exceed the number, or the next
+/// Rounds a number: finds by bisection the greatest float that does not exceed the number, and returns it or the next
 /// one.
 fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Rounding) -> u64 {
     let sign = if negative { format.sign() } else { 0 };
@@ -154,16 +154,16 @@ fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Roundin
             }
         }
     };
-    // Beyond the greatest number, rounding away from zero gives infinity.
+    // Beyond the greatest finite number, rounding away from zero gives infinity.
     let below = below.min(format.infinity() - 1);
     sign | if away { below + 1 } else { below }
 }
 
-/// Computes a * b * 2^scale + c, rounded once.
+/// Computes a * b * 2^scale + c with a single rounding.
 pub(super) fn fma(a: u64, b: u64, scale: i32, c: u64, format: Format, rounding: Rounding) -> u64 {
     let special = |bits: u64| bits & format.infinity() == format.infinity();
     if [a, b, c].into_iter().any(special) {
-        // Computed exactly with the host's arithmetic, using factors that cannot overflow.
+        // The host's arithmetic is exact here, because the factors cannot overflow.
         let factor = |bits: u64| {
             let value = format.value(bits);
             if value.is_finite() && value != 0.0 { value.signum() } else { value }

@@ -1,4 +1,4 @@
-//! Floating-point instructions of one thread, using the definitions in `exact`.
+//! Floating-point instructions of one thread, computed with the definitions in `exact`.
 
 use super::exact::{self, DOUBLE, Format, HALF, SINGLE};
 use super::integer::{integer, join, range, set_integer};
@@ -10,7 +10,7 @@ fn modified(bits: u64, absolute: bool, negate: bool, format: Format) -> u64 {
     if negate { bits ^ format.sign() } else { bits }
 }
 
-/// Returns a single or double operand with its modifiers.
+/// Returns a single or double operand with its modifiers applied.
 fn operand(thread: &Thread, operand: FloatOperand, ftz: bool, format: Format, env: &Env<'_>) -> Result<u64, u32> {
     let bits =
         if format == DOUBLE { thread.pair(operand.source, env)? } else { thread.word(operand.source, env)?.into() };
@@ -36,7 +36,7 @@ fn saturated(bits: u64, format: Format) -> u64 {
     }
 }
 
-/// Stores a result after applying the modifiers.
+/// Applies the modifiers to a result and stores it.
 fn finish(thread: &mut Thread, dst: sm20::Register, bits: u64, format: Format, modes: (bool, bool, bool)) {
     let (write_cc, ftz, saturate) = modes;
     let bits = if ftz { format.flushed(bits) } else { bits };
@@ -80,7 +80,7 @@ const fn format(kind: FloatType) -> Format {
     }
 }
 
-/// Rounds to an integral number.
+/// Rounds a number to an integer.
 fn integral(value: f64, rounding: Rounding) -> f64 {
     match rounding {
         Rounding::Nearest => value.round_ties_even(),
@@ -90,7 +90,7 @@ fn integral(value: f64, rounding: Rounding) -> f64 {
     }
 }
 
-/// Returns the operand of a conversion.
+/// Returns the operand of a conversion instruction.
 fn converted(
     old: &Thread,
     b: FloatOperand,
@@ -194,7 +194,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Result<(),
             let (from, to) = (format(from), format(to));
             let bits = match from.value(bits) {
                 value if integer && value.is_finite() => {
-                    // For conversions within a type: the neighbouring integers of a float are exact in the same type.
+                    // This handles conversions within a type: the integers next to a float are exact in its type.
                     exact::convert(integral(value, rounding).to_bits(), DOUBLE, to, Rounding::Nearest)
                 }
                 _ => exact::convert(bits, from, to, rounding),
@@ -218,11 +218,11 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Result<(),
     Ok(())
 }
 
-/// Allowed error of MUFU: half a unit in the last place, plus the reference's own error.
+/// Maximum error of MUFU in units in the last place: half a unit, plus the error of the reference.
 const UNITS: f64 = 0.501;
 
-/// Returns true if `result` is an allowed MUFU result for the argument. Logarithm, power and angle functions are
-/// computed here from squares, square roots and a series.
+/// Returns true if `result` is within MUFU's permitted error for the argument. The reference computes logarithms,
+/// powers and angles with squares, square roots and a series.
 pub(super) fn mufu_agrees(function: MultiFunction, argument: u64, saturate: bool, result: u32) -> bool {
     let x = SINGLE.value(SINGLE.flushed(argument));
     let double = |bits: u32| f64::from_bits(u64::from(bits) << 32);
@@ -261,7 +261,7 @@ pub(super) fn mufu_agrees(function: MultiFunction, argument: u64, saturate: bool
     (value - exact).abs() <= UNITS * unit + 1e-15
 }
 
-/// Returns the binary logarithm: the exponent, then the bits of the fraction by repeated squaring.
+/// Returns the binary logarithm: takes the exponent, then each bit of the fraction by squaring.
 fn logarithm(x: f64) -> f64 {
     if x.is_nan() || x < 0.0 {
         return f64::NAN;
@@ -271,14 +271,14 @@ fn logarithm(x: f64) -> f64 {
     }
     let exponent = (x.to_bits() >> 52) as i32 - 1023;
     let fraction = x / 2f64.powi(exponent);
-    // ln(f) = 2 artanh((f - 1) / (f + 1)); near 1 from either side the sum with the exponent would lose bits.
+    // ln(f) = 2 artanh((f - 1) / (f + 1)). Without it, the sum with the exponent loses bits near 1 on either side.
     let (fraction, exponent) = if fraction > 1.5 { (fraction / 2.0, exponent + 1) } else { (fraction, exponent) };
     let t = (fraction - 1.0) / (fraction + 1.0);
     let series: f64 = (0..40).rev().fold(0.0, |sum, n| sum * t * t + 1.0 / f64::from(2 * n + 1));
     f64::from(exponent) + 2.0 * t * series / std::f64::consts::LN_2
 }
 
-/// Returns two to a power: the integral part, and a series for the rest.
+/// Returns two to the power of `x`: the integral part shifts, and a series computes the rest.
 fn power_of_two(x: f64) -> f64 {
     if !(-200.0..=200.0).contains(&x) {
         return if x.is_nan() {
@@ -305,7 +305,7 @@ fn sine(x: f64) -> f64 {
     if turns % 2.0 == 0.0 { rest * series } else { -rest * series }
 }
 
-/// Returns true if MUFU's reference is accurate for that argument.
+/// Returns true if the reference of MUFU is accurate for the argument.
 pub(super) fn mufu_is_checked(function: MultiFunction, argument: u64) -> bool {
     let x = SINGLE.value(argument);
     !matches!(function, MultiFunction::Sin | MultiFunction::Cos) || !x.is_finite() || x.abs() < 100.0

@@ -1,4 +1,4 @@
-//! Integer, logic and move instructions of one thread, computed with integers of 128 bits and bit by bit.
+//! Integer, logic and move instructions of one thread, computed with 128-bit integers and bit by bit.
 
 use super::{Cc, Env, Thread};
 use sm20::{
@@ -32,12 +32,12 @@ fn all_ones(holds: bool, float: bool) -> u32 {
     }
 }
 
-/// Returns a condition code with zero and sign of a word.
+/// Returns the condition code of a word: its zero and sign flags.
 fn plain_cc(value: u32) -> Cc {
     Cc { zero: value == 0, sign: value & 1 << 31 != 0, carry: false, overflow: false }
 }
 
-/// Computes a sum or difference with all flags, defined on numbers, not on bits.
+/// Computes a sum or a difference with all flags, by arithmetic on numbers and not on bits.
 fn sum(a: u32, b: u32, mode: AddMode, carry_in: Option<Cc>, saturate: bool) -> (u32, Cc) {
     let more = i128::from(carry_in.is_some_and(|cc| cc.carry));
     let exact = |a: i128, b: i128| match (mode, carry_in) {
@@ -58,10 +58,10 @@ fn sum(a: u32, b: u32, mode: AddMode, carry_in: Option<Cc>, saturate: bool) -> (
     (value, Cc { zero, carry, overflow: !range.contains(&whole), ..plain_cc(value) })
 }
 
-/// Evaluates a test for two numbers whose difference set the condition code, or for single flags.
+/// Evaluates a condition-code test, either on two numbers whose difference set the condition code, or on single flags.
 pub(super) fn test(cc: Cc, test: CcTest) -> bool {
     let Cc { zero, sign, carry, overflow } = cc;
-    // A NaN sets zero and sign, which no number does.
+    // A NaN sets both zero and sign. No number does.
     match test {
         CcTest::False => false,
         CcTest::True => true,
@@ -90,13 +90,13 @@ pub(super) fn test(cc: Cc, test: CcTest) -> bool {
     }
 }
 
-/// Compares two words, which are the upper words of a wide number if lower words set a condition code.
+/// Compares two words. If lower words have set a condition code, the two are the upper words of wide numbers.
 fn holds(a: u32, b: u32, compare: Compare, is_signed: bool, lower: Option<Cc>) -> bool {
     let (a, b) = (number(a, is_signed), number(b, is_signed));
     let order = match lower {
         None => a.cmp(&b),
         Some(cc) => {
-            // The lower words contribute -1, 0 or 1, depending on their difference.
+            // The lower words contribute -1, 0 or 1, according to their difference.
             let below = if cc.zero { 0 } else { 1 };
             let lower = if cc.carry { below } else { -1 };
             (((a - b) << 1) + lower).cmp(&0)
@@ -105,7 +105,7 @@ fn holds(a: u32, b: u32, compare: Compare, is_signed: bool, lower: Option<Cc>) -
     compare.holds(Some(order))
 }
 
-/// Returns position and length of a bit field.
+/// Returns the position and the length of a bit field.
 fn field(b: u32) -> (u32, u32) {
     (b & 0xff, b >> 8 & 0xff)
 }
@@ -159,7 +159,8 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Done {
                 Extended::Whole | Extended::High => own,
                 Extended::Middle | Extended::Low => upper.then(own),
             };
-            // In this order the conditions between them can be recovered.
+            // Evaluate `less` and `equal` from the same order, so that the flags between the instructions can be
+            // derived.
             let (less, equal) = (order.is_lt(), order.is_eq());
             let value = if less == least { a } else { b };
             let cc = match extended {
@@ -312,7 +313,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Done {
         Op::B2R { dst, barrier: _ } => thread.set(dst, 0, None),
         Op::Nop { .. } | Op::Pmtrig { .. } | Op::Membar { .. } => {}
         Op::Vote { dst, p, a: _, mode } => {
-            // The votes of the participating lanes were evaluated before.
+            // The bench has already evaluated the votes of the participating lanes.
             let (voters, yes) = env.vote;
             thread.set(dst, yes, None);
             thread.set_predicate(
@@ -329,7 +330,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Done {
     Ok(())
 }
 
-/// Stores an integer of any type, in a pair if it has 64 bits.
+/// Stores an integer of any type, in a pair of registers if it has 64 bits.
 pub(super) fn set_integer(thread: &mut Thread, dst: Register, value: i128, kind: IntType, write_cc: bool) {
     if kind.bits() == 64 {
         let cc = Cc { zero: value as u64 == 0, sign: value as u64 >> 63 != 0, carry: false, overflow: false };
@@ -349,14 +350,14 @@ pub(super) fn range(kind: IntType) -> (i128, i128) {
     if kind.signed() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
 }
 
-/// Returns the number of this type with the same low bits.
+/// Returns the number of type `kind` that has the same low bits.
 pub(super) fn narrowed(value: i128, kind: IntType) -> i128 {
     let (_, most) = range(kind);
     let low = value.rem_euclid(1 << kind.bits());
     if low > most { low - (1 << kind.bits()) } else { low }
 }
 
-/// Returns an integer operand with its part and modifiers.
+/// Returns the selected part of an integer operand, with its modifiers applied.
 pub(super) fn integer(
     thread: &Thread,
     b: sm20::FloatOperand,

@@ -1,4 +1,4 @@
-//! Memory instructions on the same bytes in arrays, executed one thread after another.
+//! Memory instructions on byte arrays with the same contents, executed one thread after another.
 
 use super::exact::{self, SINGLE};
 use super::{Bench, Thread};
@@ -42,7 +42,7 @@ pub(super) const OPERATIONS: [&str; 27] = [
 pub(super) const SHARED_BYTES: u32 = 512;
 pub(super) const LOCAL_BYTES: u32 = 64;
 const GLOBAL_BYTES: usize = 4096;
-/// Size of the lockable range: small, so that words are often found locked.
+/// Size of the lockable range in bytes: small, so that lanes often find a word locked.
 const LOCKED_BYTES: u64 = 64;
 
 /// Target of an access.
@@ -54,12 +54,12 @@ enum Space {
     Constant,
 }
 
-/// All memory.
+/// Contents of all memory.
 struct Bytes {
     global: Vec<u8>,
     shared: Vec<u8>,
     local: Vec<Vec<u8>>,
-    /// Locked words; `true` for shared memory.
+    /// Locked words. The first field is true for shared memory.
     locks: HashSet<(bool, u64)>,
 }
 
@@ -75,7 +75,7 @@ impl Bytes {
     }
 }
 
-/// Returns an instruction's address, width, and its space if it has only one.
+/// Returns the address and the width of an instruction, and its space if the instruction can access only one.
 fn access(op: &Op) -> Option<(Address, u64, Option<Space>)> {
     let bytes = |width: Width| match width {
         Width::U8 | Width::S8 => 1,
@@ -106,8 +106,8 @@ fn access(op: &Op) -> Option<(Address, u64, Option<Space>)> {
     })
 }
 
-/// Chooses addresses and stores them in the registers. Returns each lane's space and address, or `None` if the
-/// instruction allows no valid address.
+/// Chooses addresses and stores them in the registers. Returns the space and the address of each lane, or `None` if the
+/// instruction permits no valid address.
 fn aim(bench: &mut Bench, op: &Op, threads: &mut [Thread]) -> Option<Vec<(Space, u64)>> {
     let Some((address, bytes, only)) = access(op) else { return Some(vec![(Space::Global, 0); LANES]) };
     if address.base.is_zero() {
@@ -132,7 +132,7 @@ fn aim(bench: &mut Bench, op: &Op, threads: &mut [Thread]) -> Option<Vec<(Space,
             Space::Local => LOCAL_BYTES.into(),
             Space::Constant => limit::CONSTANT_BYTES.into(),
         };
-        // The addresses are contiguous, all the same, or random.
+        // The lanes' addresses are contiguous, identical, or random.
         let place = match pattern >> 8 & 3 {
             0 => near % 16 + lane as u64,
             1 => near,
@@ -160,7 +160,7 @@ fn words(width: u64) -> usize {
     (width as usize).div_ceil(4)
 }
 
-/// Returns a register's contents after loading a value.
+/// Returns the contents of the registers that receive a loaded value.
 fn extended(bytes: &[u8], width: Width) -> Vec<u32> {
     match width {
         Width::U8 => vec![bytes[0].into()],
@@ -178,7 +178,7 @@ fn put(thread: &mut Thread, dst: Register, values: &[u32]) {
     }
 }
 
-/// Returns the bytes of a register and the following ones.
+/// Returns the bytes of consecutive registers, starting with `register`.
 fn bytes_of(thread: &Thread, register: Register, len: u64) -> Vec<u8> {
     let index = usize::from(register.index());
     let get = |word: usize| if register.is_zero() { 0 } else { thread.r[index + word] };
@@ -242,7 +242,7 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// Executes one thread's access.
+/// Executes the access of one thread.
 fn access_once(op: &Op, lane: usize, thread: &mut Thread, target: (Space, u64), memory: &mut Bytes, table: &[u32]) {
     let (space, at) = target;
     let bytes = access(op).map_or(0, |(_, bytes, _)| bytes);
@@ -288,7 +288,7 @@ fn access_once(op: &Op, lane: usize, thread: &mut Thread, target: (Space, u64), 
     }
 }
 
-/// Executes an atomic operation on bytes and returns the old value.
+/// Executes an atomic operation on bytes and returns their old value.
 fn exchange(thread: &Thread, a: Register, c: Register, operation: AtomicOp, kind: AtomicType, bytes: &mut [u8]) -> u64 {
     let len = bytes.len() as u64;
     let old = number(bytes);
@@ -298,7 +298,7 @@ fn exchange(thread: &Thread, a: Register, c: Register, operation: AtomicOp, kind
     old
 }
 
-/// Makes an instruction with valid targets.
+/// Replaces the targets of an instruction with valid ones.
 fn possible(instruction: Instruction) -> Instruction {
     let op = match instruction.op {
         Op::Ldc { dst, bank, base, offset, width } => {
@@ -325,7 +325,7 @@ fn memory_instructions_agree_with_arrays_of_bytes() {
     for assembly in OPERATIONS {
         instructions.extend(bench.instructions(assembly, 200).into_iter().map(possible));
     }
-    // Shuffle the instructions, so that loads read the stores of other instructions.
+    // Shuffle the instructions, so that loads read data that other instructions stored.
     for index in (1..instructions.len()).rev() {
         let other = (bench.random.next() % (index as u64 + 1)) as usize;
         instructions.swap(index, other);

@@ -1,4 +1,4 @@
-//! Tests errors: missing pages, missing methods, invalid bits.
+//! Tests of errors: missing pages, unknown methods, invalid bits.
 
 use super::{ARENA, ARENA_BYTES, Bench, on_the_bus};
 use crate::engines::copy::{CopyEngine, M2mf};
@@ -33,7 +33,7 @@ fn ce_copy(from: u64, to: u64, line: u32, lines: u32) -> Vec<(u32, u32)> {
     methods
 }
 
-/// Checks that a copy stops exactly at a missing page in the middle, for any size of its pieces.
+/// Checks that a copy stops exactly at a missing page in the middle, regardless of the size of its steps.
 fn stops_exactly<E: Engine + Default>(class: u32, copy: impl Fn(u64, u64, u32, u32) -> Vec<(u32, u32)>) {
     for budget in [1, 0x700, u64::MAX] {
         let mut bench = Bench::<E>::new();
@@ -55,7 +55,7 @@ fn stops_exactly<E: Engine + Default>(class: u32, copy: impl Fn(u64, u64, u32, u
         let (before, behind) = (HALF as usize + 0x5000, HALF as usize + 0x6000);
         assert!(arena[..before] == model[..before] && arena[behind..] == model[behind..]);
 
-        // A fault of the source names the source; the source faults first if both are bad.
+        // A fault of the source names the source. If both sides are unmapped, the source faults first.
         let from = ARENA + ARENA_BYTES;
         let copied = bench.send(class, &copy(from - 0x800, ARENA, 0x1000, 1));
         assert_eq!(copied, fault(2, from, false), "budget {budget:#x}");
@@ -131,7 +131,7 @@ fn classes_of_other_engines_are_refused() {
     assert!(ce.engine.class_supported(0x90b5) && ce.engine.class_supported(0x90b8));
 }
 
-/// All methods of M2MF, as first and last of ranges.
+/// All methods of M2MF, as inclusive ranges.
 const M2MF_METHODS: &[(u32, u32)] = &[
     (0x100, 0x100),
     (0x110, 0x110),
@@ -144,7 +144,7 @@ const M2MF_METHODS: &[(u32, u32)] = &[
     (0x32c, 0x350),
 ];
 
-/// All methods of a copy engine.
+/// All methods of a copy engine, as inclusive ranges.
 const CE_METHODS: &[(u32, u32)] =
     &[(0x000, 0x000), (0x100, 0x100), (0x140, 0x140), (0x200, 0x218), (0x220, 0x238), (0x300, 0x304), (0x30c, 0x340)];
 
@@ -213,7 +213,7 @@ fn reserved_bits_of_the_copy_engine_are_refused() {
     }
 }
 
-/// Sends random numbers: the result is an error or a copy, and the copy ends.
+/// Sends random words. The result must be an error or a copy that ends.
 mod fuzz {
     use super::*;
     use proptest::prelude::*;

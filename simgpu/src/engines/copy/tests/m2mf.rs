@@ -4,7 +4,7 @@ use crate::engines::{ContextState, Engine, EngineError, Work};
 use proptest::prelude::*;
 
 const CLASS: u32 = 0x9039;
-/// Second half of the arena.
+/// Offset of the second half of the arena.
 const HALF: u64 = ARENA_BYTES / 2;
 const EXEC: u32 = 0x300;
 const DATA: u32 = 0x304;
@@ -14,7 +14,8 @@ fn address(high: u32, va: u64) -> [(u32, u32); 2] {
     [(high, (va >> 32) as u32), (high + 4, va as u32)]
 }
 
-/// Appends the methods for the source if `source` is true, otherwise for the destination. Returns the bit for EXEC.
+/// Appends the methods for the source if `source` is true, otherwise those for the destination. Returns the bit for
+/// EXEC.
 fn describe(source: bool, side: &Side, start: u64, methods: &mut Vec<(u32, u32)>) -> u32 {
     let (high, pitch_method, tiling, position, bit) =
         if source { (0x30c, 0x314, 0x204, 0x344, 0x10) } else { (0x238, 0x318, 0x220, 0x34c, 0x100) };
@@ -110,7 +111,7 @@ fn linear(from: u64, to: u64, line: u32, lines: u32) -> Vec<(u32, u32)> {
     methods
 }
 
-/// Uses the methods of nouveau's buffer move.
+/// Tests the methods that nouveau uses to move buffers.
 #[test]
 fn pages_are_moved_as_lines_of_4096_bytes() {
     let mut bench = Bench::<M2mf>::new();
@@ -159,7 +160,7 @@ fn semaphore_is_released_after_copy_in_both_forms() {
         let mut bench = Bench::<M2mf>::new();
         let before = bench.fill(4);
         let mut methods = linear(ARENA, ARENA + HALF, 0x3000, 1);
-        // The semaphore is within the destination: the copy must not overwrite it.
+        // Place the semaphore within the destination: the copy must not overwrite its release.
         methods.extend(address(0x32c, ARENA + HALF + 0x100));
         methods.extend([(0x334, 0xcafe_f00d), (EXEC, exec)]);
         bench.budget = 0x500;
@@ -241,7 +242,7 @@ fn rectangles_that_leave_a_block_linear_surface_are_refused() {
         methods.push((EXEC, 0x100));
         assert_eq!(bench.send(CLASS, &methods), Ok(()), "good without a change");
         assert_eq!(bench.send(CLASS, &[change, (EXEC, 0x100)]), Err(EngineError::Data(code)), "{change:x?}");
-        // Make the same change on the other side.
+        // Make the same change to the other side.
         let method = match change.0 {
             tiling @ 0x204..=0x214 => tiling + 0x1c,
             position @ 0x344..=0x348 => position + 8,
@@ -283,7 +284,7 @@ fn state_of_a_new_channel_is_loaded_as_fresh() {
     assert_eq!(bench.work.bytes, 0);
 }
 
-/// Parses arbitrary images, because an image is in the guest's memory.
+/// Parses arbitrary images, because a guest can write its images.
 #[test]
 fn context_image_of_anything_is_a_state() {
     let mut bench = Bench::<M2mf>::new();

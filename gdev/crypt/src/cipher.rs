@@ -1,0 +1,185 @@
+//! Encryption of sectors: on the card if that pays, otherwise on the CPU.
+
+use std::time::{Duration, Instant};
+
+use aes::Aes256;
+use aes::cipher::KeyInit;
+use anyhow::{Context, Result};
+use gdev::Target;
+use parking_lot::Mutex;
+use xts_mode::{Xts128, get_tweak_default};
+
+use crate::SECTOR_BYTES;
+use crate::card::Card;
+use crate::key::Key;
+use crate::tables::Direction;
+
+/// Time after a failure of the card until it is opened again.
+const REOPEN_INTERVAL: Duration = Duration::from_secs(30);
+/// Sizes in bytes at which card and CPU are compared.
+const TRIAL_BYTES: [usize; 5] = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+/// Number of trials of each size; the fastest counts.
+const TRIALS: usize = 3;
+
+/// Minimum size of a request for the card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CardMin {
+    /// Requests of at least this number of bytes.
+    Bytes(usize),
+    /// The size from which on the card was faster than the CPU when it was opened.
+    Measured,
+}
+
+/// Numbers of bytes that each part has transformed, and of failures of the card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Bytes on the card.
+    pub card_bytes: u64,
+    /// Bytes on the CPU.
+    pub cpu_bytes: u64,
+    /// Failures of the card.
+    pub card_failures: u64,
+}
+
+struct State {
+    card: Option<Card>,
+    /// Minimum size of a request for the card in bytes.
+    min_bytes: usize,
+    /// Time at which a failed card is opened again.
+    reopen_at: Option<Instant>,
+    counts: Counts,
+}
+
+/// Encrypts and decrypts sectors with one key.
+pub struct Cipher {
+    key: Key,
+    cpu: Xts128<Aes256>,
+    target: Option<Target>,
+    card_min: CardMin,
+    state: Mutex<State>,
+}
+
+impl Cipher {
+    /// Creates a cipher that uses the CPU, and a card if `target` is one. A card that cannot be opened is reported, and
+    /// tried again later.
+    ///
+    /// # Errors
+    /// If the key is not one.
+    pub fn new(key: Key, target: Option<Target>, card_min: CardMin) -> Result<Self> {
+        let data = Aes256::new_from_slice(key.data()).context("the key")?;
+        let tweak = Aes256::new_from_slice(key.tweak()).context("the key")?;
+        let state = State { card: None, min_bytes: usize::MAX, reopen_at: None, counts: Counts::default() };
+        let cpu = Xts128::new(data, tweak);
+        let cipher = Self { key, cpu, target, card_min, state: Mutex::new(state) };
+        cipher.open_card(&mut cipher.state.lock());
+        Ok(cipher)
+    }
+
+    /// Returns the counts so far.
+    pub fn counts(&self) -> Counts {
+        self.state.lock().counts
+    }
+
+    /// Transforms sectors in place, starting with number `sector`.
+    ///
+    /// # Panics
+    /// If the data is not whole sectors.
+    pub fn run(&self, direction: Direction, sector: u64, data: &mut [u8]) {
+        assert!(data.len().is_multiple_of(SECTOR_BYTES), "callers check the size");
+        if !self.try_card(direction, sector, data) {
+            self.on_cpu(direction, sector, data);
+            self.state.lock().counts.cpu_bytes += data.len() as u64;
+        }
+    }
+
+    fn on_cpu(&self, direction: Direction, sector: u64, data: &mut [u8]) {
+        let first = u128::from(sector);
+        match direction {
+            Direction::Encrypt => self.cpu.encrypt_area(data, SECTOR_BYTES, first, get_tweak_default),
+            Direction::Decrypt => self.cpu.decrypt_area(data, SECTOR_BYTES, first, get_tweak_default),
+        }
+    }
+
+    /// Transforms sectors on the card, if they are worth it. Returns false, and leaves the data as it was, if the CPU
+    /// must do the work. While another request uses the card, the CPU is free.
+    fn try_card(&self, direction: Direction, sector: u64, data: &mut [u8]) -> bool {
+        if self.target.is_none() {
+            return false;
+        }
+        let Some(mut state) = self.state.try_lock() else { return false };
+        if state.reopen_at.is_some_and(|time| Instant::now() >= time) {
+            self.open_card(&mut state);
+        }
+        let State { card: Some(card), min_bytes, .. } = &mut *state else { return false };
+        if data.len() < *min_bytes {
+            return false;
+        }
+        let mut copy = data.to_vec();
+        match card.run(direction, sector, &mut copy) {
+            Ok(()) => {
+                data.copy_from_slice(&copy);
+                state.counts.card_bytes += data.len() as u64;
+                true
+            }
+            Err(error) => {
+                Self::fail(&mut state, &error);
+                false
+            }
+        }
+    }
+
+    fn fail(state: &mut State, error: &anyhow::Error) {
+        eprintln!(
+            "gdev-crypt: the card failed: {error:#}; the CPU continues, and the card is tried again in {} s",
+            REOPEN_INTERVAL.as_secs()
+        );
+        state.card = None;
+        state.counts.card_failures += 1;
+        state.reopen_at = Some(Instant::now() + REOPEN_INTERVAL);
+    }
+
+    /// Opens the card and compares it with the CPU.
+    fn open_card(&self, state: &mut State) {
+        let Some(target) = &self.target else { return };
+        state.reopen_at = None;
+        match Card::open(target, &self.key).and_then(|mut card| Ok((self.min_bytes(&mut card)?, card))) {
+            Ok((min_bytes, card)) => {
+                if min_bytes == usize::MAX {
+                    eprintln!("gdev-crypt: the CPU is faster than {target:?} at all sizes, and does all work");
+                } else {
+                    eprintln!("gdev-crypt: {target:?} transforms requests of at least {min_bytes} bytes");
+                }
+                (state.card, state.min_bytes) = (Some(card), min_bytes);
+            }
+            Err(error) => Self::fail(state, &error),
+        }
+    }
+
+    /// Returns the minimum size of a request for a card, after the card's results were compared with the CPU's.
+    fn min_bytes(&self, card: &mut Card) -> Result<usize> {
+        let mut fastest = usize::MAX;
+        for bytes in TRIAL_BYTES.into_iter().rev() {
+            let plain: Vec<u8> = (0..bytes).map(|index| ((index * 31) >> 3) as u8).collect();
+            let (mut on_card, mut on_cpu) = (plain.clone(), plain);
+            let [mut card_time, mut cpu_time] = [Duration::MAX; 2];
+            for trial in 0..TRIALS {
+                let direction = Direction::ALL[trial % 2];
+                let start = Instant::now();
+                card.run(direction, trial as u64, &mut on_card)?;
+                card_time = card_time.min(start.elapsed());
+                let start = Instant::now();
+                self.on_cpu(direction, trial as u64, &mut on_cpu);
+                cpu_time = cpu_time.min(start.elapsed());
+                anyhow::ensure!(on_card == on_cpu, "the card computed {direction:?} of {bytes} bytes wrongly");
+            }
+            if let CardMin::Bytes(bytes) = self.card_min {
+                return Ok(bytes);
+            }
+            if card_time >= cpu_time {
+                break;
+            }
+            fastest = bytes;
+        }
+        Ok(fastest)
+    }
+}

@@ -1,0 +1,147 @@
+//! Devices: the render nodes of nouveau, or the device that the environment names.
+
+use std::ffi::{c_char, c_int, c_uint};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use gdev::Target;
+
+use crate::error::{Code, Outcome, Status, status, store};
+
+/// Version of the driver API that this library has a part of: 4.0, as Gdev.
+const DRIVER_VERSION: c_int = 4000;
+/// The environment variable that names the only device.
+const TARGET_VARIABLE: &str = "GDEV_TARGET";
+/// Folder of the render nodes, and the start of their names.
+const NODES: &str = "/dev/dri";
+const NODE_PREFIX: &str = "renderD";
+/// Name of all devices: the card that the mediator shares.
+const NAME: &[u8] = b"NVIDIA GF100 (gdev)\0";
+
+static DEVICES: OnceLock<Vec<Target>> = OnceLock::new();
+
+/// Returns the device with a number.
+pub(crate) fn target(number: c_int) -> Outcome<&'static Target> {
+    let devices = DEVICES.get().ok_or(Code::NotInitialized)?;
+    usize::try_from(number).ok().and_then(|number| devices.get(number)).ok_or(Code::InvalidDevice)
+}
+
+fn find() -> Outcome<Vec<Target>> {
+    if let Ok(name) = std::env::var(TARGET_VARIABLE) {
+        return Ok(vec![name.parse()?]);
+    }
+    let entries = std::fs::read_dir(NODES).map_err(|_| Code::NoDevice)?;
+    let mut nodes: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    nodes.retain(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(NODE_PREFIX)));
+    nodes.sort();
+    let is_ours = |path: &PathBuf| gdev::nouveau::Device::open(path).is_ok();
+    let targets: Vec<Target> = nodes.into_iter().filter(is_ours).map(Target::Nouveau).collect();
+    if targets.is_empty() { Err(Code::NoDevice) } else { Ok(targets) }
+}
+
+/// Finds the devices.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuInit(flags: c_uint) -> Status {
+    status(match (flags, DEVICES.get()) {
+        (0, Some(_)) => Ok(()),
+        (0, None) => find().map(|found| {
+            DEVICES.get_or_init(|| found);
+        }),
+        _ => Err(Code::InvalidValue),
+    })
+}
+
+/// Stores the version of the driver API.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Status {
+    // SAFETY: see the crate's UNSAFETY.
+    status(unsafe { store(version, DRIVER_VERSION) })
+}
+
+/// Stores the number of devices.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Status {
+    let found = DEVICES.get().ok_or(Code::NotInitialized);
+    // SAFETY: see the crate's UNSAFETY.
+    status(found.and_then(|devices| unsafe { store(count, devices.len() as c_int) }))
+}
+
+/// Stores a device's handle, which is its number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, number: c_int) -> Status {
+    // SAFETY: see the crate's UNSAFETY.
+    status(target(number).and_then(|_| unsafe { store(device, number) }))
+}
+
+/// Stores a device's name, cut to `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, size: c_int, device: c_int) -> Status {
+    status(target(device).and_then(|_| {
+        let room = usize::try_from(size).ok().filter(|room| *room > 0 && !name.is_null()).ok_or(Code::InvalidValue)?;
+        let length = NAME.len().min(room);
+        // SAFETY: see the crate's UNSAFETY; the text ends with a zero also if it is cut.
+        unsafe {
+            std::ptr::copy_nonoverlapping(NAME.as_ptr().cast(), name, length);
+            *name.add(length - 1) = 0;
+        }
+        Ok(())
+    }))
+}
+
+/// Stores the compute capability: 2.0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, device: c_int) -> Status {
+    // SAFETY: see the crate's UNSAFETY.
+    status(target(device).and_then(|_| unsafe { store(major, 2).and_then(|()| store(minor, 0)) }))
+}
+
+/// Stores the size of a device's memory in bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> Status {
+    // SAFETY: see the crate's UNSAFETY.
+    status(target(device).and_then(|target| unsafe { store(bytes, gdev::memory_bytes(target)? as usize) }))
+}
+
+/// The same as [`cuDeviceTotalMem_v2`]; sizes have 64 bits in this library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceTotalMem(bytes: *mut usize, device: c_int) -> Status {
+    // SAFETY: see the crate's UNSAFETY.
+    unsafe { cuDeviceTotalMem_v2(bytes, device) }
+}
+
+/// Stores a property of the device. Properties whose value is unknown are refused.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> Status {
+    status(target(device).and_then(|_| {
+        let found = match attribute {
+            // Threads of a block in all, and in x, y and z.
+            1..=3 => 1024,
+            4 => 64,
+            // Blocks of a grid in x, y and z.
+            5..=7 => 65_535,
+            // Shared memory of a block, and constant memory, in bytes.
+            8 => 48 << 10,
+            9 => 64 << 10,
+            // Threads of a warp.
+            10 => 32,
+            // Maximum pitch in bytes.
+            11 => c_int::MAX,
+            // Registers of a block.
+            12 => 32_768,
+            // Alignment of textures in bytes.
+            14 => 512,
+            // Overlap of copies, kernels or contexts, a display, shared RAM, ECC, a driver for computing only: none.
+            15 | 17 | 18 | 31 | 32 | 35 | 40 | 41 => 0,
+            // Several contexts may exist.
+            20 => 0,
+            // Compute capability.
+            75 => 2,
+            76 => 0,
+            // Threads of a multiprocessor.
+            39 => 1536,
+            _ => return Err(Code::InvalidValue),
+        };
+        // SAFETY: see the crate's UNSAFETY.
+        unsafe { store(value, found) }
+    }))
+}

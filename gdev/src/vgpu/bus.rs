@@ -1,0 +1,165 @@
+//! Registers and memory of a vGPU, through its vfio-user socket.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nvspec::regs::{pbus, windows::pramin};
+use vmm_glue::RegionIndex;
+use vmm_glue::client::{Client, ClientError};
+
+use crate::{Error, Result};
+
+/// Time after which a daemon that does not answer counts as lost. Upgrades of the daemon take less than a second.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for which a busy vGPU is tried again: the daemon resets it after its last client.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
+const BUSY_INTERVAL: Duration = Duration::from_millis(20);
+/// The errno of a daemon whose vGPU has a client.
+const EBUSY: u32 = libc::EBUSY as u32;
+/// Number of MSI in vfio-user.
+const MSI: u32 = 1;
+const CONFIG: u32 = RegionIndex::Config as u32;
+const BAR0: u32 = RegionIndex::Bar0 as u32;
+const BAR1: u32 = RegionIndex::Bar1 as u32;
+/// Offset of the command register in the configuration space, and its bits for memory and DMA.
+const COMMAND: u64 = 4;
+const COMMAND_ENABLE: u16 = 6;
+/// Offset of the control register of MSI, and its bit that enables MSI.
+const MSI_CONTROL: u64 = 0x6a;
+const MSI_ENABLE: u16 = 1;
+/// Maximum size in bytes of an access of VRAM. Small accesses delay the device's other work less.
+const VRAM_ACCESS_BYTES: usize = 4096;
+/// Unit of the base of PRAMIN in bytes.
+const WINDOW_BYTES: u64 = 0x1_0000;
+
+/// A connection with a daemon that serves a vGPU.
+#[derive(Debug)]
+pub(super) struct Bus {
+    client: Client,
+    socket: PathBuf,
+    /// The base of PRAMIN in units of 64 KiB, if this value has set it.
+    window: Option<u32>,
+}
+
+impl Bus {
+    /// Connects as a VMM does, resets the device, and enables its interrupt. Returns the interrupt's event.
+    ///
+    /// # Errors
+    /// If no daemon serves the socket, or the daemon refuses because the vGPU already has a client.
+    pub(super) fn connect(socket: &Path) -> Result<(Self, OwnedFd)> {
+        let open = |why: &dyn std::fmt::Display| Error::Open {
+            device: format!("vgpu:{}", socket.display()),
+            why: why.to_string(),
+            remedy: "check with `mediatorctl vm list` that the VM exists, has no other client, and that this user may \
+                     open its socket",
+        };
+        let connect = || -> Result<(Client, OwnedFd), ClientError> {
+            let stream = std::os::unix::net::UnixStream::connect(socket)?;
+            let mut client = Client::from_stream(stream);
+            client.set_timeout(Some(REPLY_TIMEOUT))?;
+            client.negotiate(0, 1, vmm_glue::client::QEMU_CAPABILITIES)?;
+            let msi = client.attach_irqs(MSI, 1)?.remove(0);
+            client.reset()?;
+            client.post(CONFIG, COMMAND, &COMMAND_ENABLE.to_le_bytes())?;
+            client.post(CONFIG, MSI_CONTROL, &MSI_ENABLE.to_le_bytes())?;
+            Ok((client, msi))
+        };
+        let start = Instant::now();
+        let connected = loop {
+            match connect() {
+                Err(ClientError::Refused(EBUSY)) if start.elapsed() < BUSY_TIMEOUT => std::thread::sleep(BUSY_INTERVAL),
+                result => break result,
+            }
+        };
+        let (client, msi) = connected.map_err(|error| match error {
+            ClientError::Io(error) => open(&error),
+            ClientError::Refused(EBUSY) => open(&"the vGPU has another client"),
+            other => open(&other),
+        })?;
+        Ok((Self { client, socket: socket.to_owned(), window: None }, msi))
+    }
+
+    fn failed(&self, what: &'static str, error: ClientError) -> Error {
+        let socket = self.socket.display();
+        match error {
+            ClientError::Refused(errno) => Error::Driver {
+                what: format!("{what} of the vGPU at {socket}"),
+                source: io::Error::from_raw_os_error(errno.cast_signed()),
+            },
+            ClientError::Io(error) => Error::Lost(format!("the daemon at {socket}: {error}")),
+            other => Error::Lost(format!("the daemon at {socket}: {other}")),
+        }
+    }
+
+    /// Reads a register.
+    pub(super) fn read32(&mut self, offset: u32) -> Result<u32> {
+        self.client.read32(BAR0, offset.into()).map_err(|error| self.failed("a read", error))
+    }
+
+    /// Writes a register.
+    pub(super) fn write32(&mut self, offset: u32, value: u32) -> Result<()> {
+        let written = self.client.post(BAR0, offset.into(), &value.to_le_bytes());
+        written.map_err(|error| self.failed("a write", error))
+    }
+
+    /// Writes a word through BAR1.
+    pub(super) fn write_bar1(&mut self, offset: u64, value: u32) -> Result<()> {
+        self.client.post(BAR1, offset, &value.to_le_bytes()).map_err(|error| self.failed("a write", error))
+    }
+
+    /// Writes VRAM through PRAMIN.
+    pub(super) fn write_vram(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        for (at, piece) in (at..).step_by(VRAM_ACCESS_BYTES).zip(bytes.chunks(VRAM_ACCESS_BYTES)) {
+            let offset = self.show(at)?;
+            self.client.post(BAR0, offset, piece).map_err(|error| self.failed("a write of memory", error))?;
+        }
+        Ok(())
+    }
+
+    /// Reads VRAM through PRAMIN.
+    pub(super) fn read_vram(&mut self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        for (at, piece) in (at..).step_by(VRAM_ACCESS_BYTES).zip(bytes.chunks_mut(VRAM_ACCESS_BYTES)) {
+            let offset = self.show(at)?;
+            self.client.read(BAR0, offset, piece).map_err(|error| self.failed("a read of memory", error))?;
+        }
+        Ok(())
+    }
+
+    /// Fills VRAM with zeros.
+    pub(super) fn zero_vram(&mut self, at: u64, bytes: u64) -> Result<()> {
+        let zeros = [0; VRAM_ACCESS_BYTES];
+        for offset in (0..bytes).step_by(VRAM_ACCESS_BYTES) {
+            let left = (bytes - offset).min(VRAM_ACCESS_BYTES as u64) as usize;
+            self.write_vram(at + offset, &zeros[..left])?;
+        }
+        Ok(())
+    }
+
+    /// Writes a word of VRAM.
+    pub(super) fn write_vram32(&mut self, at: u64, value: u32) -> Result<()> {
+        self.write_vram(at, &value.to_le_bytes())
+    }
+
+    /// Makes PRAMIN show an address. Returns its offset in BAR0; [`VRAM_ACCESS_BYTES`] bytes are visible from there.
+    fn show(&mut self, at: u64) -> Result<u64> {
+        let window = (at / WINDOW_BYTES) as u32;
+        if self.window != Some(window) {
+            self.write32(pbus::PRAMIN_WINDOW::OFFSET, window)?;
+            self.window = Some(window);
+        }
+        Ok(u64::from(pramin::BASE) + at % WINDOW_BYTES)
+    }
+
+    /// Lends a file's memory to the device at a guest-physical address.
+    pub(super) fn map_ram(&mut self, gpa: u64, bytes: u64, file: &OwnedFd) -> Result<()> {
+        let mapped = self.client.dma_map(gpa, bytes, true, Some((file.as_fd(), 0)));
+        mapped.map_err(|error| self.failed("mapping RAM", error))
+    }
+
+    /// Takes lent memory back.
+    pub(super) fn unmap_ram(&mut self, gpa: u64, bytes: u64) -> Result<()> {
+        self.client.dma_unmap(gpa, bytes).map(drop).map_err(|error| self.failed("unmapping RAM", error))
+    }
+}

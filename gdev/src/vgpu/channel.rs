@@ -1,0 +1,206 @@
+//! A channel: its memory, submissions, and waits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvspec::instance::ramfc;
+
+use super::device::{Device, State};
+use super::ram::PinnedMemory;
+use super::ranges::PAGE_BYTES;
+use super::space::{Physical, Space};
+use crate::nouveau::push::{MOST_WORDS, Push};
+use crate::{Error, Result};
+
+/// Maximum number of submissions in flight.
+pub(super) const MAX_IN_FLIGHT: u64 = 32;
+/// Log2 of the number of entries of the GPFIFO, which is larger than the number of submissions in flight.
+const RING_LOG2: u32 = 6;
+const RING_ENTRIES: u64 = 1 << RING_LOG2;
+const _: () = assert!(MAX_IN_FLIGHT < RING_ENTRIES);
+/// Size in bytes of the push buffer of one submission.
+const SLOT_BYTES: u64 = MOST_WORDS as u64 * 4;
+/// Offset of the fence in the channel's pinned memory, after the GPFIFO; then the push buffers follow.
+const FENCE_OFFSET: u64 = RING_ENTRIES * 8;
+const SLOTS_OFFSET: u64 = PAGE_BYTES;
+const PINNED_BYTES: u64 = SLOTS_OFFSET + MAX_IN_FLIGHT * SLOT_BYTES;
+/// Size in bytes of the memory for the context of PGRAPH.
+const IMAGE_BYTES: u64 = 16 * PAGE_BYTES;
+/// Offsets in the instance block of the address of PGRAPH's context and of the copy engines' contexts.
+const CONTEXT_OFFSETS: [u64; 3] = [0x210, 0x230, 0x240];
+/// Bit of such an address: the context is in VRAM.
+const CONTEXT_VALID: u32 = 4;
+/// Maximum wait for an interrupt. Another thread may have handled it.
+const MAX_WAIT: Duration = Duration::from_millis(5);
+/// Number of looks at the fence before a thread sleeps.
+const SPINS: u32 = 100;
+
+/// Memory of a channel.
+#[derive(Debug)]
+struct Memory {
+    /// VRAM address of the instance block.
+    instance: u64,
+    /// VRAM address and virtual address of the context of PGRAPH.
+    image: u64,
+    image_address: u64,
+    /// GPFIFO, fence and push buffers, with their virtual address.
+    pinned: PinnedMemory,
+    pinned_address: u64,
+}
+
+impl Memory {
+    fn new(device: &mut State, space: &mut Space) -> Result<Self> {
+        let pinned = PinnedMemory::new(device, PINNED_BYTES)?;
+        let pinned_address = space.map(device, pinned.physical(), PINNED_BYTES)?;
+        let instance = device.take_vram(PAGE_BYTES)?;
+        let image = device.take_vram(IMAGE_BYTES).inspect_err(|_| device.vram.give(instance, PAGE_BYTES))?;
+        let image_address = space.map(device, Physical::Vram(image), IMAGE_BYTES)?;
+        Ok(Self { instance, image, image_address, pinned, pinned_address })
+    }
+
+    /// Writes the instance block and USERD of the first free channel. Returns its number.
+    fn describe(&self, device: &mut State, space: &Space) -> Result<u8> {
+        let what = "more than 127 channels";
+        let id = device.free_channel().ok_or(Error::Unsupported { device: "vgpu", what })?;
+        device.bus.zero_vram(self.instance, PAGE_BYTES)?;
+        device.bus.zero_vram(self.image, IMAGE_BYTES)?;
+        space.assign(device, self.instance)?;
+        let userd = device.userd(id);
+        device.bus.zero_vram(userd, PAGE_BYTES)?;
+        let own = [
+            (ramfc::USERD_LO, userd as u32),
+            (ramfc::USERD_HI, (userd >> 32) as u32),
+            (ramfc::GP_BASE_LO, self.pinned_address as u32),
+            (ramfc::GP_BASE_HI, (self.pinned_address >> 32) as u32 | RING_LOG2 << 16),
+        ];
+        let contexts = CONTEXT_OFFSETS.iter().flat_map(|offset| {
+            let low = (*offset, self.image_address as u32 | CONTEXT_VALID);
+            [low, (*offset + 4, (self.image_address >> 32) as u32)]
+        });
+        for (offset, value) in own.into_iter().chain(contexts).chain(ramfc::DEFAULTS) {
+            device.bus.write_vram32(self.instance + offset, value)?;
+        }
+        Ok(id)
+    }
+
+    fn release(&self, device: &mut State) {
+        device.vram.give(self.instance, PAGE_BYTES);
+        device.vram.give(self.image, IMAGE_BYTES);
+        self.pinned.release(device);
+    }
+}
+
+/// A channel in an address space of its own.
+#[derive(Debug)]
+pub(super) struct Channel {
+    device: Arc<Device>,
+    id: u8,
+    space: Space,
+    memory: Memory,
+    submitted: u64,
+}
+
+impl Channel {
+    /// Creates a channel that can execute work.
+    ///
+    /// # Errors
+    /// If memory or channels are missing.
+    pub(super) fn new(device: &Arc<Device>) -> Result<Self> {
+        let mut state = device.lock();
+        let mut space = Space::new(&mut state)?;
+        let built = Memory::new(&mut state, &mut space).and_then(|memory| {
+            let bound = memory.describe(&mut state, &space).and_then(|id| state.bind(id, memory.instance).map(|()| id));
+            bound.inspect_err(|_| memory.release(&mut state)).map(|id| (id, memory))
+        });
+        match built {
+            Ok((id, memory)) => {
+                drop(state);
+                Ok(Self { device: Arc::clone(device), id, space, memory, submitted: 0 })
+            }
+            Err(error) => {
+                space.destroy(&mut state);
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns the number of the last submission; 0 before the first.
+    pub(super) fn submitted(&self) -> u64 {
+        self.submitted
+    }
+
+    /// Returns the virtual address of the fence: a stamp, whose payload is the number of a submission.
+    pub(super) fn fence_address(&self) -> u64 {
+        self.memory.pinned_address + FENCE_OFFSET
+    }
+
+    /// Submits a pushbuffer, which must end with a stamp of the next number at [`Self::fence_address`].
+    ///
+    /// # Errors
+    /// If the channel or the daemon is lost.
+    pub(super) fn submit(&mut self, push: &Push) -> Result<u64> {
+        let number = self.submitted + 1;
+        self.wait(number.saturating_sub(MAX_IN_FLIGHT))?;
+        let slot = SLOTS_OFFSET + number % MAX_IN_FLIGHT * SLOT_BYTES;
+        let bytes: Vec<u8> = push.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.memory.pinned.write(slot, &bytes);
+        let entry = (self.memory.pinned_address + slot) | (push.words().len() as u64) << 42;
+        let index = self.submitted % RING_ENTRIES;
+        self.memory.pinned.write(index * 8, &entry.to_le_bytes());
+        let mut device = self.device.lock();
+        device.ring(self.id, (number % RING_ENTRIES) as u32)?;
+        self.submitted = number;
+        Ok(number)
+    }
+
+    /// Returns true if a submission has ended.
+    pub(super) fn is_done(&self, number: u64) -> bool {
+        // Stamps have 32 bits. Fewer submissions than 2^31 are in flight.
+        self.memory.pinned.load32(FENCE_OFFSET).wrapping_sub(number as u32).cast_signed() >= 0
+    }
+
+    /// Waits until a submission has ended.
+    ///
+    /// # Errors
+    /// If the channel or the daemon is lost.
+    pub(super) fn wait(&self, number: u64) -> Result<()> {
+        for _ in 0..SPINS {
+            if self.is_done(number) {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        while !self.is_done(number) {
+            self.device.wait_for_interrupt(MAX_WAIT)?;
+            let why = self.device.lock().why_lost(self.id).map(str::to_owned);
+            if let Some(why) = why
+                && !self.is_done(number)
+            {
+                return Err(Error::Lost(why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the device.
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Locks the device, and returns it with the address space.
+    pub(super) fn parts(&mut self) -> (std::sync::MutexGuard<'_, State>, &mut Space) {
+        (self.device.lock(), &mut self.space)
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        let mut state = self.device.lock();
+        // If the daemon is lost, so is everything of the device. A channel that does not leave its engine keeps its
+        // memory until the device is closed.
+        if state.unbind(self.id).is_ok_and(|has_left| has_left) {
+            self.space.destroy(&mut state);
+            self.memory.release(&mut state);
+        }
+    }
+}

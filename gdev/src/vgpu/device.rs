@@ -1,0 +1,388 @@
+//! A vGPU: its initialization, memory, channel numbers and interrupts. All contexts of the process share it.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use nvspec::regs::{ce0, ce1, fecs, gpc_units, pbdma, pbfb, pbus, pfb, pfifo, pgraph, pmc, ppci, ptop};
+use vmm_glue::client::wait_event;
+
+use super::bus::Bus;
+use super::ranges::{PAGE_BYTES, Ranges};
+use super::space::{Physical, Space};
+use crate::{Error, Place, Result};
+
+/// First address of VRAM that is used; addresses below may belong to firmware.
+const FIRST_VRAM_ADDRESS: u64 = 0x10_0000;
+/// Number of channels of a card. Channel 0 is not used.
+const CHANNELS: u8 = 128;
+/// First guest-physical address of RAM, and the end of the addresses.
+const FIRST_RAM_ADDRESS: u64 = 0x1_0000_0000;
+const END_RAM_ADDRESS: u64 = 1 << 40;
+/// Maximum number of faults that one call handles. A unit shows the next fault when the last one is acknowledged.
+const FAULTS_AT_ONCE: u32 = 64;
+/// Number of reads of a register until the device's answer counts as missing.
+const MAX_POLLS: u32 = 2_000;
+/// Pause between two reads.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// A runlist entry is eight bytes: the channel's number, and its kind.
+const RUNLIST_ENTRY_BYTES: u64 = 8;
+const RUNLIST_ENTRY_CHANNEL: u32 = 4;
+
+/// Open devices by socket, so that contexts of one process share the only connection.
+static OPEN: Mutex<Vec<(PathBuf, Weak<Device>)>> = Mutex::new(Vec::new());
+
+/// A vGPU with this process as its driver.
+#[derive(Debug)]
+pub(super) struct Device {
+    /// The event of the device's interrupt.
+    msi: OwnedFd,
+    /// Number of multiprocessors.
+    multiprocessors: u32,
+    vram_bytes: u64,
+    state: Mutex<State>,
+}
+
+/// Size of a vGPU.
+struct Size {
+    /// Size of VRAM in bytes.
+    vram_bytes: u64,
+    /// Number of multiprocessors.
+    multiprocessors: u32,
+}
+
+/// The part of a device that one thread uses at a time.
+#[derive(Debug)]
+pub(super) struct State {
+    /// Registers and memory.
+    pub(super) bus: Bus,
+    /// Free VRAM.
+    pub(super) vram: Ranges,
+    /// Free guest-physical addresses for RAM.
+    pub(super) ram: Ranges,
+    /// Address of USERD of channel 0.
+    userd: u64,
+    runlist: u64,
+    /// Channels on the runlist, with their instance blocks.
+    channels: HashMap<u8, u64>,
+    /// Channels that execute no more work, with the reason.
+    lost: HashMap<u8, String>,
+    /// Set if a channel did not leave its engine: its work may still access memory that its context has freed.
+    is_stuck: bool,
+}
+
+impl Device {
+    /// Connects to a vGPU and initializes it, or returns the device that this process has open.
+    ///
+    /// # Errors
+    /// If the socket cannot be opened, or the device does not answer as a GF100.
+    pub(super) fn open(socket: &Path) -> Result<Arc<Self>> {
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|(_, device)| device.strong_count() > 0);
+        if let Some(device) = open.iter().find(|(path, _)| path == socket).and_then(|(_, device)| device.upgrade()) {
+            return Ok(device);
+        }
+        let (bus, msi) = Bus::connect(socket)?;
+        let (state, Size { vram_bytes, multiprocessors }) = State::new(bus)?;
+        let device = Arc::new(Self { msi, multiprocessors, vram_bytes, state: Mutex::new(state) });
+        open.push((socket.to_owned(), Arc::downgrade(&device)));
+        Ok(device)
+    }
+
+    /// Returns the number of multiprocessors.
+    pub(super) fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// Returns the size of VRAM in bytes.
+    pub(super) fn vram_bytes(&self) -> u64 {
+        self.vram_bytes
+    }
+
+    /// Locks the device.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits up to `limit` for an interrupt, and handles it.
+    ///
+    /// # Errors
+    /// If the daemon is lost.
+    pub(super) fn wait_for_interrupt(&self, limit: Duration) -> Result<()> {
+        match wait_event(&self.msi, limit) {
+            Ok(_) => self.lock().handle_interrupts(),
+            // Another thread may have taken the event, and the daemon may have ended: ask it.
+            Err(_) => self.lock().bus.read32(pmc::INTR_0::OFFSET).map(drop),
+        }
+    }
+}
+
+impl State {
+    /// Initializes the vGPU.
+    fn new(mut bus: Bus) -> Result<(Self, Size)> {
+        let wrong = |why: String| Error::Open {
+            device: "the vGPU".into(),
+            why,
+            remedy: "see the daemon's log for accesses that it refused",
+        };
+        let partitions = bus.read32(ptop::FBP_COUNT::OFFSET)?.min(pbfb::MEM_AMOUNT::COUNT);
+        let disabled = bus.read32(ptop::PART_DISABLED::OFFSET)?;
+        let mut vram_bytes = 0;
+        for partition in (0..partitions).filter(|partition| disabled >> partition & 1 == 0) {
+            vram_bytes += u64::from(bus.read32(pbfb::MEM_AMOUNT::at(partition))?) << 20;
+        }
+        if vram_bytes <= FIRST_VRAM_ADDRESS {
+            return Err(wrong(format!("its registers report {vram_bytes} bytes of VRAM")));
+        }
+        let mut state = Self {
+            bus,
+            vram: Ranges::new(FIRST_VRAM_ADDRESS, vram_bytes),
+            ram: Ranges::new(FIRST_RAM_ADDRESS, END_RAM_ADDRESS),
+            userd: 0,
+            runlist: 0,
+            channels: HashMap::new(),
+            lost: HashMap::new(),
+            is_stuck: false,
+        };
+        state.userd = state.take_vram(u64::from(CHANNELS) * PAGE_BYTES)?;
+        state.runlist = state.take_vram(u64::from(CHANNELS) * RUNLIST_ENTRY_BYTES)?;
+        state.map_userd()?;
+        for (register, value) in [
+            (pmc::ENABLE::OFFSET, u32::MAX),
+            (pmc::INTR_MASK_0::OFFSET, u32::MAX),
+            (pmc::INTR_EN_0::OFFSET, 1),
+            (pmc::PBDMA_ENABLE::OFFSET, u32::MAX),
+            (pfifo::SCHED_EN::OFFSET, 1),
+            (pfifo::USERD_BASE::OFFSET, pfifo::USERD_BASE::VALID.mask()),
+            (pfifo::INTR_EN::OFFSET, u32::MAX),
+            (pfifo::NON_STALL_EN::OFFSET, 1),
+            (pgraph::INTR_EN::OFFSET, u32::MAX),
+            (fecs::CPU_CONTROL::OFFSET, fecs::CPU_CONTROL::START.mask()),
+            (ce0::CPU_CONTROL::OFFSET, ce0::CPU_CONTROL::START.mask()),
+            (ce1::CPU_CONTROL::OFFSET, ce1::CPU_CONTROL::START.mask()),
+        ] {
+            state.bus.write32(register, value)?;
+        }
+        let clusters = fecs::UNITS::GPCS.get(state.bus.read32(fecs::UNITS::OFFSET)?);
+        let mut multiprocessors = 0;
+        for cluster in 0..clusters.min(gpc_units::TPC_COUNT::COUNT) {
+            let units = state.bus.read32(gpc_units::TPC_COUNT::at(cluster))?;
+            multiprocessors += gpc_units::TPC_COUNT::TPCS.get(units);
+        }
+        if multiprocessors == 0 {
+            return Err(wrong("its registers report no multiprocessors".into()));
+        }
+        Ok((state, Size { vram_bytes, multiprocessors }))
+    }
+
+    /// Makes BAR1 show USERD, one page for each channel.
+    fn map_userd(&mut self) -> Result<()> {
+        let instance = self.take_vram(PAGE_BYTES)?;
+        self.bus.zero_vram(instance, PAGE_BYTES)?;
+        let mut space = Space::new_at(self, 0)?;
+        space.assign(self, instance)?;
+        let (userd, bytes) = (self.userd, u64::from(CHANNELS) * PAGE_BYTES);
+        self.bus.zero_vram(userd, bytes)?;
+        space.map(self, Physical::Vram(userd), bytes)?;
+        let block = pbus::BAR1_BLOCK::VALID.mask() | pbus::BAR1_BLOCK::ADDRESS.encode((instance >> 12) as u32);
+        self.bus.write32(pbus::BAR1_BLOCK::OFFSET, block)
+    }
+
+    /// Allocates VRAM with undefined contents, in whole pages.
+    ///
+    /// # Errors
+    /// If VRAM is missing, or a channel did not stop.
+    pub(super) fn take_vram(&mut self, bytes: u64) -> Result<u64> {
+        if self.is_stuck {
+            let why = "a channel of the vGPU did not stop: drop all contexts of the device, and open it again";
+            return Err(Error::Lost(why.into()));
+        }
+        self.vram.take(bytes).ok_or_else(|| Error::Allocation {
+            place: Place::Vram,
+            bytes,
+            why: format!("{} bytes of the vGPU's VRAM are free, possibly in pieces", self.vram.free_bytes()),
+        })
+    }
+
+    /// Flushes all translations.
+    pub(super) fn flush_translations(&mut self) -> Result<()> {
+        self.bus.write32(pfb::MMU_INVALIDATE_PDB::OFFSET, 0)?;
+        let all = pfb::MMU_INVALIDATE::TRIGGER.mask()
+            | pfb::MMU_INVALIDATE::ALL_PDB.mask()
+            | pfb::MMU_INVALIDATE::ALL_VA.mask();
+        self.bus.write32(pfb::MMU_INVALIDATE::OFFSET, all)
+    }
+
+    /// Returns the lowest channel number that is free.
+    pub(super) fn free_channel(&self) -> Option<u8> {
+        (1..CHANNELS).find(|id| !self.channels.contains_key(id))
+    }
+
+    /// Returns the VRAM address of a channel's USERD.
+    pub(super) fn userd(&self, id: u8) -> u64 {
+        self.userd + u64::from(id) * PAGE_BYTES
+    }
+
+    /// Binds a channel to its instance block, and adds it to the runlist. If the mediator refuses the channel, its
+    /// first work faults.
+    ///
+    /// # Errors
+    /// If the daemon is lost.
+    pub(super) fn bind(&mut self, id: u8, instance: u64) -> Result<()> {
+        let index = u32::from(id);
+        let block = pfifo::CHANNEL::VALID.mask()
+            | pfifo::CHANNEL::POLL_USERD.mask()
+            | pfifo::CHANNEL::ADDRESS.encode((instance >> 12) as u32);
+        self.bus.write32(pfifo::CHANNEL::at(index), block)?;
+        let state = pfifo::CHANNEL_STATE::ENGINES.mask() | pfifo::CHANNEL_STATE::ENABLED.mask();
+        self.bus.write32(pfifo::CHANNEL_STATE::at(index), state)?;
+        self.lost.remove(&id);
+        self.channels.insert(id, instance);
+        self.submit_runlist()
+    }
+
+    /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if it did
+    /// not leave: its memory must not be used again.
+    pub(super) fn unbind(&mut self, id: u8) -> Result<bool> {
+        let index = u32::from(id);
+        self.channels.remove(&id);
+        self.submit_runlist()?;
+        self.bus.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.encode(index))?;
+        let has_left = self.poll(pfifo::PREEMPT::OFFSET, |value| !pfifo::PREEMPT::PENDING.is_set(value))?;
+        self.bus.write32(pfifo::CHANNEL::at(index), 0)?;
+        self.lost.remove(&id);
+        self.is_stuck |= !has_left;
+        Ok(has_left)
+    }
+
+    fn submit_runlist(&mut self) -> Result<()> {
+        let mut ids: Vec<u8> = self.channels.keys().copied().collect();
+        ids.sort_unstable();
+        let words = ids.iter().flat_map(|id| [u32::from(*id), RUNLIST_ENTRY_CHANNEL]);
+        let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+        let is_free = |value| !pfifo::RUNLIST_STATUS::PENDING.is_set(value);
+        self.poll(pfifo::RUNLIST_STATUS::OFFSET, is_free)?;
+        self.bus.write_vram(self.runlist, &bytes)?;
+        let address = pfifo::RUNLIST_BASE::ADDRESS.encode((self.runlist >> 12) as u32);
+        self.bus.write32(pfifo::RUNLIST_BASE::OFFSET, address)?;
+        let length = pfifo::RUNLIST::ENGINES.mask() | pfifo::RUNLIST::LENGTH.encode(ids.len() as u32);
+        self.bus.write32(pfifo::RUNLIST::OFFSET, length)?;
+        self.poll(pfifo::RUNLIST_STATUS::OFFSET, is_free).map(drop)
+    }
+
+    /// Reads a register until its value is accepted. Returns false if that did not happen.
+    fn poll(&mut self, register: u32, accept: impl Fn(u32) -> bool) -> Result<bool> {
+        for _ in 0..MAX_POLLS {
+            if accept(self.bus.read32(register)?) {
+                return Ok(true);
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(false)
+    }
+
+    /// Rings a channel's doorbell.
+    pub(super) fn ring(&mut self, id: u8, put: u32) -> Result<()> {
+        self.bus.write_bar1(u64::from(id) * PAGE_BYTES + nvspec::instance::userd::GP_PUT, put)
+    }
+
+    /// Returns why a channel executes no more work.
+    pub(super) fn why_lost(&self, id: u8) -> Option<&str> {
+        self.lost.get(&id).map(String::as_str)
+    }
+
+    /// Handles pending interrupts, and enables the next one.
+    fn handle_interrupts(&mut self) -> Result<()> {
+        let pending = self.bus.read32(pfifo::INTR::OFFSET)?;
+        if pfifo::INTR::MMU_FAULT.is_set(pending) {
+            self.handle_faults()?;
+        }
+        if pfifo::INTR::NON_STALL.is_set(pending) {
+            for engine in 0..pfifo::NON_STALL_INTR::COUNT {
+                self.bus.write32(pfifo::NON_STALL_INTR::at(engine), u32::MAX)?;
+            }
+        }
+        if pfifo::INTR::PBDMA.is_set(pending) {
+            self.handle_pbdma_errors()?;
+        }
+        if pfifo::INTR::SCHED_ERROR.is_set(pending) {
+            self.handle_hangs()?;
+        }
+        let graph = self.bus.read32(pgraph::INTR::OFFSET)?;
+        if graph != 0 {
+            self.handle_graph_errors(graph)?;
+        }
+        self.bus.write32(pfifo::RUNLIST_INTR::OFFSET, u32::MAX)?;
+        self.bus.write32(pfifo::INTR::OFFSET, pending)?;
+        self.bus.write32(ppci::MSI_REARM::OFFSET, ppci::MSI_REARM::REARM.mask())
+    }
+
+    fn handle_faults(&mut self) -> Result<()> {
+        for _ in 0..FAULTS_AT_ONCE {
+            let units = self.bus.read32(pfifo::MMU_FAULT_ID::OFFSET)?;
+            if units == 0 {
+                break;
+            }
+            for unit in (0..pfifo::FAULT_INST::COUNT).filter(|unit| units >> unit & 1 == 1) {
+                let low = self.bus.read32(pfifo::FAULT_VA_LO::at(unit))?;
+                let high = self.bus.read32(pfifo::FAULT_VA_HI::at(unit))?;
+                let instance = u64::from(self.bus.read32(pfifo::FAULT_INST::at(unit))?) << 12;
+                let address = u64::from(high) << 32 | u64::from(low);
+                self.lose_instance(instance, &format!("an access of address {address:#x}, which is not mapped"));
+            }
+            self.bus.write32(pfifo::MMU_FAULT_ID::OFFSET, units)?;
+        }
+        Ok(())
+    }
+
+    fn handle_pbdma_errors(&mut self) -> Result<()> {
+        for unit in 0..pbdma::INTR_0::COUNT {
+            let errors = self.bus.read32(pbdma::INTR_0::at(unit))?;
+            if errors != 0 {
+                let id = pbdma::CHANNEL::CHANNEL.get(self.bus.read32(pbdma::CHANNEL::at(unit))?);
+                self.lose(id as u8, format!("the PBDMA refused its commands ({errors:#x})"));
+                self.bus.write32(pbdma::INTR_0::at(unit), errors)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the channels that the mediator reports as hung. The report ends when they are unbound.
+    fn handle_hangs(&mut self) -> Result<()> {
+        for engine in 0..pfifo::ENGINE_STATUS::COUNT {
+            let status = self.bus.read32(pfifo::ENGINE_STATUS::at(engine))?;
+            if pfifo::ENGINE_STATUS::SWITCHING.is_set(status) {
+                let id = pfifo::ENGINE_STATUS::CHANNEL.get(status) as u8;
+                self.lose(id, "its work ran for longer than the VM's limit".into());
+                self.bus.write32(pfifo::CHANNEL::at(id.into()), 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn handle_graph_errors(&mut self, pending: u32) -> Result<()> {
+        let current = self.bus.read32(fecs::CURRENT::OFFSET)?;
+        let trap = self.bus.read32(pgraph::TRAP::OFFSET)?;
+        let instance = u64::from(fecs::CURRENT::ADDRESS.get(current)) << 12;
+        self.lose_instance(instance, &format!("PGRAPH reports an error ({pending:#x}, trap {trap:#x})"));
+        self.bus.write32(pgraph::TRAP::OFFSET, trap)?;
+        self.bus.write32(pgraph::INTR::OFFSET, pending)?;
+        self.bus.write32(pgraph::CONTROL::OFFSET, pgraph::CONTROL::FIFO_ACCESS.mask() | pgraph::CONTROL::METHODS.mask())
+    }
+
+    fn lose_instance(&mut self, instance: u64, why: &str) {
+        let found = self.channels.iter().find(|(_, block)| **block == instance).map(|(id, _)| *id);
+        if let Some(id) = found {
+            self.lose(id, why.to_owned());
+        }
+    }
+
+    /// Records the first reason for which a channel is lost.
+    fn lose(&mut self, id: u8, why: String) {
+        if self.channels.contains_key(&id) {
+            self.lost.entry(id).or_insert(why);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Pinned memory: RAM that this process has mapped and lends to the device.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+use vmm_glue::client::memory_file;
+
+use super::device::State;
+use super::ranges::PAGE_BYTES;
+use super::space::Physical;
+use crate::mapping::{Mapping, Width};
+use crate::{Error, Place, Result};
+
+/// Memory with an address for the device. It is released with [`Self::release`].
+#[derive(Debug)]
+pub(super) struct PinnedMemory {
+    mapping: Mapping,
+    gpa: u64,
+    bytes: u64,
+}
+
+impl PinnedMemory {
+    /// Allocates zeroed memory of whole pages.
+    ///
+    /// # Errors
+    /// If memory is missing, or the daemon refuses it.
+    pub(super) fn new(device: &mut State, bytes: u64) -> Result<Self> {
+        let bytes = bytes.max(1).next_multiple_of(PAGE_BYTES);
+        let failed = |why: String| Error::Allocation { place: Place::Ram, bytes, why };
+        let file: OwnedFd = memory_file(bytes, true).map_err(|error| failed(error.to_string()))?;
+        let file = File::from(file);
+        let length = usize::try_from(bytes).map_err(|_| failed("it is larger than the address space".into()))?;
+        let mapping = Mapping::new(&file, 0, length).map_err(|error| failed(error.to_string()))?;
+        let gpa = device.ram.take(bytes).ok_or_else(|| failed("no guest-physical address is free".into()))?;
+        if let Err(error) = device.bus.map_ram(gpa, bytes, &file.into()) {
+            device.ram.give(gpa, bytes);
+            return Err(error);
+        }
+        Ok(Self { mapping, gpa, bytes })
+    }
+
+    /// Returns the address for page tables.
+    pub(super) fn physical(&self) -> Physical {
+        Physical::Ram(self.gpa)
+    }
+
+    /// Returns a pointer to the first byte.
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.mapping.start()
+    }
+
+    /// Writes at an offset within the memory.
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) {
+        self.mapping.write(offset as usize, bytes);
+    }
+
+    /// Reads at an offset within the memory.
+    pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) {
+        self.mapping.read(offset as usize, bytes);
+    }
+
+    /// Reads a word with one access.
+    pub(super) fn load32(&self, offset: u64) -> u32 {
+        self.mapping.load(offset as usize, Width::Dword) as u32
+    }
+
+    /// Takes the memory back from the device, which must not use it any longer.
+    pub(super) fn release(&self, device: &mut State) {
+        // If the daemon is lost, the device cannot access the memory either.
+        if device.bus.unmap_ram(self.gpa, self.bytes).is_ok() {
+            device.ram.give(self.gpa, self.bytes);
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Page tables of an address space.
+
+use std::collections::HashMap;
+
+use super::device::State;
+use super::ranges::{PAGE_BYTES, Ranges};
+use crate::{Error, Place, Result};
+
+/// First virtual address that is used. Generic addresses below 4 GiB may mean local or shared memory.
+const FIRST_ADDRESS: u64 = 1 << 32;
+/// End of the virtual addresses: 40 bits.
+const END_ADDRESS: u64 = 1 << 40;
+/// Size in bytes of a page directory: 8 bytes for each 128 MiB of 40 bits.
+const DIRECTORY_BYTES: u64 = 0x1_0000;
+/// Bytes of virtual addresses that one page table maps.
+const TABLE_SPAN_BYTES: u64 = 128 << 20;
+/// Size in bytes of a page table with small pages.
+const TABLE_BYTES: u64 = TABLE_SPAN_BYTES / PAGE_BYTES * ENTRY_BYTES;
+/// Size in bytes of an entry of a directory or table.
+const ENTRY_BYTES: u64 = 8;
+/// Low word of a page table entry: the page is valid.
+const VALID: u32 = 1;
+/// High word of a page table entry for system memory: volatile, coherent.
+const SYSTEM_MEMORY: u32 = 2 << 1 | 1;
+/// Maximum number of entries that one write contains.
+const ENTRIES_AT_ONCE: u64 = 512;
+
+/// Memory behind a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Physical {
+    /// An address of the guest's VRAM.
+    Vram(u64),
+    /// A guest-physical address of RAM.
+    Ram(u64),
+}
+
+/// An address space: a directory, and its tables so far. The memory belongs to the space until [`Self::destroy`].
+#[derive(Debug)]
+pub(super) struct Space {
+    directory: u64,
+    /// Addresses of tables by the index of the directory's entry.
+    tables: HashMap<u64, u64>,
+    addresses: Ranges,
+}
+
+impl Space {
+    /// Creates an address space without mappings, for work.
+    pub(super) fn new(device: &mut State) -> Result<Self> {
+        Self::new_at(device, FIRST_ADDRESS)
+    }
+
+    /// Creates an address space without mappings, whose first address is `start`.
+    pub(super) fn new_at(device: &mut State, start: u64) -> Result<Self> {
+        let directory = device.take_vram(DIRECTORY_BYTES)?;
+        device.bus.zero_vram(directory, DIRECTORY_BYTES)?;
+        Ok(Self { directory, tables: HashMap::new(), addresses: Ranges::new(start, END_ADDRESS) })
+    }
+
+    /// Writes the address space into an instance block.
+    pub(super) fn assign(&self, device: &mut State, instance: u64) -> Result<()> {
+        let directory = self.directory.to_le_bytes();
+        // The directory, and the maximum address: 40 bits.
+        let limit = (END_ADDRESS - 1).to_le_bytes();
+        device.bus.write_vram(instance + 0x200, &[directory, limit].concat())
+    }
+
+    /// Maps whole pages. Returns their virtual address.
+    pub(super) fn map(&mut self, device: &mut State, physical: Physical, bytes: u64) -> Result<u64> {
+        let pages = bytes.div_ceil(PAGE_BYTES);
+        let why = "the address space is full";
+        let full = || Error::Allocation { place: Place::Vram, bytes, why: why.to_owned() };
+        let address = self.addresses.take(bytes).ok_or_else(full)?;
+        let mapped = self.write_entries(device, address, pages, |page| match physical {
+            Physical::Vram(at) => u64::from(((at + page * PAGE_BYTES) >> 8) as u32 | VALID),
+            Physical::Ram(at) => {
+                u64::from(((at + page * PAGE_BYTES) >> 8) as u32 | VALID) | u64::from(SYSTEM_MEMORY) << 32
+            }
+        });
+        match mapped.and_then(|()| device.flush_translations()) {
+            Ok(()) => Ok(address),
+            Err(error) => {
+                self.addresses.give(address, bytes);
+                Err(error)
+            }
+        }
+    }
+
+    /// Unmaps pages. Accesses of them fault from now on.
+    pub(super) fn unmap(&mut self, device: &mut State, address: u64, bytes: u64) -> Result<()> {
+        self.write_entries(device, address, bytes.div_ceil(PAGE_BYTES), |_| 0)?;
+        device.flush_translations()?;
+        self.addresses.give(address, bytes);
+        Ok(())
+    }
+
+    /// Frees the memory of directory and tables. No channel may use the space.
+    pub(super) fn destroy(&mut self, device: &mut State) {
+        for (_, table) in self.tables.drain() {
+            device.vram.give(table, TABLE_BYTES);
+        }
+        device.vram.give(self.directory, DIRECTORY_BYTES);
+    }
+
+    fn write_entries(
+        &mut self,
+        device: &mut State,
+        address: u64,
+        pages: u64,
+        entry: impl Fn(u64) -> u64,
+    ) -> Result<()> {
+        let mut page = 0;
+        while page < pages {
+            let at = address + page * PAGE_BYTES;
+            let (table, slot) = (self.table(device, at / TABLE_SPAN_BYTES)?, at % TABLE_SPAN_BYTES / PAGE_BYTES);
+            let count = (pages - page).min(TABLE_SPAN_BYTES / PAGE_BYTES - slot).min(ENTRIES_AT_ONCE);
+            let entries: Vec<u8> = (page..page + count).flat_map(|page| entry(page).to_le_bytes()).collect();
+            device.bus.write_vram(table + slot * ENTRY_BYTES, &entries)?;
+            page += count;
+        }
+        Ok(())
+    }
+
+    /// Returns the address of a table, which is created on first use.
+    fn table(&mut self, device: &mut State, index: u64) -> Result<u64> {
+        if let Some(table) = self.tables.get(&index) {
+            return Ok(*table);
+        }
+        let table = device.take_vram(TABLE_BYTES)?;
+        self.tables.insert(index, table);
+        device.bus.zero_vram(table, TABLE_BYTES)?;
+        // The second word of a directory's entry is the table of small pages.
+        device.bus.write_vram32(self.directory + index * ENTRY_BYTES + 4, ((table >> 12) << 4) as u32 | VALID)?;
+        Ok(table)
+    }
+}
