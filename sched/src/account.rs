@@ -133,6 +133,21 @@ pub struct Account {
     pub waits: Histogram,
 }
 
+impl Account {
+    /// Adds the counts of another account.
+    pub(crate) fn add(&mut self, other: &Self) {
+        let Self { arrived, started, completed, dropped, killed, used, longest, waits } = other;
+        self.arrived += arrived;
+        self.started += started;
+        self.completed += completed;
+        self.dropped += dropped;
+        self.killed += killed;
+        self.used = self.used.saturating_add(*used);
+        self.longest = self.longest.max(*longest);
+        self.waits.merge(waits);
+    }
+}
+
 /// Use of a vGPU within one interval of its [`History`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {

@@ -13,6 +13,7 @@
 //! - [`shares`](shares()): each vGPU's part of the time;
 //! - [`Account`], [`History`], [`Histogram`]: records of use;
 //! - [`turns`]: grants of a whole card to one tenant at a time, for cards whose work cannot be withheld;
+//! - [`groups`]: tenants that use such a card at the same time, as one party of its turns;
 //! - [`sim`]: a simulated card and guests whose workloads are data, deterministic for a given seed.
 //!
 //! A feeder uses the crate as follows: each doorbell is an [`Event::Arrival`] with a ticket; on [`Decision::Start`] the
@@ -36,6 +37,7 @@ mod checks;
 mod config;
 mod engine;
 mod flight;
+pub mod groups;
 mod lane;
 mod member;
 mod params;

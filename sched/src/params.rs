@@ -104,6 +104,19 @@ impl VgpuParams {
         Self { weight: weight as u32, guarantee_permille: guarantee as u32, cap_permille: cap as u32, ..*self }
     }
 
+    /// Returns the settings of two vGPUs that use the engine at the same time: the sums of their weights and
+    /// guarantees, the better class, the longer limit, and no cap, which each of them has for itself.
+    pub(crate) fn together_with(&self, other: &Self) -> Self {
+        Self {
+            weight: self.weight.saturating_add(other.weight).min(WEIGHT_MAX),
+            guarantee_permille: self.guarantee_permille.saturating_add(other.guarantee_permille).min(PERMILLE),
+            cap_permille: PERMILLE,
+            class: self.class.min(other.class),
+            max_run_ns: self.max_run_ns.zip(other.max_run_ns).map(|(one, two)| one.max(two)),
+            copies: CopyShare::AS_COMPUTE,
+        }
+    }
+
     /// Returns the settings for one engine. For a copy engine, the settings in `copies` replace the others.
     #[must_use]
     pub fn for_engine(&self, engine: Engine) -> Self {

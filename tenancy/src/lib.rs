@@ -13,14 +13,18 @@
 //! [`Machine::wait_reason`] returns the reason for which a tenant waits. [`MemoryView`] and [`TimeView`] describe a
 //! card of either kind for operators.
 //!
+//! [`Deadlines`] has the timers of an owner of a CUDA card.
+//!
 //! The crate does not divide time: `sched` does. It does not copy memory, and knows neither channels nor processes.
 
+mod deadlines;
 mod machine;
 pub mod relocation;
 mod residency;
 mod view;
 mod wait;
 
+pub use deadlines::{Deadline, Deadlines};
 pub use machine::Machine;
 pub use residency::{Demand, Holds, Planned, Residency};
 pub use view::{EngineTime, Entitled, MemoryView, TenantTime, TimeView, Window};

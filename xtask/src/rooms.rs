@@ -13,8 +13,13 @@ use crate::lints::File;
 const MAX_CRATE_LINES: usize = 8000;
 
 /// Crates that may be larger, with their permitted number of lines. These numbers may only fall.
-const LARGE_CRATES: [(&str, usize); 4] =
-    [("cuda/shim", 8_190), ("mediator/daemon", 8_413), ("simgpu", 14_090), ("vmm-glue", 9_350)];
+const LARGE_CRATES: [(&str, usize); 5] = [
+    ("cuda/shim", 8_190),
+    ("mediator/ctl", 8_042),
+    ("mediator/daemon", 8_413),
+    ("simgpu", 14_090),
+    ("vmm-glue", 9_350),
+];
 
 /// Number of modules that import each other in circles, for crates outside `mediator/`. These numbers may only fall.
 const MODULES_IN_CIRCLES: [(&str, usize); 3] = [("simgpu", 10), ("vmm-glue", 2), ("xtask", 4)];

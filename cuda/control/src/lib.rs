@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use sched::TenantId;
+use sched::groups::Sharing;
 use serde::{Deserialize, Serialize};
 use tenancy::{MemoryView, TimeView};
 
@@ -143,6 +144,12 @@ pub struct Tenant {
     pub uid: Option<u32>,
     /// Group of the socket.
     pub gid: Option<u32>,
+    /// Name of the group of tenants whose programs may use the card at the same time.
+    #[serde(default)]
+    pub share_group: Option<String>,
+    /// Way of sharing within this group.
+    #[serde(default)]
+    pub sharing: Sharing,
 }
 
 /// A request.
@@ -256,6 +263,25 @@ pub struct TenantView {
     pub kept_bytes: u64,
     /// Total of unaccounted and kept memory in excess of the tenant's limits.
     pub over_quota_bytes: u64,
+    /// State within the tenant's share group.
+    #[serde(default)]
+    pub sharing: Option<SharingView>,
+}
+
+/// A tenant's state within its share group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharingView {
+    /// The strictest mode of the group's members.
+    pub mode: Sharing,
+    /// True if the group's members use the card at the same time, as far as their programs can.
+    pub is_together: bool,
+    /// True if this tenant does.
+    pub takes_part: bool,
+    /// Work that the tenant lacks of its part, in ns; negative if it had more.
+    pub lack_ns: i64,
+    /// Programs that are not clients of the card's MPS server, with which the tenant has exclusive turns: process and
+    /// name.
+    pub not_clients: Vec<(u32, String)>,
 }
 
 /// An action of the owner on a tenant.

@@ -2,7 +2,9 @@
 //!
 //! A separate process, because a crash in NVIDIA's driver must not affect the cards of virtual machines.
 
-use crate::core::{CardConfig, CardView, Core, OnStranger, OnStuck, TenantError, TenantSpec, TenantView, Unaccounted};
+use crate::core::{
+    CardConfig, CardView, Core, OnStranger, OnStuck, ShareGroup, TenantError, TenantSpec, TenantView, Unaccounted,
+};
 use crate::server::{Rights, Server};
 use cuda_control::{Answer, Card, Quanta, Request, Rules, Settings, Tenant};
 use owner_driver::{Driver, Real, nvml_uuid};
@@ -225,6 +227,7 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
             ..VgpuParams::default()
         },
         on_stuck: if tenant.suspends { OnStuck::Suspend } else { OnStuck::Kill },
+        share_group: tenant.share_group.clone().map(|name| ShareGroup { name, sharing: tenant.sharing }),
     };
     Ok((spec, Rights { mode: Some(tenant.mode), uid: tenant.uid, gid: tenant.gid }))
 }
@@ -247,6 +250,13 @@ fn show(core: &Core, since_ns: u64) -> Card {
             unaccounted: unaccounted.map(|Unaccounted { pid, program, bytes }| (pid, program, bytes)).collect(),
             kept_bytes: tenant.kept_bytes,
             over_quota_bytes: tenant.over_quota_bytes,
+            sharing: tenant.membership.map(|state| cuda_control::SharingView {
+                mode: state.sharing,
+                is_together: state.together,
+                takes_part: state.joined,
+                lack_ns: state.lack_ns,
+                not_clients: tenant.not_concurrent.clone(),
+            }),
         };
         (tenant.id, view)
     };
@@ -283,6 +293,7 @@ mod tests {
             limits: Limits { guarantee, ..Limits::default() },
             time: VgpuParams::default(),
             on_stuck: OnStuck::Kill,
+            share_group: None,
         };
         let one = spec("one", 0);
         promise(&server, move |core| core.add_tenant(one)).expect("it may be").expect("at once");

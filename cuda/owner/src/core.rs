@@ -5,7 +5,8 @@
 //! chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn (`occupation`), processes
 //! that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`), memory shared between
 //! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts compared with NVML
-//! and the driver (`accounts`), timers (`deadlines`).
+//! and the driver (`accounts`), tenants that use the card at the same time (`share_groups`). Timers are in
+//! [`tenancy::Deadlines`].
 //!
 //! An event does at most `WORK_AT_ONCE` units of deferrable work: assigning places, releasing chunks. Later events do
 //! the rest, and [`Core::next_wakeup`] requests one immediately. The message bounds all other work: see the table in
@@ -15,7 +16,6 @@ mod accounts;
 mod adopt;
 #[cfg(any(test, feature = "fuzz"))]
 mod audit;
-mod deadlines;
 mod exports;
 mod fixed;
 mod given_up;
@@ -27,6 +27,7 @@ mod reclaim;
 mod recording;
 mod relocate;
 mod sessions;
+mod share_groups;
 mod shares;
 mod stopped;
 mod time;
@@ -38,20 +39,21 @@ mod waits;
 pub use given_up::{GivenUp, Reason};
 pub use tenancy::Wait;
 pub use types::{
-    Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, TenantError, TenantSpec, Unaccounted,
+    Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, ShareGroup, TenantError, TenantSpec, Unaccounted,
     UnmanagedProcess, User,
 };
 pub use view::{CardView, TenantView};
 
 use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
-use deadlines::{Deadline, Deadlines};
 use pieces::Pieces;
 use relocate::Machine;
-use sched::turns::{Turns, TurnsConfig};
+use sched::groups::{GroupConfig, GroupTurns};
+use sched::turns::TurnsConfig;
 use sched::{Config as TimeConfig, Nanos};
 use sessions::Session;
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use tenancy::{Deadline, Deadlines};
 use vram::balance::Config as BalanceConfig;
 use vram::{ChunkTable, Contents, Place, QuantaConfig, TenantId};
 
@@ -94,6 +96,8 @@ pub struct CardConfig {
     pub time: TimeConfig,
     /// Turns.
     pub turns: TurnsConfig,
+    /// Groups of tenants that use the card at the same time.
+    pub groups: GroupConfig,
     /// Limit of a tenant's work in flight, in microseconds, while it is not alone.
     pub run_ahead_us: u32,
     /// The same limit while a tenant of a better latency class exists, whose work may have to wait for this work.
@@ -128,6 +132,7 @@ impl CardConfig {
             quanta: QuantaConfig { factor: 80, ..QuantaConfig::default() },
             time: sched::turns::scheduler_defaults(),
             turns: TurnsConfig::default(),
+            groups: GroupConfig::default(),
             run_ahead_us: 4000,
             run_ahead_urgent_us: 750,
             idle_us: 300,
@@ -220,7 +225,7 @@ pub struct Core {
     table: ChunkTable,
     /// Decides whose memory is on the card, and moves the chunks of processes.
     machine: Machine,
-    turns: Turns,
+    turns: GroupTurns,
     pieces: Pieces,
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
@@ -280,7 +285,7 @@ impl Core {
         let slots = u32::try_from(config.host_bytes / config.chunk_bytes).unwrap_or(u32::MAX);
         table.set_host_budget(slots);
         let ready = u32::try_from(config.host_ready_bytes / config.chunk_bytes).unwrap_or(u32::MAX).min(slots);
-        let turns = Turns::new(config.time, config.turns, Nanos(0))?;
+        let turns = GroupTurns::new(config.time, config.turns, config.groups, Nanos(0))?;
         let mut core = Self {
             table,
             turns,
@@ -461,6 +466,7 @@ impl Core {
             past: accounts::Past::default(),
         };
         self.tenants.insert(id, tenant);
+        self.renew_share_group(id);
         Ok(id)
     }
 
@@ -558,6 +564,8 @@ impl Core {
         tenant.spec.limits = spec.limits;
         tenant.spec.time = spec.time;
         tenant.spec.on_stuck = spec.on_stuck;
+        tenant.spec.share_group.clone_from(&spec.share_group);
+        self.renew_share_group(id);
         self.set_time_params();
         self.renew_terms();
         self.needs_plan = true;

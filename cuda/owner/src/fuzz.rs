@@ -88,6 +88,7 @@ impl World {
                 limits: vram::Limits { on_full, guarantee: 2, ..vram::Limits::default() },
                 time: sched::VgpuParams::default(),
                 on_stuck: OnStuck::Kill,
+                share_group: None,
             })
             .expect("it may be");
         }
@@ -403,6 +404,8 @@ fn tenant(input: &mut Input<'_>, folder: &Path) -> Tenant {
         mode: 0o600,
         uid: None,
         gid: None,
+        share_group: None,
+        sharing: sched::groups::Sharing::Auto,
     }
 }
 

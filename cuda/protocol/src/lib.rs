@@ -72,12 +72,16 @@
 //! tenant -> owner   Stopped { turn, usage, waiting }: no work is in flight, or it ends within `Run::idle_us`
 //! tenant -> owner   Waiting: a submission has met the closed gate; once for each time the gate is closed
 //! tenant -> owner   Used { turn, usage }: every [`Run::report_us`], where that is not 0
+//! owner  -> tenant  Yield { turn }: end the turn when the program waits for a result
 //! ```
 //!
 //! The tenant's side stops by itself, without `Stop`, when [`Run::length_us`] has passed or when nothing was submitted
 //! or in flight for [`Run::idle_us`] (`waiting` is false then). A `Run` with a length of 0 lasts until `Stop`; with
 //! `run_ahead_us` of 0 the library measures nothing: the tenant is alone. A `Run` during a turn replaces its terms.
 //! `Quiesce` closes the gate during any turn, and `Resume` restores the state of the turn.
+//! After `Yield` the turn also ends when the program has submitted nothing for a while and its last work is about to
+//! end: it waits for a result. A process that is a client of the card's MPS server says so with `Concurrent`, once,
+//! directly after `Welcome`: gates of such processes of one share group can be open at the same time.
 //!
 //! # Ends
 //!
@@ -103,7 +107,7 @@
 //! | `Fix`, `Unfix` | 1 | their bytes, in chunks |
 //! | `Export` | 6 times [`MAX_EXPORTED`]: its chunks, and those of four tokens that are examined | |
 //! | `Open` | twice [`MAX_EXPORTED`] | |
-//! | `AskProcesses`, `Waiting`, `Stopped`, `Ending`, `Used` | connections | |
+//! | `AskProcesses`, `Waiting`, `Stopped`, `Ending`, `Used`, `Concurrent` | connections, and tenants | |
 //! | `AskMemory`, `Quiet`, `Busy`, `Redirected` | [`MAX_CHUNKS`] for each of 6 batches | |
 //!
 //! | of a tenant | bound | beyond it |
@@ -136,7 +140,7 @@ pub use message::{
 };
 
 /// Version of the messages.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// Oldest version that an owner supports: programs outlive owners and keep the library that they started with.
 pub const VERSION_OLDEST: u16 = 1;
 /// First version with [`FromTenant::Ending`] and [`FromOwner::Soon`].
@@ -147,6 +151,8 @@ pub const VERSION_PROCESSES: u16 = 3;
 pub const VERSION_CROWDED: u16 = 4;
 /// First version with [`FromOwner::Reclaim`] and [`FromTenant::Reclaimed`].
 pub const VERSION_RECLAIM: u16 = 5;
+/// First version with [`FromTenant::Concurrent`] and [`FromOwner::Yield`].
+pub const VERSION_CONCURRENT: u16 = 6;
 /// Maximum number of requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their
 /// answers.
 pub const MAX_PENDING: usize = 64;

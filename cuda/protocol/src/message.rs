@@ -297,6 +297,12 @@ pub enum FromTenant {
         /// Number of the order.
         order: u32,
     },
+    /// The process is a client of the card's MPS server: its work can run at the same time as that of other clients.
+    /// Since version 6.
+    Concurrent {
+        /// Card.
+        card: u8,
+    },
 }
 
 /// A message from the owner.
@@ -389,6 +395,13 @@ pub enum FromOwner {
     Reclaim {
         /// Number of the order, ascending and separate from the numbers of relocations.
         order: u32,
+    },
+    /// Another tenant waits: the turn ends when the program waits for a result. Since version 6.
+    Yield {
+        /// Card.
+        card: u8,
+        /// Number of the turn.
+        turn: u32,
     },
 }
 

@@ -374,6 +374,7 @@ impl Session {
             | FromTenant::Ending { .. }
             | FromTenant::AskProcesses { .. }
             | FromTenant::Reclaimed { .. }
+            | FromTenant::Concurrent { .. }
             | FromTenant::Goodbye(_) => {}
         }
         Ok(())

@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cuda_protocol::{
-    CardInfo, EARLY_US, End, FromOwner, FromTenant, LinkError, RECLAIM_MS, RECONNECT_MS, Run, VERSION_HANDOVER,
+    CardInfo, EARLY_US, End, FromOwner, FromTenant, LinkError, RECLAIM_MS, RECONNECT_MS, Run, VERSION_CONCURRENT,
+    VERSION_HANDOVER,
 };
 
 use crate::descriptors::{ChunkDescriptor, Connection};
@@ -58,6 +59,7 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_
             let connection = Arc::new(connection);
             link.set_connection(Some(&connection));
             let version = welcome.version;
+            tell_concurrency(&connection, version, shim.settings.mps);
             match process::spawn("gpu-mediator", move || serve(shim, connection, version)) {
                 Ok(()) => link.started.store(true, Ordering::SeqCst),
                 Err(error) => report!("no thread could be started: {error}"),
@@ -69,6 +71,14 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_
         }
     }
     if has_started() { SUCCESS } else { driver::SYSTEM_NOT_READY }
+}
+
+/// Tells the owner that this process is a client of an MPS server, so that its work can run next to that of others.
+fn tell_concurrency(connection: &Connection, version: u16, is_client: bool) {
+    if is_client && version >= VERSION_CONCURRENT {
+        // Without this message the process only has turns of its own.
+        let _ = connection.send(&FromTenant::Concurrent { card: 0 }, &[]);
+    }
 }
 
 /// Returns the index in the owner's list of cards, for each device that the driver shows.
@@ -94,6 +104,8 @@ struct Turn {
     run: Run,
     began: Instant,
     reported: Instant,
+    /// True if the slice ends when the program waits for a result.
+    yields: bool,
 }
 
 impl Turn {
@@ -108,7 +120,10 @@ impl Turn {
         }
         let idle = Duration::from_micros(self.run.idle_us.into());
         let left = || idle.saturating_sub(self.began.elapsed().min(run_ahead.idle())).max(MIN_POLL_INTERVAL / 4);
-        run_ahead.next_end().map_or_else(left, |end| end.max(MIN_POLL_INTERVAL)).min(MAX_POLL_INTERVAL)
+        // A slice that yields is given back shortly before its last work ends.
+        let lead = if self.yields { idle } else { Duration::ZERO };
+        let end = run_ahead.next_end().map(|end| end.saturating_sub(lead).max(MIN_POLL_INTERVAL));
+        end.unwrap_or_else(left).min(MAX_POLL_INTERVAL)
     }
 }
 
@@ -253,7 +268,7 @@ impl Agent {
             FromOwner::Run(run) => {
                 let now = Instant::now();
                 self.shim.pacing.run_ahead.bound(run.run_ahead_us);
-                self.turn = Some(Turn { run, began: now, reported: now });
+                self.turn = Some(Turn { run, began: now, reported: now, yields: false });
                 self.soon = None;
                 self.open(gate::NO_SLICE);
             }
@@ -266,6 +281,11 @@ impl Agent {
                 let time = Duration::from_micros(in_us.into()) + POLL_OVERTIME;
                 self.soon = Some(Instant::now() + time);
                 self.shim.gate.soon(time);
+            }
+            FromOwner::Yield { card, turn } => {
+                if let Some(known) = self.turn.as_mut().filter(|t| t.run.turn == turn && t.run.card == card) {
+                    known.yields = true;
+                }
             }
             FromOwner::Reclaim { order } => {
                 self.shim.contexts.bind();
@@ -294,6 +314,10 @@ impl Agent {
         let now = Instant::now();
         let passed = |since: Instant, us: u32| us > 0 && now.duration_since(since) >= Duration::from_micros(us.into());
         if passed(turn.began, run.length_us) {
+            return self.stop();
+        }
+        let lead = Duration::from_micros(run.idle_us.into());
+        if turn.yields && self.shim.pacing.run_ahead.awaits_result(&self.shim.captures, lead) {
             return self.stop();
         }
         let idle = u64::from(run.idle_us);
@@ -404,6 +428,7 @@ impl Agent {
             }
             let connection = Arc::new(connection);
             shim.contexts.bind();
+            tell_concurrency(&connection, welcome.version, shim.settings.mps);
             let told = shim.memory().adopted(
                 |chunks, descriptors, more| {
                     let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(|d| d.as_fd()).collect();

@@ -5,6 +5,11 @@ use std::path::PathBuf;
 
 use cuda_protocol::MAX_NAME;
 
+/// Environment variable of NVIDIA's driver: folder of the pipes of an MPS control daemon.
+const MPS_PIPES_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+/// Name of the control daemon's pipe in this folder.
+const MPS_CONTROL_PIPE: &str = "control";
+
 /// Settings of this process.
 #[derive(Debug, Default)]
 pub struct Settings {
@@ -14,6 +19,9 @@ pub struct Settings {
     pub tenant: String,
     /// The driver's library, if the environment names it.
     pub driver: Option<PathBuf>,
+    /// True if the process is a client of an MPS server: the environment names a folder with the pipe of a control
+    /// daemon. The driver connects to it when it is initialised, or fails.
+    pub mps: bool,
 }
 
 impl Settings {
@@ -27,6 +35,7 @@ impl Settings {
             socket: socket.map(|path| std::path::absolute(&path).unwrap_or(path)),
             tenant,
             driver: path(cuda_protocol::DRIVER_VARIABLE),
+            mps: path(MPS_PIPES_VARIABLE).is_some_and(|folder| folder.join(MPS_CONTROL_PIPE).exists()),
         }
     }
 }

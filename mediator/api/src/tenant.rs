@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{VmMemorySettings, VmTime, WaitReason, WorkState};
 use config::{Labels, OnRemove, OnStuck};
+use sched::groups::Sharing;
 
 /// The answer to `GET /v1/tenants`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -44,6 +45,15 @@ pub struct Tenant {
     pub memory: VmMemorySettings,
     /// Part of the card's time: a `[tenant.time]` table.
     pub time: VmTime,
+    /// Name of its share group; empty for a tenant on its own.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub share_group: String,
+    /// Mode of its group that it accepts.
+    #[serde(default)]
+    pub sharing: Sharing,
+    /// State of its group; absent without a group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_state: Option<GroupState>,
     /// Policy for a program that does not answer.
     #[serde(default)]
     pub on_stuck: OnStuck,
@@ -139,6 +149,21 @@ pub struct GivenUp {
     pub why: String,
 }
 
+/// State of a tenant's share group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GroupState {
+    /// The strictest mode of the group's members.
+    pub sharing: Sharing,
+    /// True if the members use the card at the same time, as far as their programs can.
+    pub together: bool,
+    /// True if this tenant does.
+    pub takes_part: bool,
+    /// Its programs that are not clients of the card's MPS server: while they use the card, it has exclusive turns. A
+    /// program is a client from its start, so this changes only with its next start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_clients: Vec<Program>,
+}
+
 /// The body of `PATCH /v1/tenants/NAME`: tables with the keys that are to change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -147,6 +172,12 @@ pub struct TenantPatch {
     pub memory: serde_json::Map<String, serde_json::Value>,
     /// Keys of `[tenant.time]`.
     pub time: serde_json::Map<String, serde_json::Value>,
+    /// Name of its share group; empty for none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share_group: Option<String>,
+    /// Mode of its group that it accepts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<Sharing>,
     /// Policy for a program that does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_stuck: Option<OnStuck>,

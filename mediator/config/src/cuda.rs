@@ -3,12 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use sched::PolicyKind;
+use sched::groups::Sharing;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use vram::victim::VictimPolicy;
 
 use super::refusal::{Refusal, RefusalKind};
 use super::{CardKind, CardSpec, Labels, SocketMode, TimeShare, VmMemory};
+
+/// Most bytes of the name of a share group.
+const MAX_GROUP_NAME: usize = 64;
 
 /// Most users of the workers of a card.
 const MAX_WORKER_USERS: u32 = 1 << 16;
@@ -103,6 +107,14 @@ pub struct TenantSpec {
     /// Part of the card's time.
     #[serde(default)]
     pub time: TimeShare,
+    /// Name of its share group: tenants of the card that trust each other. Programs of a group that are clients of the
+    /// card's MPS server can use the card at the same time. Empty for a tenant on its own.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub share_group: String,
+    /// Mode in which the members of its group share the card: `turns`, `together`, or `auto` for the mode with more
+    /// progress. The strictest member decides: `turns` before `auto` before `together`.
+    #[serde(default)]
+    pub sharing: Sharing,
     /// Policy for a program that does not answer.
     #[serde(default)]
     pub on_stuck: OnStuck,
@@ -372,6 +384,11 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
         );
         say(RefusalKind::Quota, "memory.guarantee_mib", what);
     }
+    let group = &tenant.share_group;
+    if group.len() > MAX_GROUP_NAME || group.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        let what = format!("{group:?}, expected a name of at most {MAX_GROUP_NAME} bytes without spaces");
+        say(RefusalKind::Invalid, "share_group", what);
+    }
     if let Err(error) = tenant.time.params(None).check() {
         say(RefusalKind::Invalid, "time", error.to_string());
     }
@@ -385,6 +402,7 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
 #[cfg(test)]
 mod tests {
     use crate::Config;
+    use sched::groups::Sharing;
 
     const CARD: &str = "[[card]]\nname = \"h100\"\nkind = \"cuda\"\nvram_mib = 40960\nmemory.host_mib = 40960\n";
 
@@ -400,10 +418,15 @@ mod tests {
         let text = format!(
             "{CARD}cuda.device = \"GPU-1234\"\ncuda.chunk_mib = 2\n\
              [[tenant]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 40960\nmemory.guarantee_mib = 1024\n\
-             time.weight = 300\nmode = \"0600\"\non_stuck = \"suspend\"\n"
+             time.weight = 300\nmode = \"0600\"\non_stuck = \"suspend\"\n\
+             share_group = \"decoders\"\nsharing = \"together\"\n"
         );
         let config = Config::parse(&text, "m.toml").expect("it is good");
         assert_eq!(config.tenants[0].memory.guarantee_mib, Some(1024));
+        assert_eq!(
+            (config.tenants[0].share_group.as_str(), config.tenants[0].sharing),
+            ("decoders", Sharing::Together)
+        );
         assert_eq!(config.cards[0].cuda().chunk_mib, 2);
     }
 
@@ -427,6 +450,14 @@ mod tests {
             (
                 "[[tenant]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 16\nmemory.guarantee_mib = 65536\n",
                 "tenant[0].memory.guarantee_mib: 65536 MiB",
+            ),
+            (
+                "[[tenant]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 16\nshare_group = \"a b\"\n",
+                "tenant[0].share_group: \"a b\", expected a name of at most 64 bytes without spaces",
+            ),
+            (
+                "[[tenant]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 16\nsharing = \"space\"\n",
+                "unknown variant `space`, expected one of `turns`, `auto`, `together`",
             ),
             (
                 "[[tenant]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 16\ntime.copies.weight = 3\n",

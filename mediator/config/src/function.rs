@@ -43,6 +43,8 @@ impl VmSpec {
             vram_mib: self.vram_mib.unwrap_or(0),
             memory: self.memory.clone(),
             time: self.time,
+            share_group: String::new(),
+            sharing: sched::groups::Sharing::default(),
             on_stuck: OnStuck::Kill,
             on_remove: OnRemove::Kill,
             // Only the daemon's own workers connect.

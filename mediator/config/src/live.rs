@@ -3,7 +3,7 @@
 /// Tables of a `[[vm]]` whose keys can be changed while the virtual machine works.
 const OF_VM: [&str; 2] = ["time", "memory"];
 /// Keys, and tables of keys, of a `[[tenant]]` that can be changed while its programs run.
-const OF_TENANT: [&str; 4] = ["time", "memory", "on_stuck", "on_remove"];
+const OF_TENANT: [&str; 6] = ["time", "memory", "share_group", "sharing", "on_stuck", "on_remove"];
 /// Keys, and tables of keys, of a `[[card]]` that can be changed while the daemon runs.
 const OF_CARD: [&str; 3] = ["drained", "scheduler", "memory"];
 
@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn keys_are_found_by_their_table() {
-        assert!(of_tenant("on_stuck") && of_tenant("memory.quota_mib") && !of_tenant("card"));
+        assert!(of_tenant("sharing") && of_tenant("on_stuck") && of_tenant("memory.quota_mib") && !of_tenant("card"));
         assert!(of_vm("time.weight") && of_card("scheduler.band.wait_ns") && of_card("drained"));
         assert!(!of_vm("timeout") && !of_vm("vram_mib") && !of_card("time.copy_mib_per_s"));
     }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use sched::groups::Sharing;
 use serde_json::{Map, Value};
 
 use api::{Tenant, TenantPatch, Unaccounted};
@@ -67,6 +68,8 @@ pub(super) struct Add {
     #[command(flatten)]
     time: TimeFlags,
     #[command(flatten)]
+    group_sharing: GroupSharing,
+    #[command(flatten)]
     policies: Policies,
     /// Path of its socket; tenants/NAME/cuda.sock in the daemon's folder if not given
     #[arg(long, help_heading = "Socket", value_name = "PATH")]
@@ -88,11 +91,14 @@ pub(super) struct Add {
 impl Add {
     /// Returns the body of the request: options that are not given are omitted, so that a profile can set them.
     fn table(self) -> Result<Map<String, Value>, ClientError> {
-        let (time, vram) = (self.time.patch(), self.vram_mib);
+        let (time, vram, sharing) = (self.time.patch(), self.vram_mib, self.group_sharing.sharing);
         let mut table = table(&TenantSpec::from(self)).map_err(ClientError::protocol)?;
         table.insert("time".to_owned(), time.into());
         if vram.is_none() {
             table.remove("vram_mib");
+        }
+        if sharing.is_none() {
+            table.remove("sharing");
         }
         Ok(table)
     }
@@ -100,7 +106,21 @@ impl Add {
 
 impl From<Add> for TenantSpec {
     fn from(add: Add) -> Self {
-        let Add { name, card, profile, vram_mib, memory, time, policies, socket_path, mode, owner, group, label } = add;
+        let Add {
+            name,
+            card,
+            profile,
+            vram_mib,
+            memory,
+            time,
+            group_sharing,
+            policies,
+            socket_path,
+            mode,
+            owner,
+            group,
+            label,
+        } = add;
         Self {
             name,
             card,
@@ -108,6 +128,8 @@ impl From<Add> for TenantSpec {
             vram_mib: vram_mib.unwrap_or_default(),
             memory: memory.into(),
             time: time.share(),
+            share_group: group_sharing.share_group.unwrap_or_default(),
+            sharing: group_sharing.sharing.unwrap_or_default(),
             on_stuck: policies.on_stuck.unwrap_or_default(),
             on_remove: policies.on_remove.unwrap_or_default(),
             socket: socket_path,
@@ -117,6 +139,17 @@ impl From<Add> for TenantSpec {
             labels: label.into_iter().collect(),
         }
     }
+}
+
+/// Its share group.
+#[derive(Clone, Debug, Args)]
+struct GroupSharing {
+    /// Name of the group of tenants whose programs may use the card at the same time; an empty name for none
+    #[arg(long, value_name = "GROUP")]
+    share_group: Option<String>,
+    /// Mode in which the group shares the card: turns, together or auto; the strictest member decides
+    #[arg(long, value_name = "MODE", value_parser = named::<Sharing>)]
+    sharing: Option<Sharing>,
 }
 
 /// Policies for its programs.
@@ -138,6 +171,8 @@ pub(super) struct Set {
     memory: MemoryFlags,
     #[command(flatten)]
     time: TimeFlags,
+    #[command(flatten)]
+    group_sharing: GroupSharing,
     #[command(flatten)]
     policies: Policies,
 }
@@ -166,9 +201,10 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
         }
         TenantCommand::Cdi(cdi) => cdi.run(client, form),
         TenantCommand::Set(set) => {
-            let Set { name, memory, time, policies: Policies { on_stuck, on_remove } } = *set;
+            let Set { name, memory, time, group_sharing, policies: Policies { on_stuck, on_remove } } = *set;
+            let GroupSharing { share_group, sharing } = group_sharing;
             let memory = table(&VmMemory::from(memory)).map_err(ClientError::protocol)?;
-            let patch = TenantPatch { memory, time: time.patch(), on_stuck, on_remove };
+            let patch = TenantPatch { memory, time: time.patch(), share_group, sharing, on_stuck, on_remove };
             let tenant: Tenant = client.patch(&path(&name), &patch)?;
             Ok(form.render(&tenant, show))
         }
@@ -242,6 +278,7 @@ fn show(tenant: &Tenant) -> String {
         ("  in host memory", format!("{} MiB", mib(tenant.in_host_bytes))),
         ("  quota", quota),
         ("  guarantee", guarantee),
+        ("share group", sharing(tenant)),
         ("weight", tenant.time.weight.to_string()),
         ("entitled", percent(tenant.entitled_permille)),
         ("received", percent(tenant.received_permille)),
@@ -262,6 +299,24 @@ fn show(tenant: &Tenant) -> String {
     let labels = tenant.labels.iter().map(|(key, value)| vec![format!("label {key}"), value.to_owned()]);
     let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]);
     output::table(rows.chain(labels).collect(), &[])
+}
+
+/// Returns the tenant's group, and how the tenant shares the card within it.
+fn sharing(tenant: &Tenant) -> String {
+    if tenant.share_group.is_empty() {
+        return NOTHING.to_owned();
+    }
+    let group = format!("{}, {}", tenant.share_group, tenant.sharing.name());
+    let Some(state) = &tenant.group_state else { return group };
+    match (state.together, state.takes_part) {
+        (false, _) => format!("{group}: turns"),
+        (true, true) => format!("{group}: together"),
+        (true, false) if state.not_clients.is_empty() => format!("{group}: turns, no program is an MPS client"),
+        (true, false) => {
+            let programs = programs(&state.not_clients);
+            format!("{group}: turns until the next start of {programs}: no MPS client")
+        }
+    }
 }
 
 /// Returns the memory of the card that a tenant has outside its account.

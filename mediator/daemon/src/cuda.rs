@@ -354,5 +354,7 @@ pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket_dir: &Path) -> Result<T
         mode: spec.mode.0,
         uid: rights.uid,
         gid: rights.gid,
+        share_group: Some(spec.share_group.clone()).filter(|name| !name.is_empty()),
+        sharing: spec.sharing,
     })
 }

@@ -184,6 +184,8 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
     }
     let mut workers: Vec<_> = (0..WEIGHTS.len()).map(|index| Worker::new(&place, &name(index))).collect();
     while_at_work(&mut workers, |_| {
+        let timeline = place.path("run.json").display().to_string();
+        let traced = ["sched", "record", "card0", "--for", "3s", "--format", "perfetto", "--out", &timeline];
         thread::scope(|scope| {
             let recorded = scope.spawn(|| record("2s"));
             thread::sleep(Duration::from_millis(500));
@@ -194,9 +196,7 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
             let told = good(recorded.join().unwrap());
             assert!(told.contains("events of card0's scheduler in "), "{told}");
             // Another record is a trace for Perfetto: all VMs work during it, one after the other.
-            let timeline = place.path("run.json").display().to_string();
-            let record = ["sched", "record", "card0", "--for", "3s", "--format", "perfetto", "--out", &timeline];
-            let recorded = scope.spawn(|| good(place.ctl(&record)));
+            let recorded = scope.spawn(|| good(place.ctl(&traced)));
             thread::sleep(Duration::from_millis(200));
             good(place.ctl(&["memory", "evict", "vm0"]));
             recorded.join().unwrap();

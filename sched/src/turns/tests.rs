@@ -82,6 +82,10 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
                     recalled = true;
                     outcome.recalls += 1;
                 }
+                // A program with one kernel in flight waits for its result.
+                Order::Yield(tenant) => {
+                    assert_eq!(holder, Some(tenant));
+                }
                 Order::Overdue { .. } | Order::Quarantined(_) => panic!("nothing runs too long here"),
             }
         }
@@ -90,6 +94,15 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
             now = turns.next_wakeup().map(|at| at.0).into_iter().chain(wake).min().unwrap_or(until).max(now + 1);
             continue;
         };
+        // A program that waits for each result ends its turn with the kernel during which it is asked to.
+        let mut yields = false;
+        if runner.program.ahead == 1 && !recalled {
+            let ends = now + runner.program.kernel_ns;
+            while let Some(at) = turns.next_wakeup().filter(|at| at.0 < ends) {
+                turns.tick(at.max(Nanos(now)));
+                yields |= turns.take_orders().iter().any(|order| matches!(order, Order::Yield(_) | Order::Recall(_)));
+            }
+        }
         // Work in flight ends even when the turn is recalled.
         let kernels = if recalled { runner.program.ahead.min(runner.left) } else { 1 };
         now += kernels * runner.program.kernel_ns;
@@ -100,7 +113,7 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
             runner.left = kernels;
             runner.wakes = now + rest;
         }
-        if rests || recalled {
+        if rests || recalled || yields {
             holder = None;
             runner.asked = (!rests).then_some(now);
             turns.ended(tenant, Nanos(now), !rests, Nanos(now));
@@ -207,14 +220,16 @@ fn interactive_tenant_waits_only_for_minimum_slice() {
 }
 
 #[test]
-fn wakeup_is_at_slice_end_when_no_better_class_waits() {
+fn wakeup_is_for_yield_then_slice_end_in_one_class() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
     turns.wants(id(1), Nanos(MS / 10));
-    let slice_ends = Some(Nanos(10 * MS + MS / 10));
-    assert_eq!(turns.next_wakeup(), slice_ends, "they are of one class");
+    let may_yield = Some(Nanos(4 * MS));
+    assert_eq!(turns.next_wakeup(), may_yield, "they are of one class");
     turns.change(id(1), VgpuParams { class: LatencyClass::Background, ..VgpuParams::default() }, Nanos(MS / 5));
-    assert_eq!(turns.next_wakeup(), slice_ends, "who waits is of a worse one");
+    assert_eq!(turns.next_wakeup(), may_yield, "the waiting tenant is of a worse one");
+    turns.tick(Nanos(4 * MS));
+    assert_eq!(turns.next_wakeup(), Some(Nanos(10 * MS + MS / 10)), "the slice's end is next");
 }
 
 #[test]
@@ -274,7 +289,7 @@ fn turn_that_overruns_is_charged_and_paid_back() {
             match order {
                 Order::Grant(tenant) => *granted.entry(tenant.0).or_default() += 1,
                 Order::Recall(tenant) if tenant != id(0) => turns.ended(tenant, Nanos(now), true, Nanos(now)),
-                Order::Recall(_) => {}
+                Order::Recall(_) | Order::Yield(_) => {}
                 Order::Overdue { .. } | Order::Quarantined(_) => panic!("{order:?}"),
             }
         }
@@ -403,4 +418,59 @@ proptest! {
         let used: u64 = turns.scheduler().vgpus().filter_map(|v| turns.account(v)).map(|a| a.used).sum();
         prop_assert_eq!(used + turns.scheduler().departed(ENGINE), turns.scheduler().busy(ENGINE));
     }
+}
+
+#[test]
+fn programs_that_wait_change_at_submission_boundaries() {
+    let mut turns = turns();
+    for number in 0..2 {
+        turns.add(id(number), VgpuParams::default(), Nanos(0));
+    }
+    let decode = Program::steady(2_100_000, 1);
+    let outcome = simulate(&mut turns, &[(id(0), decode), (id(1), decode)], 5000 * MS, 100_000);
+    let longest = outcome.waits.values().flatten().max().copied().expect("there are waits");
+    assert!(longest <= 7 * MS, "a turn waits for {longest} ns, {} turns", turns.switches());
+    let done: u64 = outcome.done.values().sum();
+    assert!(done >= 4_750 * MS, "{done} ns of work in 5 s");
+    let shares = shares(&outcome);
+    assert!((shares[0] - 0.5).abs() < 0.01, "{shares:?}");
+}
+
+#[test]
+fn work_that_fills_the_card_keeps_long_slices() {
+    let mut turns = with(&[100, 100]);
+    let programs = [(id(0), Program::steady(MS / 2, 4)), (id(1), Program::steady(MS / 2, 4))];
+    let outcome = simulate(&mut turns, &programs, 2000 * MS, 100_000);
+    // Slices have 10 ms here.
+    assert!(turns.switches() <= 200, "{} turns", turns.switches());
+    assert!(shares(&outcome).iter().all(|share| (share - 0.5).abs() < 0.02));
+}
+
+#[test]
+fn waiting_program_keeps_its_weight_next_to_full_one() {
+    let mut turns = with(&[300, 100]);
+    let programs = [(id(0), Program::steady(2 * MS, 1)), (id(1), Program::steady(MS, 2))];
+    let outcome = simulate(&mut turns, &programs, 4000 * MS, 100_000);
+    let shares = shares(&outcome);
+    assert!((shares[0] - 0.75).abs() < 0.02, "{shares:?}");
+}
+
+#[test]
+fn holder_is_not_asked_to_yield_while_no_other_tenant_is_due() {
+    let mut turns = with(&[1000, 1]);
+    turns.wants(id(0), Nanos(0));
+    assert_eq!(turns.take_orders(), [Order::Grant(id(0))]);
+    turns.tick(Nanos(9 * MS));
+    assert_eq!(turns.take_orders(), [], "no tenant waits");
+    turns.wants(id(1), Nanos(9 * MS));
+    turns.ended(id(0), Nanos(10 * MS), true, Nanos(10 * MS));
+    turns.take_orders();
+    assert_eq!(turns.holders().collect::<Vec<_>>(), [id(1)]);
+    turns.tick(Nanos(13 * MS));
+    assert_eq!(turns.take_orders(), [], "the turn is too young");
+    assert_eq!(turns.next_wakeup(), Some(Nanos(14 * MS)));
+    turns.tick(Nanos(14 * MS));
+    assert_eq!(turns.take_orders(), [Order::Yield(id(1))]);
+    turns.tick(Nanos(18 * MS));
+    assert_eq!(turns.take_orders(), [], "it is asked once");
 }

@@ -160,6 +160,7 @@ fn tenant(text: &str) -> Result<TenantSpec> {
         limits: vram::Limits { weight, ..vram::Limits::default() },
         time: sched::VgpuParams { class, ..sched::VgpuParams::weight(weight) },
         on_stuck: OnStuck::Kill,
+        share_group: None,
     })
 }
 

@@ -1,6 +1,5 @@
 //! Chunks of processes: allocated, delivered, shared and freed.
 
-use super::deadlines::Deadline;
 use super::pieces::Receiver;
 use super::sessions::Pending;
 use super::types::{Action, PieceId, SessionId};
@@ -8,6 +7,7 @@ use super::{Body, Core, Pieces, Tenant, memory_of, said_place};
 use cuda_protocol::{Chunk, ChunkId, End, FromOwner, MAX_CHUNKS, Refusal};
 use owner_driver::Memory;
 use std::collections::BTreeMap;
+use tenancy::Deadline;
 use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 
 /// Maximum time that an allocation of the quantum's tenant waits for the eviction of others' memory, in ns; then it

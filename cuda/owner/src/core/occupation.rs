@@ -10,9 +10,9 @@
 //!   is given up if another tenant has a turn: the limit also applies to work without a turn.
 
 use std::collections::{BTreeMap, VecDeque};
+use tenancy::Deadline;
 
 use super::Core;
-use super::deadlines::Deadline;
 use super::given_up::Reason;
 use super::types::{SessionId, User};
 use vram::TenantId;

@@ -1,9 +1,9 @@
 //! Empty chunks that programs keep: requested back before a request fails, or memory moves, because memory is short.
 
-use super::deadlines::Deadline;
 use super::types::SessionId;
 use super::{Core, Session};
 use cuda_protocol::{FromOwner, RECLAIM_MS, VERSION_RECLAIM};
+use tenancy::Deadline;
 use vram::TenantId;
 
 /// Maximum wait for answers, in ns.

@@ -6,7 +6,6 @@
 //!
 //! The user of memory is a process. This module chooses the pieces of a move, and sends the messages.
 
-use super::deadlines::Deadline;
 use super::given_up::Reason;
 use super::pieces::Receiver;
 use super::types::{self, BatchId, PieceId, SessionId};
@@ -17,7 +16,7 @@ use sched::Nanos;
 use sched::trace::MemoryMove;
 use std::collections::BTreeSet;
 use tenancy::relocation::{self, Action, Config, Relocations, User};
-use tenancy::{Demand, Residency};
+use tenancy::{Deadline, Demand, Residency};
 use vram::{Error, Step, TenantId, Tier};
 
 /// Maximum size of a batch in bytes: large enough for the link's full rate, and small enough that memory changes hands

@@ -1,6 +1,5 @@
 //! Connections of processes, from the first message to the last.
 
-use super::deadlines::Deadline;
 use super::fixed::Fixing;
 use super::given_up::Reason;
 use super::reclaim::Reclaims;
@@ -11,6 +10,7 @@ use cuda_protocol::{
     VERSION_CROWDED, VERSION_OLDEST, Welcome,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use tenancy::Deadline;
 use vram::TenantId;
 
 /// Maximum number of waiting requests of a process: more are refused. The library keeps to [`MAX_PENDING`].
@@ -68,8 +68,12 @@ pub(super) struct Session {
     /// Number of the turn since which its gate is open.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
-    /// The limits of its work in flight and of its idleness, as last sent to it.
-    pub(super) told: (u32, u32),
+    /// The limits of its work in flight and of its idleness, and the interval of its reports, as last sent to it.
+    pub(super) told: (u32, u32, u32),
+    /// Set if its work can run at the same time as that of other processes.
+    pub(super) concurrent: bool,
+    /// Set if it has wanted the card.
+    pub(super) has_asked: bool,
     /// Set if a thread of the process has encountered a closed gate.
     pub(super) waiting: bool,
     /// Number of the turn that ended without an answer, because the process is stopped. The process gets no turn before
@@ -159,7 +163,9 @@ impl Core {
             adopts: false,
             run: None,
             run_since: 0,
-            told: (0, 0),
+            told: (0, 0, 0),
+            concurrent: false,
+            has_asked: false,
             waiting: false,
             turn: 0,
             adopts_since: 0,
@@ -208,7 +214,8 @@ impl Core {
             FromTenant::Waiting { .. } => self.waiting(id, tenant),
             FromTenant::Stopped { turn, usage, waiting, .. } => self.stopped(id, tenant, turn, usage, waiting),
             FromTenant::Ending { turn, in_us, .. } => self.ending(id, tenant, turn, in_us),
-            FromTenant::Used { usage, .. } => self.used(id, tenant, usage),
+            FromTenant::Used { usage, .. } => self.reports(id, tenant, usage),
+            FromTenant::Concurrent { .. } => self.is_concurrent(id, tenant),
             FromTenant::Export { request, chunks } => self.export(id, tenant, request, &chunks),
             FromTenant::Open { request, share } => self.open(id, tenant, request, share),
             FromTenant::Reclaimed { order } => self.reclaimed(id, order),
@@ -267,6 +274,7 @@ impl Core {
         self.machine.relocations.forget(id);
         self.expected.remove(&session.pid);
         let Some(tenant) = tenant else { return };
+        self.renew_concurrency(tenant);
         if session.run.is_some() || session.waiting {
             self.look_whether_ended(tenant);
         }

@@ -7,6 +7,7 @@ mod given_up;
 mod outside;
 mod quanta;
 mod random;
+mod share_groups;
 mod shares;
 mod stopped;
 mod timed;

@@ -1,11 +1,11 @@
 //! Turns and quanta: they decide which gate is open.
 
-use super::Core;
-use super::deadlines::Deadline;
 use super::types::{Action, SessionId};
-use cuda_protocol::{FromOwner, Run, Usage, VERSION_HANDOVER};
+use super::{Core, Nanos};
+use cuda_protocol::{FromOwner, Run, Usage, VERSION_CONCURRENT, VERSION_HANDOVER};
 use sched::turns::Order;
 use std::collections::BTreeMap;
+use tenancy::Deadline;
 use tenancy::Holds;
 use vram::TenantId;
 
@@ -21,6 +21,10 @@ const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 /// works, short compared to a change of the quantum, which idleness can cause.
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
+/// Interval at which a program of a group reports its use, in microseconds: a fraction of the lag of work after which
+/// another member gets the card alone.
+const REPORT_INTERVAL_US: u32 = 2000;
+
 impl Core {
     /// Executes the orders of the turns.
     pub(super) fn carry_out_orders(&mut self) {
@@ -33,6 +37,7 @@ impl Core {
                 match order {
                     Order::Grant(tenant) => self.grant(tenant),
                     Order::Recall(tenant) => self.recall(tenant),
+                    Order::Yield(tenant) => self.ask_to_yield(tenant),
                     Order::Overdue { tenant, ran_ns } => {
                         if !self.spares(tenant, ran_ns) {
                             self.overdue(tenant);
@@ -66,7 +71,7 @@ impl Core {
         else {
             return;
         };
-        session.told = (terms.run_ahead_us, terms.idle_us);
+        session.told = (terms.run_ahead_us, terms.idle_us, terms.report_us);
         session.turn += 1;
         session.run = Some(session.turn);
         session.run_since = clock;
@@ -94,19 +99,31 @@ impl Core {
         let undisturbed = self.machine.residency.turn().is_some() && others.all(waits);
         let idle = if undisturbed { self.config.idle_us.max(IDLE_UNDISTURBED_US) } else { self.config.idle_us };
         let ahead = if undisturbed { ahead.max(RUN_AHEAD_UNDISTURBED_US) } else { ahead };
+        // A member that has had more than its part of the group's work leaves the card to the others sooner.
+        let ahead = if self.turns.is_ahead(tenant) { ahead.min(urgently) } else { ahead };
+        let report_us = if self.turns.is_joined(tenant) { unless_alone(REPORT_INTERVAL_US) } else { 0 };
         let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));
-        Run { card: 0, turn: 0, length_us: 0, run_ahead_us, idle_us, report_us: 0 }
+        Run { card: 0, turn: 0, length_us: 0, run_ahead_us, idle_us, report_us }
     }
 
     /// Renews the terms of processes with open gates: a process was added or removed, or a tenant's class has changed.
     pub(super) fn renew_terms(&mut self) {
+        let tenants: Vec<TenantId> = self.tenants.keys().copied().collect();
+        self.renew_terms_of(&tenants);
+    }
+
+    /// Renews the terms of the processes of some tenants.
+    fn renew_terms_of(&mut self, tenants: &[TenantId]) {
         // Computing a tenant's terms takes time for each process, so this is done once per tenant.
         let mut by_tenant: BTreeMap<TenantId, Run> = BTreeMap::new();
         let mut concerned = Vec::new();
         for (&id, session) in self.sessions.iter().filter(|(_, session)| session.run.is_some()) {
-            let Some(tenant) = session.tenant.filter(|&tenant| !self.turns.is_recalled(tenant)) else { continue };
+            let Some(tenant) = session.tenant.filter(|tenant| tenants.contains(tenant)) else { continue };
+            if !self.turns.continues(tenant) {
+                continue;
+            }
             let terms = by_tenant.entry(tenant).or_insert_with(|| self.terms(tenant));
-            if session.told != (terms.run_ahead_us, terms.idle_us) {
+            if session.told != (terms.run_ahead_us, terms.idle_us, terms.report_us) {
                 concerned.push(id);
             }
         }
@@ -126,6 +143,17 @@ impl Core {
         self.look_whether_ended(tenant);
     }
 
+    /// Asks the programs of a tenant to give the turn back when they wait for a result.
+    fn ask_to_yield(&mut self, tenant: TenantId) {
+        let understands = |id: &SessionId| self.sessions.get(id).is_some_and(|s| s.version >= VERSION_CONCURRENT);
+        let sessions: Vec<_> = self.sessions_of(tenant).filter(understands).collect();
+        for id in sessions {
+            if let Some(turn) = self.sessions.get(&id).and_then(|session| session.run) {
+                self.send(id, FromOwner::Yield { card: 0, turn });
+            }
+        }
+    }
+
     fn overdue(&mut self, tenant: TenantId) {
         let running = |id: &SessionId| self.sessions.get(id).is_some_and(|session| session.run.is_some());
         let sessions: Vec<_> = self.sessions_of(tenant).filter(running).collect();
@@ -139,10 +167,13 @@ impl Core {
         self.machine.residency.worked(tenant, self.clock);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.waiting = true;
-        if session.stopped_in.is_some() {
+        if !std::mem::replace(&mut session.has_asked, true) {
+            self.renew_concurrency(tenant);
+        }
+        if self.sessions.get(&id).is_none_or(|session| session.stopped_in.is_some()) {
             return;
         }
-        if self.turns.has_turn(tenant) && !self.turns.is_recalled(tenant) {
+        if self.turns.continues(tenant) {
             return self.run(id);
         }
         if !self.turns.has_turn(tenant) {
@@ -166,7 +197,7 @@ impl Core {
         }
         (session.run, session.waiting) = (None, waiting);
         tracing::trace!(session = id.0, turn, waiting, "a turn has ended");
-        if waiting && self.turns.has_turn(tenant) && !self.turns.is_recalled(tenant) {
+        if waiting && self.turns.continues(tenant) {
             return self.run(id);
         }
         self.look_whether_ended(tenant);
@@ -181,14 +212,17 @@ impl Core {
         if !is_it || open > 1 {
             return;
         }
-        let Some(next) = self.turns.next_after(tenant, self.now()) else { return };
+        let next = self.turns.next_after(tenant, self.now());
+        if next.is_empty() {
+            return;
+        }
         tracing::trace!(session = id.0, turn, in_us, "a turn is about to end");
         let in_us = in_us.min(ATTENDED_US);
         let waits = |id: &SessionId| {
             let waiting = |session: &super::Session| session.waiting && session.version >= VERSION_HANDOVER;
             self.sessions.get(id).is_some_and(waiting)
         };
-        let sessions: Vec<_> = self.sessions_of(next).filter(waits).collect();
+        let sessions: Vec<_> = next.into_iter().flat_map(|next| self.sessions_of(next)).filter(waits).collect();
         for session in sessions {
             self.send(session, FromOwner::Soon { card: 0, in_us });
         }
@@ -200,11 +234,20 @@ impl Core {
         let clock = self.clock;
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.run.is_some()) else { return };
         let open = clock.saturating_sub(std::mem::replace(&mut session.run_since, clock));
-        let Some(tenant) = self.tenants.get_mut(&tenant) else { return };
+        let Some(known) = self.tenants.get_mut(&tenant) else { return };
         let busy = usage.busy_ns.min(open);
-        tenant.busy_ns += busy;
-        tenant.copy_ns += usage.copy_ns.min(busy);
-        tenant.launches += u64::from(usage.launches);
+        known.busy_ns += busy;
+        known.copy_ns += usage.copy_ns.min(busy);
+        known.launches += u64::from(usage.launches);
+        self.turns.used(tenant, busy, usage.launches.into(), self.now());
+    }
+
+    /// Records a report within a turn. The terms may change with it.
+    pub(super) fn reports(&mut self, id: SessionId, tenant: TenantId, usage: Usage) {
+        self.used(id, tenant, usage);
+        if self.turns.is_joined(tenant) {
+            self.renew_terms_of(&[tenant]);
+        }
     }
 
     /// Ends a tenant's turn if all its gates are closed.

@@ -3,6 +3,7 @@
 use cuda_protocol::{FromOwner, FromTenant};
 use owner_driver::Memory;
 use sched::VgpuParams;
+use sched::groups::Sharing;
 use vram::{Limits, TenantId};
 
 /// A connection of a process, as the server numbers them. Numbers are never reused.
@@ -42,6 +43,17 @@ pub struct TenantSpec {
     pub time: VgpuParams,
     /// Action on a program that does not answer.
     pub on_stuck: OnStuck,
+    /// Group of tenants whose programs may use the card at the same time.
+    pub share_group: Option<ShareGroup>,
+}
+
+/// A tenant's group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShareGroup {
+    /// Name of the group.
+    pub name: String,
+    /// Way of sharing that the tenant accepts; the strictest of all members is that of the group.
+    pub sharing: Sharing,
 }
 
 /// An event.

@@ -2,7 +2,8 @@
 
 use super::{Core, GivenUp, TenantSpec, Unaccounted};
 use owner_driver::Memory;
-use sched::{Engine, Nanos};
+use sched::groups::Membership;
+use sched::{Engine, Nanos, Sample, VgpuParams, WHOLE_SHARE_PPM};
 use tenancy::{MemoryView, TimeView};
 use vram::TenantId;
 
@@ -40,6 +41,10 @@ pub struct TenantView {
     pub kept_bytes: u64,
     /// Total of this memory beyond the tenant's limits, in bytes.
     pub over_quota_bytes: u64,
+    /// State of the tenant within its group.
+    pub membership: Option<Membership>,
+    /// Programs of a group's member that cannot run at the same time as other members' programs: process and name.
+    pub not_concurrent: Vec<(u32, String)>,
 }
 
 /// The present state of a card.
@@ -70,7 +75,29 @@ impl Core {
     #[must_use]
     pub fn view(&self, since_ns: u64) -> CardView {
         let mut time = TimeView::new(self.turns.scheduler(), &[ENGINE], self.now(), Nanos(since_ns));
+        // The scheduler knows parties: tenants, and groups. A member's account is that of its own work.
+        time.tenants.retain(|id, _| self.tenants.contains_key(id));
+        let params: Vec<VgpuParams> = time.tenants.keys().filter_map(|id| self.turns.params(*id).copied()).collect();
+        let part = WHOLE_SHARE_PPM / u64::from(sched::PERMILLE);
+        let has_groups = time.tenants.keys().any(|id| self.turns.membership(*id).is_some());
+        if has_groups && params.len() == time.tenants.len() {
+            for ((of_it, params), share) in time.tenants.values_mut().zip(&params).zip(sched::shares(&params)) {
+                of_it.params = *params;
+                of_it.entitled.compute = u32::try_from((share + part / 2) / part).unwrap_or(sched::PERMILLE);
+            }
+        }
         for (&id, of_it) in &mut time.tenants {
+            if self.turns.membership(id).is_some() {
+                if let Some(engine) = of_it.engines.get_mut(&ENGINE) {
+                    engine.account = self.turns.account(id).unwrap_or_default();
+                }
+                let sample = |(from, used): (u64, u64)| {
+                    let mut sample = Sample { from: Nanos(from), used: Default::default() };
+                    sample.used[ENGINE.index()] = used;
+                    sample
+                };
+                of_it.recent = self.turns.used_since(id, Nanos(since_ns)).into_iter().map(sample).collect();
+            }
             let runs = self.turns.has_turn(id);
             of_it.has_work = self.turns.is_busy(id);
             (of_it.queued, of_it.in_flight) = (usize::from(of_it.has_work && !runs), usize::from(runs));
@@ -119,6 +146,8 @@ impl Core {
             unaccounted: self.unaccounted(id),
             kept_bytes: tenant.past.kept,
             over_quota_bytes: tenant.past.over,
+            membership: self.turns.membership(id),
+            not_concurrent: self.not_concurrent(id),
         })
     }
 }

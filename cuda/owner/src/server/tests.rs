@@ -34,6 +34,7 @@ fn start(driver: &Arc<Model>, card: u64, folder: &Path) -> Server {
             limits: vram::Limits::default(),
             time: sched::VgpuParams::default(),
             on_stuck: OnStuck::Kill,
+            share_group: None,
         };
         server.call(move |core| core.add_tenant(spec)).expect("it serves").expect("it may be");
     }

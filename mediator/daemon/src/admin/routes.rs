@@ -565,10 +565,9 @@ async fn set_tenant(
     Path(name): Path<String>,
     body: Result<Json<api::TenantPatch>, JsonRejection>,
 ) -> Answer<api::Tenant> {
-    let advice = "send a JSON object with `memory`, `time`, `on_stuck` and `on_remove`, as far as they are to change";
+    let advice = "send a JSON object with the keys to change, such as `memory`, `time`, `sharing` and `on_stuck`";
     let Json(patch) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
-    let set = move || daemon.set_tenant_if(&name, &patch, expected.as_deref());
-    Ok(Json(beside(set).await?))
+    Ok(Json(beside(move || daemon.set_tenant_if(&name, &patch, expected.as_deref())).await?))
 }
 
 /// Sets limits of a tenant until the client's process ends.

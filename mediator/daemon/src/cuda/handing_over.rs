@@ -91,10 +91,7 @@ impl CudaCard {
     pub fn add<'a>(&'a self, turn: Change<'a>, of: &str, tenant: Tenant) -> Result<(Change<'a>, bool), DaemonError> {
         let known = self.known.lock().as_mut().map(|known| known.request(tenant.clone()));
         match known.unwrap_or(Some(Request::Add(tenant))) {
-            Some(request) => {
-                let is_new = matches!(request, Request::Add(_));
-                Ok((self.promise(turn, of, &request)?, is_new))
-            }
+            Some(request) => Ok((self.promise(turn, of, &request)?, matches!(request, Request::Add(_)))),
             None => Ok((turn, false)),
         }
     }

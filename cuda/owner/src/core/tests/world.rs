@@ -45,6 +45,8 @@ pub(super) struct Program {
     pub(super) pids: Vec<u32>,
     /// Time until the program's next turn in microseconds, as last announced.
     pub(super) soon: Option<u32>,
+    /// Number of the turn that the program was asked to end when it waits for a result.
+    pub(super) yields: Option<u32>,
 }
 
 impl Program {
@@ -95,6 +97,7 @@ pub(super) fn spec(name: &str, chunks: u64, limits: vram::Limits) -> TenantSpec 
         limits,
         time: sched::VgpuParams::default(),
         on_stuck: OnStuck::Kill,
+        share_group: None,
     }
 }
 
@@ -189,8 +192,12 @@ impl World {
         let told =
             |program: &Program| program.answers.iter().any(|answer| matches!(answer, FromTenant::Stopped { .. }));
         let open = self.programs.values().filter(|program| program.run.is_some() && !told(program));
-        let tenants: BTreeSet<_> = open.map(|program| program.tenant).collect();
-        assert!(tenants.len() <= 1, "gates of several tenants are open: {tenants:?}");
+        let party = |tenant: u32| {
+            let group = self.core.turns.membership(TenantId(tenant)).filter(|state| state.joined);
+            (group.map(|state| state.group), if group.is_some() { 0 } else { tenant })
+        };
+        let parties: BTreeSet<_> = open.map(|program| program.tenant.map(party)).collect();
+        assert!(parties.len() <= 1, "gates of several parties are open: {parties:?}");
     }
 
     fn take_actions(&mut self) {
@@ -285,6 +292,7 @@ impl World {
             }
             FromOwner::Shared { share, .. } => program.share = Some(share),
             FromOwner::Soon { in_us, .. } => program.soon = Some(in_us),
+            FromOwner::Yield { turn, .. } => program.yields = Some(turn),
             FromOwner::Reclaim { order } => {
                 program.give_up_empty();
                 program.returned.clear();

@@ -1,11 +1,11 @@
-//! The core's timers, in one table.
+//! The timers of an owner of a CUDA card, in one table.
 
 use std::collections::BTreeMap;
 use vram::TenantId;
 
-/// A time after which the core acts differently.
+/// A time after which the owner acts differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Deadline {
+pub enum Deadline {
     /// Processes of an earlier owner are no longer expected.
     Reconnection,
     /// Answers about empty chunks are no longer awaited.
@@ -32,57 +32,57 @@ impl Deadline {
 
 /// Deadlines, each with its time in ns of the core's clock.
 #[derive(Debug, Default)]
-pub(super) struct Deadlines {
+pub struct Deadlines {
     at: BTreeMap<Deadline, u64>,
 }
 
 impl Deadlines {
     /// Sets a deadline, instead of its earlier time.
-    pub(super) fn set(&mut self, deadline: Deadline, at: u64) {
+    pub fn set(&mut self, deadline: Deadline, at: u64) {
         self.at.insert(deadline, at);
     }
 
     /// Sets a deadline unless it is later already.
-    pub(super) fn postpone(&mut self, deadline: Deadline, at: u64) {
+    pub fn postpone(&mut self, deadline: Deadline, at: u64) {
         let set = self.at.entry(deadline).or_insert(at);
         *set = at.max(*set);
     }
 
     /// Removes a deadline.
-    pub(super) fn cancel(&mut self, deadline: Deadline) {
+    pub fn cancel(&mut self, deadline: Deadline) {
         self.at.remove(&deadline);
     }
 
     /// Returns whether a deadline is set, passed or not.
-    pub(super) fn is_set(&self, deadline: Deadline) -> bool {
+    pub fn is_set(&self, deadline: Deadline) -> bool {
         self.at.contains_key(&deadline)
     }
 
     /// Returns whether a deadline is in the future.
-    pub(super) fn is_ahead(&self, deadline: Deadline, now: u64) -> bool {
+    pub fn is_ahead(&self, deadline: Deadline, now: u64) -> bool {
         self.remaining(deadline, now) > 0
     }
 
     /// Returns the time in ns until a deadline; 0 if it has passed, or is not set.
-    pub(super) fn remaining(&self, deadline: Deadline, now: u64) -> u64 {
+    pub fn remaining(&self, deadline: Deadline, now: u64) -> u64 {
         self.at.get(&deadline).map_or(0, |at| at.saturating_sub(now))
     }
 
     /// Removes a deadline that has passed. Returns whether it had.
-    pub(super) fn take(&mut self, deadline: Deadline, now: u64) -> bool {
+    pub fn take(&mut self, deadline: Deadline, now: u64) -> bool {
         let has_passed = self.at.get(&deadline).is_some_and(|at| *at <= now);
         has_passed && self.at.remove(&deadline).is_some()
     }
 
     /// Removes the second limits that have passed, and returns their tenants.
-    pub(super) fn take_second_limits(&mut self, now: u64) -> Vec<TenantId> {
+    pub fn take_second_limits(&mut self, now: u64) -> Vec<TenantId> {
         let passed = self.at.extract_if(.., |deadline, at| matches!(deadline, Deadline::SecondLimit(_)) && *at <= now);
         let tenant = |(deadline, _)| if let Deadline::SecondLimit(tenant) = deadline { Some(tenant) } else { None };
         passed.filter_map(tenant).collect()
     }
 
     /// Returns the time in ns until the first deadline at which the core must be called.
-    pub(super) fn next(&self, now: u64) -> Option<u64> {
+    pub fn next(&self, now: u64) -> Option<u64> {
         let waking = self.at.iter().filter(|(deadline, _)| deadline.wakes());
         waking.map(|(_, at)| at.saturating_sub(now)).min()
     }

@@ -1,0 +1,659 @@
+//! Groups: tenants that use the card at the same time, and take turns with other groups as one party.
+//!
+//! [`GroupTurns`] is above [`Turns`]. Each party of the turns is a tenant, or a *group*: the members of a share group
+//! whose programs can run concurrently. A group competes with the sum of its active members' weights and guarantees.
+//! While it has the turn, the gates of all its members are open. A tenant outside a group, a member with a program that
+//! cannot run concurrently, and each member of a group whose mode is turns, are parties of their own.
+//!
+//! Within a group, the accounts of [`balance`] decide. Each member is charged for its own work, so the charges of
+//! concurrent members can exceed the time of the clock; the group's account in [`Turns`] has the time of the clock. A
+//! member that falls behind its part by [`GroupConfig::lag_ns`] has the card *alone* until it has caught up: the gates
+//! of the other members close, and its own gate stays open. Work of the others that does not end delays nothing, and
+//! has the tenant's limit.
+//!
+//! With [`Sharing::Auto`], [`trial`] compares the members' submissions in both modes.
+//!
+//! The module is pure, like [`Turns`]: events and the time go in, [`Order`]s come out.
+
+mod balance;
+mod trial;
+
+use crate::config::PERMILLE;
+use crate::trace::MemoryMove;
+use crate::turns::{Order, Turns, TurnsConfig};
+use crate::{Account, Config, ConfigError, Engine, History, Nanos, Quarantine, Scheduler, TenantId, VgpuParams};
+use balance::Balance;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use trial::Trial;
+
+/// Engine that turns are accounted on.
+const ENGINE: Engine = Engine::Compute;
+/// Bit of the numbers of groups as parties of the turns.
+const GROUP_PARTY_BIT: u32 = 1 << 31;
+/// Time after its last work for which a member's weight counts for its group, in ns: pauses between submissions are
+/// shorter.
+const ACTIVE_NS: u64 = 30_000_000;
+
+/// Number of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(u32);
+
+/// Way in which the members of a group share the card, strictest first. A group has the strictest choice of its
+/// members.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Sharing {
+    /// Members take exclusive turns.
+    Turns,
+    /// The mode in which the members' programs make more progress, found in trials.
+    #[default]
+    Auto,
+    /// Members whose programs can run concurrently use the card at the same time.
+    Together,
+}
+
+impl Sharing {
+    /// Returns the name in operators' configurations.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Turns => "turns",
+            Self::Together => "together",
+            Self::Auto => "auto",
+        }
+    }
+}
+
+/// Times of groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupConfig {
+    /// Work, in ns, that a member lacks before it has the card alone.
+    pub lag_ns: u64,
+    /// Longest time for which a member has the card alone, in ns, before the choice is made again.
+    pub alone_ns: u64,
+    /// Age of a member's measured length of submissions, in ns, at which it is measured again.
+    pub sample_interval_ns: u64,
+    /// Shortest time for which a member has the card alone for this measurement, in ns.
+    pub sample_ns: u64,
+    /// Length of each part of a trial of the two modes, in ns.
+    pub trial_ns: u64,
+    /// Time between two trials, in ns.
+    pub trial_interval_ns: u64,
+}
+
+impl Default for GroupConfig {
+    /// Sets a lag of 5 ms, at most 10 ms alone, samples of 5 ms each 10 s, and trials of twice 0.6 s each 30 s.
+    fn default() -> Self {
+        Self {
+            lag_ns: 5_000_000,
+            alone_ns: 10_000_000,
+            sample_interval_ns: 10_000_000_000,
+            sample_ns: 5_000_000,
+            trial_ns: 600_000_000,
+            trial_interval_ns: 30_000_000_000,
+        }
+    }
+}
+
+/// State of a member's gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    Closed,
+    Open,
+    /// The member must give the card back, and has not answered.
+    Closing {
+        since: Nanos,
+        /// True if the member's limit has passed, which was reported.
+        overdue: bool,
+    },
+}
+
+#[derive(Debug)]
+struct Member {
+    params: VgpuParams,
+    competes: Option<VgpuParams>,
+    group: Option<(GroupId, Sharing)>,
+    /// True if all programs of the tenant can run at the same time as those of other members.
+    concurrent: bool,
+    /// The group that the tenant takes turns with; `None` for turns of its own.
+    joined: Option<GroupId>,
+    paused: bool,
+    /// The rest is of joined members only.
+    wants: bool,
+    gate: Gate,
+    /// Time since which it wants the card.
+    asked: Option<Nanos>,
+    last_work: Option<Nanos>,
+    balance: Balance,
+    account: Account,
+    history: History,
+}
+
+impl Member {
+    fn new(params: VgpuParams, now: Nanos) -> Self {
+        Self {
+            params,
+            competes: None,
+            group: None,
+            concurrent: false,
+            joined: None,
+            paused: false,
+            wants: false,
+            gate: Gate::Closed,
+            asked: None,
+            last_work: None,
+            balance: Balance::new(now),
+            account: Account::default(),
+            history: History::default(),
+        }
+    }
+
+    /// Returns the settings with which the member competes.
+    fn settings(&self) -> VgpuParams {
+        self.competes.unwrap_or(self.params)
+    }
+
+    fn has_work(&self) -> bool {
+        self.wants || self.gate != Gate::Closed
+    }
+
+    fn is_active(&self, now: Nanos) -> bool {
+        self.has_work() || self.last_work.is_some_and(|at| now.since(at) < ACTIVE_NS)
+    }
+}
+
+/// A member that has the card alone.
+#[derive(Clone, Copy, Debug)]
+struct Alone {
+    tenant: TenantId,
+    since: Nanos,
+    /// True if only the length of its submissions is measured.
+    sample: bool,
+    /// Work charged to it since then, in ns, and its submissions.
+    work: u64,
+    launches: u64,
+}
+
+#[derive(Debug)]
+struct Group {
+    name: String,
+    sharing: Sharing,
+    /// Mode in effect.
+    together: bool,
+    alone: Option<Alone>,
+    /// Time since which at most one gate is open.
+    single_since: Option<Nanos>,
+    /// True if the turn ends when its only member waits: no other gate opens.
+    yields: bool,
+    trial: Trial,
+}
+
+impl Group {
+    fn new(name: String, sharing: Sharing, now: Nanos) -> Self {
+        let together = sharing != Sharing::Turns;
+        Self { name, sharing, together, alone: None, single_since: None, yields: false, trial: Trial::new(now) }
+    }
+}
+
+/// A tenant's state within its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// Number of the group.
+    pub group: GroupId,
+    /// The group's setting.
+    pub sharing: Sharing,
+    /// True if the group's members use the card at the same time, as far as their programs can.
+    pub together: bool,
+    /// True if this tenant does.
+    pub joined: bool,
+    /// Work that the tenant lacks of its part, in ns; negative if it had more.
+    pub lack_ns: i64,
+}
+
+/// Turns of one card between groups, and the work within groups.
+#[derive(Debug)]
+pub struct GroupTurns {
+    turns: Turns,
+    config: GroupConfig,
+    members: BTreeMap<TenantId, Member>,
+    groups: BTreeMap<GroupId, Group>,
+    next_group: u32,
+    orders: Vec<Order>,
+}
+
+fn party(group: GroupId) -> TenantId {
+    TenantId(GROUP_PARTY_BIT | group.0)
+}
+
+fn group_of(party: TenantId) -> Option<GroupId> {
+    (party.0 & GROUP_PARTY_BIT != 0).then_some(GroupId(party.0 & !GROUP_PARTY_BIT))
+}
+
+impl GroupTurns {
+    /// Creates turns without tenants.
+    ///
+    /// # Errors
+    /// If a setting of the scheduler is out of its bounds.
+    pub fn new(scheduler: Config, turns: TurnsConfig, config: GroupConfig, now: Nanos) -> Result<Self, ConfigError> {
+        let turns = Turns::new(scheduler, turns, now)?;
+        Ok(Self { turns, config, members: BTreeMap::new(), groups: BTreeMap::new(), next_group: 0, orders: Vec::new() })
+    }
+
+    /// Adds a tenant without a group. An existing tenant keeps its state.
+    pub fn add(&mut self, tenant: TenantId, params: VgpuParams, now: Nanos) {
+        if self.members.contains_key(&tenant) || group_of(tenant).is_some() {
+            return;
+        }
+        self.members.insert(tenant, Member::new(params, now));
+        self.turns.add(tenant, params, now);
+        self.update(now);
+    }
+
+    /// Removes a tenant, with its work.
+    pub fn remove(&mut self, tenant: TenantId, now: Nanos) {
+        self.members.remove(&tenant);
+        self.turns.remove(tenant, now);
+        self.update(now);
+    }
+
+    /// Changes a tenant's parameters.
+    pub fn change(&mut self, tenant: TenantId, params: VgpuParams, now: Nanos) {
+        if let Some(member) = self.members.get_mut(&tenant) {
+            member.params = params;
+        }
+        self.turns.change(tenant, params, now);
+        self.update(now);
+    }
+
+    /// Sets the parameters with which a tenant competes instead of its own; `None` for its own.
+    pub fn compete(&mut self, tenant: TenantId, params: Option<VgpuParams>, now: Nanos) {
+        if let Some(member) = self.members.get_mut(&tenant) {
+            member.competes = params;
+        }
+        self.turns.compete(tenant, params, now);
+        self.update(now);
+    }
+
+    /// Puts a tenant into the group with a name, with the mode that the tenant accepts; `None` for no group.
+    pub fn set_group(&mut self, tenant: TenantId, group: Option<(&str, Sharing)>, now: Nanos) {
+        let Some(member) = self.members.get_mut(&tenant) else { return };
+        let Some((name, sharing)) = group else {
+            member.group = None;
+            return self.update(now);
+        };
+        let known = self.groups.iter().find(|(_, group)| group.name == name).map(|(&id, _)| id);
+        let id = known.unwrap_or_else(|| {
+            // Numbers are used again after 2^31 groups, and none of the first is left then.
+            self.next_group = (self.next_group + 1) & !GROUP_PARTY_BIT;
+            let id = GroupId(self.next_group);
+            self.groups.insert(id, Group::new(name.to_owned(), sharing, now));
+            self.turns.add(party(id), VgpuParams::default(), now);
+            id
+        });
+        member.group = Some((id, sharing));
+        self.update(now);
+    }
+
+    /// Gives each group the strictest mode of its members. Removes groups without members.
+    fn renew_groups(&mut self, now: Nanos) {
+        let Self { groups, members, turns, .. } = self;
+        groups.retain(|&id, group| {
+            let modes = members.values().filter_map(|member| member.group).filter(|(of, _)| *of == id);
+            let strictest = modes.map(|(_, sharing)| sharing).min();
+            let is_used = strictest.is_some() || members.values().any(|member| member.joined == Some(id));
+            if !is_used {
+                turns.remove(party(id), now);
+            }
+            if let Some(sharing) = strictest.filter(|sharing| *sharing != group.sharing) {
+                (group.sharing, group.together) = (sharing, sharing != Sharing::Turns);
+                group.trial = Trial::new(now);
+            }
+            is_used
+        });
+    }
+
+    /// Records whether all programs of a tenant can run at the same time as those of other members of its group.
+    pub fn set_concurrent(&mut self, tenant: TenantId, concurrent: bool, now: Nanos) {
+        if let Some(member) = self.members.get_mut(&tenant)
+            && std::mem::replace(&mut member.concurrent, concurrent) != concurrent
+        {
+            self.update(now);
+        }
+    }
+
+    /// Makes a tenant leave the group that it takes turns with, as soon as its gate is closed.
+    fn leave(&mut self, tenant: TenantId, now: Nanos) {
+        let Some(member) = self.members.get_mut(&tenant) else { return };
+        match member.gate {
+            Gate::Open => {
+                member.gate = Gate::Closing { since: now, overdue: false };
+                self.orders.push(Order::Recall(tenant));
+            }
+            Gate::Closing { .. } => {}
+            Gate::Closed => {
+                (member.joined, member.asked) = (None, None);
+                let (paused, wants) = (member.paused, std::mem::take(&mut member.wants));
+                self.turns.pause(tenant, paused, now);
+                if wants {
+                    self.turns.wants(tenant, now);
+                }
+            }
+        }
+    }
+
+    /// Makes a member take turns with its group, as soon as it has no turn of its own.
+    fn join(&mut self, tenant: TenantId, group: GroupId, now: Nanos) {
+        self.turns.pause(tenant, true, now);
+        if self.turns.has_turn(tenant) {
+            return;
+        }
+        let wants = self.turns.is_busy(tenant);
+        self.turns.ended(tenant, now, false, now);
+        let Some(member) = self.members.get_mut(&tenant) else { return };
+        (member.joined, member.wants, member.gate) = (Some(group), wants, Gate::Closed);
+        member.asked = wants.then_some(now);
+        member.balance.begin(now);
+    }
+
+    /// Returns the group that a member must take turns with.
+    fn group_to_join(&self, member: &Member) -> Option<GroupId> {
+        let (id, _) = member.group.filter(|_| member.concurrent)?;
+        self.groups.get(&id).filter(|group| group.together).map(|_| id)
+    }
+
+    /// Applies changed settings of the card.
+    ///
+    /// # Errors
+    /// If a setting is out of its bounds; then nothing has changed.
+    pub fn configure(&mut self, scheduler: Config, turns: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
+        self.turns.configure(scheduler, turns, now)?;
+        self.update(now);
+        Ok(())
+    }
+
+    /// Records that a tenant has work.
+    pub fn wants(&mut self, tenant: TenantId, now: Nanos) {
+        let Some(member) = self.members.get_mut(&tenant) else { return };
+        if member.joined.is_none() {
+            self.turns.wants(tenant, now);
+        } else if member.gate != Gate::Open {
+            if !member.has_work() {
+                member.balance.returns(self.config.lag_ns);
+            }
+            member.wants = true;
+            member.asked.get_or_insert(now);
+            member.account.arrived += 1;
+        }
+        self.update(now);
+    }
+
+    /// Records that a tenant has given the card back, like [`Turns::ended`].
+    pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
+        let Some(member) = self.members.get_mut(&tenant) else { return };
+        member.last_work = Some(now);
+        if member.joined.is_none() {
+            self.turns.ended(tenant, ended, more, now);
+            return self.update(now);
+        }
+        if member.gate != Gate::Closed {
+            member.account.completed += 1;
+        }
+        (member.gate, member.wants) = (Gate::Closed, more);
+        member.asked = more.then_some(now);
+        member.account.arrived += u64::from(more);
+        self.update(now);
+    }
+
+    /// Charges a tenant's own work: `busy_ns` of it was in flight since its last report, in `launches` submissions. For
+    /// a party of its own, this only counts the submissions for a trial.
+    pub fn used(&mut self, tenant: TenantId, busy_ns: u64, launches: u64, now: Nanos) {
+        let Some(member) = self.members.get_mut(&tenant) else { return };
+        let Some(group) = member.group.and_then(|(id, _)| self.groups.get_mut(&id)) else { return };
+        group.trial.submitted(tenant, launches);
+        if member.joined.is_none() {
+            return;
+        }
+        let work = member.balance.work(busy_ns, launches, group.single_since, now);
+        member.account.used += work;
+        member.history.add(now, ENGINE, work);
+        if let Some(alone) = group.alone.as_mut().filter(|alone| alone.tenant == tenant) {
+            alone.work = alone.work.saturating_add(work);
+            alone.launches = alone.launches.saturating_add(launches);
+        }
+        self.charge(tenant, work);
+        self.update(now);
+    }
+
+    /// Pauses a tenant, or lets it use the card again. Other members of its group are not affected.
+    pub fn pause(&mut self, tenant: TenantId, paused: bool, now: Nanos) {
+        let Some(member) = self.members.get_mut(&tenant) else { return };
+        member.paused = paused;
+        self.update(now);
+    }
+
+    /// Counts a strike, as in [`Turns::strike`]. The group is not struck.
+    pub fn strike(&mut self, tenant: TenantId, now: Nanos) {
+        self.turns.strike(tenant, now);
+        self.update(now);
+    }
+
+    /// Releases a tenant from quarantine.
+    pub fn release(&mut self, tenant: TenantId, now: Nanos) {
+        self.turns.release(tenant, now);
+        self.update(now);
+    }
+
+    /// Advances time. Call this at [`Self::next_wakeup`].
+    pub fn tick(&mut self, now: Nanos) {
+        self.turns.tick(now);
+        self.report_overdue(now);
+        self.take_trials(now);
+        self.update(now);
+    }
+
+    /// Reports the members that have not given the card back to their group within their limits.
+    fn report_overdue(&mut self, now: Nanos) {
+        for (&tenant, member) in &mut self.members {
+            let Gate::Closing { since, overdue: false } = member.gate else { continue };
+            if member.params.max_run_ns.is_some_and(|limit| now.since(since) >= limit) {
+                member.gate = Gate::Closing { since, overdue: true };
+                self.orders.push(Order::Overdue { tenant, ran_ns: now.since(since) });
+            }
+        }
+    }
+
+    /// Advances the trials of groups in automatic mode.
+    fn take_trials(&mut self, now: Nanos) {
+        for (&id, group) in &mut self.groups {
+            if group.sharing != Sharing::Auto {
+                continue;
+            }
+            let works = |&(&tenant, member): &(&TenantId, &Member)| {
+                let can_join = member.group.is_some_and(|(of, _)| of == id) && member.concurrent;
+                can_join && (member.is_active(now) || member.joined.is_none() && self.turns.is_busy(tenant))
+            };
+            let working = self.members.iter().filter(works).count();
+            if let Some(together) = group.trial.tick(&self.config, group.together, working, now) {
+                group.together = together;
+            }
+        }
+    }
+
+    /// Returns the time of the next [`Self::tick`], unless another event comes first.
+    #[must_use]
+    pub fn next_wakeup(&self) -> Option<Nanos> {
+        let closing = self.members.values().filter_map(|member| match member.gate {
+            Gate::Closing { since, overdue: false } => Some(since.after(member.params.max_run_ns?)),
+            Gate::Closed | Gate::Open | Gate::Closing { .. } => None,
+        });
+        let capped = self.members.values().filter(|member| member.joined.is_some() && member.has_work());
+        let capped = capped.filter_map(|member| member.balance.cap_ends(&member.settings()));
+        let groups = self.groups.iter().flat_map(|(&id, group)| self.group_wakeups(id, group));
+        closing.chain(capped).chain(groups).chain(self.turns.next_wakeup()).min()
+    }
+
+    /// Lets gates follow the state of all members.
+    fn update(&mut self, now: Nanos) {
+        self.renew_groups(now);
+        let tenants: Vec<TenantId> = self.members.keys().copied().collect();
+        for tenant in tenants {
+            let Some(member) = self.members.get(&tenant) else { continue };
+            match (member.joined, self.group_to_join(member)) {
+                (None, None) => self.turns.pause(tenant, member.paused, now),
+                (None, Some(group)) => self.join(tenant, group, now),
+                (Some(before), group) if group != Some(before) => self.leave(tenant, now),
+                (Some(_), _) => {}
+            }
+        }
+        let ids: Vec<GroupId> = self.groups.keys().copied().collect();
+        for id in ids {
+            self.update_group(id, now);
+        }
+        self.pass_orders_on(now);
+    }
+
+    /// Translates the orders of the turns. A group's turn may begin or end with them.
+    fn pass_orders_on(&mut self, now: Nanos) {
+        loop {
+            let orders = self.turns.take_orders();
+            if orders.is_empty() {
+                return;
+            }
+            for order in orders {
+                let (Order::Grant(of)
+                | Order::Recall(of)
+                | Order::Yield(of)
+                | Order::Quarantined(of)
+                | Order::Overdue { tenant: of, .. }) = order;
+                let Some(id) = group_of(of) else {
+                    self.orders.push(order);
+                    continue;
+                };
+                match order {
+                    Order::Overdue { ran_ns, .. } => self.overdue(id, ran_ns),
+                    Order::Yield(_) => self.ask_member_to_yield(id),
+                    Order::Grant(_) => {
+                        if let Some(group) = self.groups.get_mut(&id) {
+                            group.yields = false;
+                        }
+                    }
+                    Order::Recall(_) | Order::Quarantined(_) => {}
+                }
+                self.update_group(id, now);
+            }
+        }
+    }
+
+    /// Lets a group's turn end where its program waits for a result, if only one member works. Several members fill the
+    /// card together, and keep their slices.
+    fn ask_member_to_yield(&mut self, id: GroupId) {
+        let open: Vec<TenantId> =
+            self.members_of(id).filter(|(_, member)| member.gate == Gate::Open).map(|(tenant, _)| tenant).collect();
+        if let ([tenant], Some(group)) = (open.as_slice(), self.groups.get_mut(&id)) {
+            group.yields = true;
+            self.orders.push(Order::Yield(*tenant));
+        }
+    }
+
+    /// Reports the members that keep their group's turn from ending.
+    fn overdue(&mut self, id: GroupId, ran_ns: u64) {
+        for (&tenant, member) in self.members.iter_mut().filter(|(_, member)| member.joined == Some(id)) {
+            if let Gate::Closing { since, overdue: false } = member.gate {
+                member.gate = Gate::Closing { since, overdue: true };
+                self.orders.push(Order::Overdue { tenant, ran_ns });
+            }
+        }
+    }
+
+    fn members_of(&self, id: GroupId) -> impl Iterator<Item = (TenantId, &Member)> + '_ {
+        let joined = move |(_, member): &(&TenantId, &Member)| member.joined == Some(id);
+        self.members.iter().filter(joined).map(|(&tenant, member)| (tenant, member))
+    }
+
+    /// Returns true if a member may use the card while its group has the turn and no other member has it alone.
+    fn is_free(&self, tenant: TenantId, member: &Member) -> bool {
+        let quarantined =
+            self.turns.scheduler().strikes(tenant).is_some_and(|(_, quarantine)| quarantine != Quarantine::Free);
+        !member.paused && !quarantined && !member.balance.is_capped() && self.group_to_join(member) == member.joined
+    }
+
+    /// Lets the gates of a group's members follow its turn.
+    fn update_group(&mut self, id: GroupId, now: Nanos) {
+        let sampled = self.groups.get(&id).and_then(|group| group.alone).filter(|alone| alone.sample);
+        for (&tenant, member) in self.members.iter_mut().filter(|(_, member)| member.joined == Some(id)) {
+            let settings = member.settings();
+            member.balance.refill(&settings, sampled.is_some_and(|alone| alone.tenant == tenant), now);
+        }
+        self.set_party_params(id, now);
+        let of = party(id);
+        let runs = self.turns.has_turn(of) && !self.turns.is_recalled(of);
+        self.choose_alone(id, runs, now);
+        let yields = self.groups.get_mut(&id).is_some_and(|group| {
+            group.yields &= runs;
+            group.yields
+        });
+        let alone = self.groups.get(&id).and_then(|group| group.alone).map(|alone| alone.tenant);
+        let may_run = |(tenant, member): (TenantId, &Member)| {
+            (tenant, runs && alone.is_none_or(|chosen| chosen == tenant) && self.is_free(tenant, member))
+        };
+        let gates: Vec<(TenantId, bool)> = self.members_of(id).map(may_run).collect();
+        let mut open = 0;
+        for (tenant, may_run) in gates {
+            let Some(member) = self.members.get_mut(&tenant) else { continue };
+            match member.gate {
+                Gate::Closed if may_run && !yields && member.wants => {
+                    (member.gate, member.wants) = (Gate::Open, false);
+                    member.account.started += 1;
+                    let asked = member.asked.take().unwrap_or(now);
+                    member.account.waits.add(now.since(asked));
+                    member.balance.opened(now);
+                    self.orders.push(Order::Grant(tenant));
+                }
+                Gate::Open if !may_run => {
+                    member.gate = Gate::Closing { since: now, overdue: false };
+                    self.orders.push(Order::Recall(tenant));
+                }
+                Gate::Closed | Gate::Open | Gate::Closing { .. } => {}
+            }
+            open += usize::from(member.gate != Gate::Closed);
+        }
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.single_since = if open > 1 { None } else { group.single_since.or(Some(now)) };
+        }
+        if open > 0 {
+            return;
+        }
+        let more = self.members_of(id).any(|(tenant, member)| member.wants && self.is_free(tenant, member));
+        if self.turns.has_turn(of) || !more && self.turns.is_busy(of) {
+            self.turns.ended(of, now, more, now);
+        } else if more {
+            self.turns.wants(of, now);
+        }
+    }
+
+    /// Lets a group compete with the weights and guarantees of its active members, and the best of their classes.
+    fn set_party_params(&mut self, id: GroupId, now: Nanos) {
+        let active = self.members_of(id).filter(|(_, member)| member.is_active(now)).map(|(_, member)| member);
+        let mut sum: Option<VgpuParams> = None;
+        for settings in active.map(Member::settings) {
+            sum = Some(sum.map_or(settings, |sum| sum.together_with(&settings)));
+        }
+        let uncapped = sum.map(|sum| VgpuParams { cap_permille: PERMILLE, ..sum });
+        if let Some(params) = uncapped.filter(|params| self.turns.params(party(id)) != Some(params)) {
+            self.turns.change(party(id), params, now);
+        }
+    }
+
+    /// Takes the orders since the last call, in order.
+    pub fn take_orders(&mut self) -> Vec<Order> {
+        std::mem::take(&mut self.orders)
+    }
+}
+
+mod view;
+
+#[cfg(test)]
+mod tests;

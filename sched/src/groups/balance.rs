@@ -1,0 +1,237 @@
+//! The accounts of a group's members, and the choice of the member that has the card alone.
+//!
+//! Work is measured in ns of a card of one's own. Kernels that run at the same time take longer, and a member is in
+//! flight for all of that time. Two programs that always have work have the same time in flight, however much each of
+//! them gets done. So the length of a member's submissions is measured while it has the card alone. A report of
+//! submissions next to other members counts that length for each, at most the time in flight.
+//!
+//! Each charge is a loss of the charged member and a gain of all competing members by their parts, so losses and gains
+//! cancel out. A member that was idle keeps no more than half of the lag that would give it the card alone.
+
+use super::{Alone, ENGINE, Gate, Group, GroupConfig, GroupId, GroupTurns, Member, party};
+use crate::config::PERMILLE;
+use crate::shares::{Claim, divide, scale};
+use crate::{Nanos, TenantId, VgpuParams, WHOLE_SHARE_PPM};
+
+/// Time over which a cap holds, in ns.
+const CAP_WINDOW_NS: u64 = 30_000_000;
+/// Time in flight after which older measurements of a member's submissions count half, in ns.
+const MEMORY_NS: u64 = 200_000_000;
+/// Submissions of a sample: one more or less, which a report may count, then changes little.
+const SAMPLED_LAUNCHES: u64 = 32;
+/// Longest sample, as a multiple of [`GroupConfig::sample_ns`].
+const LONGEST_SAMPLE: u64 = 10;
+/// Maximum of the work that a member lacks or owes, as a multiple of [`GroupConfig::lag_ns`].
+const MAX_LAGS: i64 = 40;
+
+/// Accounts of one member.
+#[derive(Debug)]
+pub(super) struct Balance {
+    /// Work that the member lacks of its part, in ns.
+    lack: i64,
+    /// Time in flight, in ns, and submissions while the member had the card alone. Older ones count less.
+    alone: (u64, u64),
+    /// Time of the last measurement, or of the last attempt.
+    sampled: Option<Nanos>,
+    /// Time of the last report of use.
+    reported: Nanos,
+    /// Work that the cap allows now, in ns.
+    allowance: i64,
+    refilled: Nanos,
+    capped: bool,
+}
+
+impl Balance {
+    pub(super) fn new(now: Nanos) -> Self {
+        Self { lack: 0, alone: (0, 0), sampled: None, reported: now, allowance: 0, refilled: now, capped: false }
+    }
+
+    /// Begins accounts of a member that joins its group.
+    pub(super) fn begin(&mut self, now: Nanos) {
+        (self.lack, self.reported) = (0, now);
+    }
+
+    /// Records that a member without work has work again.
+    pub(super) fn returns(&mut self, lag_ns: u64) {
+        self.lack = self.lack.min(signed(lag_ns) / 2);
+    }
+
+    /// Records that the member's gate has opened: its next report covers the time from now on.
+    pub(super) fn opened(&mut self, now: Nanos) {
+        self.reported = now;
+    }
+
+    pub(super) const fn lack(&self) -> i64 {
+        self.lack
+    }
+
+    /// Returns the work of a report, and measures the length of submissions if the member was alone for all of it.
+    pub(super) fn work(&mut self, busy_ns: u64, launches: u64, single_since: Option<Nanos>, now: Nanos) -> u64 {
+        let is_single = single_since.is_some_and(|since| since <= self.reported);
+        self.reported = now;
+        if launches == 0 {
+            return busy_ns;
+        }
+        if is_single {
+            if self.alone.0 >= MEMORY_NS {
+                self.alone = (self.alone.0 / 2, self.alone.1 / 2);
+            }
+            self.alone = (self.alone.0.saturating_add(busy_ns), self.alone.1.saturating_add(launches));
+            self.sampled = Some(now);
+            return busy_ns;
+        }
+        let (alone_ns, count) = self.alone;
+        if count == 0 { busy_ns } else { busy_ns.min(scale(launches, alone_ns, count)) }
+    }
+
+    /// Refills the allowance of the member's cap, which does not end a sample.
+    pub(super) fn refill(&mut self, settings: &VgpuParams, is_sampled: bool, now: Nanos) {
+        let elapsed = now.since(std::mem::replace(&mut self.refilled, now));
+        let full = window(settings);
+        let more = signed(scale(elapsed.min(2 * CAP_WINDOW_NS), settings.cap_permille.into(), PERMILLE.into()));
+        self.allowance = self.allowance.saturating_add(more).min(full);
+        let is_capped = settings.cap_permille < PERMILLE && !is_sampled;
+        self.capped = is_capped && (self.allowance <= 0 || self.capped && self.allowance < full / 4);
+    }
+
+    pub(super) const fn is_capped(&self) -> bool {
+        self.capped
+    }
+
+    /// Returns the time at which the cap lets the member run again.
+    pub(super) fn cap_ends(&self, settings: &VgpuParams) -> Option<Nanos> {
+        let lacks = u64::try_from(window(settings) / 4 - self.allowance).ok().filter(|_| self.capped)?;
+        Some(self.refilled.after(scale(lacks, PERMILLE.into(), settings.cap_permille.max(1).into()) + 1))
+    }
+}
+
+/// Returns the largest allowance of a cap.
+fn window(settings: &VgpuParams) -> i64 {
+    signed(scale(CAP_WINDOW_NS, settings.cap_permille.into(), PERMILLE.into()))
+}
+
+fn signed(ns: u64) -> i64 {
+    i64::try_from(ns).unwrap_or(i64::MAX)
+}
+
+impl GroupTurns {
+    /// Charges a joined member for work, and divides it among the members that compete with it.
+    pub(super) fn charge(&mut self, tenant: TenantId, work: u64) {
+        let Some(id) = self.members.get(&tenant).and_then(|member| member.joined) else { return };
+        let bound = signed(self.config.lag_ns).saturating_mul(MAX_LAGS);
+        let whole = self.part_of_card(id);
+        let competes = |(of, member): &(TenantId, &Member)| {
+            *of == tenant || member.has_work() && (member.gate != Gate::Closed || self.is_free(*of, member))
+        };
+        let competing: Vec<(TenantId, Claim)> = self
+            .members_of(id)
+            .filter(competes)
+            .map(|(of, member)| {
+                // Guarantees are parts of the card, of which the group has a part only.
+                let Claim { weight, least, .. } = Claim::from_params(&member.settings(), WHOLE_SHARE_PPM);
+                (of, Claim { weight, least: scale(least, WHOLE_SHARE_PPM, whole.max(1)), most: WHOLE_SHARE_PPM })
+            })
+            .collect();
+        let claims: Vec<Claim> = competing.iter().map(|(_, claim)| *claim).collect();
+        for ((of, _), part) in competing.iter().zip(divide(WHOLE_SHARE_PPM, &claims)) {
+            let Some(member) = self.members.get_mut(of) else { continue };
+            let loss = if *of == tenant { signed(work) } else { 0 };
+            let gain = signed(scale(work, part, WHOLE_SHARE_PPM));
+            member.balance.lack = (member.balance.lack + gain - loss).clamp(-bound, bound);
+            member.balance.allowance = member.balance.allowance.saturating_sub(loss);
+        }
+    }
+
+    /// Returns the part of the card's time that a group gets while all parties with work compete.
+    fn part_of_card(&self, id: GroupId) -> u64 {
+        let own = self.members.iter().filter(|(_, member)| member.joined.is_none()).map(|(&tenant, _)| tenant);
+        let others = self.groups.keys().copied().filter(|other| *other != id).map(party);
+        let busy = own.chain(others).filter(|of| self.turns.is_busy(*of));
+        let all: Vec<VgpuParams> =
+            std::iter::once(party(id)).chain(busy).filter_map(|of| self.turns.params(of).copied()).collect();
+        crate::shares(&all).first().copied().unwrap_or(WHOLE_SHARE_PPM)
+    }
+
+    /// Decides which member of a group has the card alone.
+    pub(super) fn choose_alone(&mut self, id: GroupId, runs: bool, now: Nanos) {
+        let Some(group) = self.groups.get(&id) else { return };
+        let before = group.alone;
+        let contenders: Vec<(TenantId, &Member)> =
+            self.members_of(id).filter(|(tenant, member)| member.has_work() && self.is_free(*tenant, member)).collect();
+        let continues = |alone: &Alone| {
+            let found = contenders.iter().find(|(tenant, _)| *tenant == alone.tenant);
+            found.is_some_and(|(_, member)| self.continues_alone(alone, &member.balance, now))
+        };
+        let may_choose = runs && contenders.len() > 1;
+        let alone = before.filter(|alone| may_choose && continues(alone));
+        let alone = alone.or_else(|| if may_choose { self.next_alone(&contenders, before, now) } else { None });
+        let failed = before.filter(|before| alone.is_none_or(|alone| alone.tenant != before.tenant));
+        if let Some(failed) = failed
+            && let Some(member) = self.members.get_mut(&failed.tenant)
+        {
+            // A sample without a report is not repeated at once, and neither is a turn in which nothing was done.
+            member.balance.sampled = Some(member.balance.sampled.map_or(now, |at| at.max(failed.since)));
+            if failed.work == 0 && now.since(failed.since) >= self.config.alone_ns {
+                member.balance.lack = member.balance.lack.min(0);
+            }
+        }
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.alone = alone;
+        }
+    }
+
+    fn continues_alone(&self, alone: &Alone, balance: &Balance, now: Nanos) -> bool {
+        let lasted = now.since(alone.since);
+        if alone.sample {
+            let is_enough = alone.work >= self.config.sample_ns && alone.launches >= SAMPLED_LAUNCHES;
+            return lasted < LONGEST_SAMPLE * self.config.sample_ns && !is_enough;
+        }
+        balance.lack > 0 && lasted < self.config.alone_ns
+    }
+
+    /// Returns the member that lags most in the best class, or a member whose length of submissions is not known well.
+    fn next_alone(&self, contenders: &[(TenantId, &Member)], before: Option<Alone>, now: Nanos) -> Option<Alone> {
+        // A gate that is closing opens again only after the tenant's answer.
+        let able = || contenders.iter().filter(|(_, member)| !matches!(member.gate, Gate::Closing { .. }));
+        // A member that did nothing alone waits for the next charge.
+        let fruitless = before.filter(|alone| alone.work == 0).map(|alone| alone.tenant);
+        let lags = |(tenant, member): &&(TenantId, &Member)| {
+            member.balance.lack >= signed(self.config.lag_ns) && fruitless != Some(*tenant)
+        };
+        let order = |(_, member): &&(TenantId, &Member)| (member.settings().class, -member.balance.lack);
+        if let Some((tenant, _)) = able().filter(lags).min_by_key(order) {
+            return Some(Alone { tenant: *tenant, since: now, sample: false, work: 0, launches: 0 });
+        }
+        let due = |(_, member): &&(TenantId, &Member)| {
+            member.balance.sampled.is_none_or(|at| now.since(at) >= self.config.sample_interval_ns)
+        };
+        let is_new = |(tenant, _): &&(TenantId, &Member)| before.is_none_or(|alone| alone.tenant != *tenant);
+        let (tenant, _) = able().filter(due).filter(is_new).min_by_key(|(_, member)| member.balance.sampled)?;
+        Some(Alone { tenant: *tenant, since: now, sample: true, work: 0, launches: 0 })
+    }
+
+    /// Returns the times at which a group's choice may change without another event.
+    pub(super) fn group_wakeups(&self, id: GroupId, group: &Group) -> impl Iterator<Item = Nanos> + use<> {
+        let GroupConfig { alone_ns, sample_ns, .. } = self.config;
+        let alone = group
+            .alone
+            .map(|alone| alone.since.after(if alone.sample { LONGEST_SAMPLE * sample_ns } else { alone_ns }));
+        let samples = || {
+            let sampled = self.members_of(id).filter(|(_, member)| member.has_work());
+            sampled.map(|(_, member)| member.balance.sampled.unwrap_or_default().after(self.config.sample_interval_ns))
+        };
+        let is_waiting = group.alone.is_none() && self.turns.has_turn(party(id)) && samples().count() > 1;
+        let sample = if is_waiting { samples().min() } else { None };
+        let trial = group.trial.wakeup(&self.config, group.sharing);
+        alone.into_iter().chain(sample).chain(trial)
+    }
+
+    /// Returns the engine's account of a member, merged with that of its own turns.
+    pub(super) fn merged_account(&self, tenant: TenantId) -> Option<crate::Account> {
+        let mut account = self.turns.scheduler().account(tenant, ENGINE)?.clone();
+        if let Some(member) = self.members.get(&tenant) {
+            account.add(&member.account);
+        }
+        Some(account)
+    }
+}

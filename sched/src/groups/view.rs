@@ -1,0 +1,163 @@
+//! Views of turns with groups.
+
+use super::{Account, MemoryMove, VgpuParams};
+use super::{ENGINE, Gate, GroupTurns, Membership, Nanos, Scheduler, TenantId, party};
+use std::collections::BTreeMap;
+
+impl GroupTurns {
+    /// Returns the scheduler of the parties, for its settings, strikes and total.
+    #[must_use]
+    pub fn scheduler(&self) -> &Scheduler {
+        self.turns.scheduler()
+    }
+
+    /// Returns the number of turns granted to parties.
+    #[must_use]
+    pub fn switches(&self) -> u64 {
+        self.turns.switches()
+    }
+
+    /// Returns a tenant's own settings.
+    #[must_use]
+    pub fn params(&self, tenant: TenantId) -> Option<&VgpuParams> {
+        self.turns.params(tenant)
+    }
+
+    /// Returns the accounts of a tenant: its own turns, and its own work within its group.
+    #[must_use]
+    pub fn account(&self, tenant: TenantId) -> Option<Account> {
+        self.merged_account(tenant)
+    }
+
+    /// Returns the time charged to a tenant in each interval that begins at `since` or later: start and time, in ns.
+    #[must_use]
+    pub fn used_since(&self, tenant: TenantId, since: Nanos) -> Vec<(u64, u64)> {
+        let own = self.turns.scheduler().history(tenant);
+        let joined = self.members.get(&tenant).map(|member| &member.history);
+        let mut used = BTreeMap::<u64, u64>::new();
+        for sample in own.into_iter().chain(joined).flat_map(|history| history.since(since)) {
+            *used.entry(sample.from.0).or_default() += sample.used[ENGINE.index()];
+        }
+        used.into_iter().collect()
+    }
+
+    /// Returns a tenant's state within its group; `None` without a group.
+    #[must_use]
+    pub fn membership(&self, tenant: TenantId) -> Option<Membership> {
+        let member = self.members.get(&tenant)?;
+        let (id, _) = member.group?;
+        let group = self.groups.get(&id)?;
+        Some(Membership {
+            group: id,
+            sharing: group.sharing,
+            together: group.together,
+            joined: member.joined == Some(id),
+            lack_ns: member.balance.lack(),
+        })
+    }
+
+    /// Returns the tenants whose gates are open, or have not closed yet.
+    pub fn holders(&self) -> impl Iterator<Item = TenantId> + '_ {
+        self.members.keys().copied().filter(|&tenant| self.has_turn(tenant))
+    }
+
+    /// Returns true if a tenant's gate is open, or has not closed yet.
+    #[must_use]
+    pub fn has_turn(&self, tenant: TenantId) -> bool {
+        self.members.get(&tenant).is_some_and(|member| match member.joined {
+            Some(_) => member.gate != Gate::Closed,
+            None => self.turns.has_turn(tenant),
+        })
+    }
+
+    /// Returns true if a tenant must give the card back.
+    #[must_use]
+    pub fn is_recalled(&self, tenant: TenantId) -> bool {
+        self.members.get(&tenant).is_some_and(|member| match member.joined {
+            Some(_) => matches!(member.gate, Gate::Closing { .. }),
+            None => self.turns.is_recalled(tenant),
+        })
+    }
+
+    /// Returns true if a tenant has the card and may open further gates: it need not give the card back, also not when
+    /// its program waits.
+    #[must_use]
+    pub fn continues(&self, tenant: TenantId) -> bool {
+        let yields = self.members.get(&tenant).is_some_and(|member| match member.joined {
+            Some(id) => self.groups.get(&id).is_some_and(|group| group.yields),
+            None => self.turns.yields(tenant),
+        });
+        self.has_turn(tenant) && !self.is_recalled(tenant) && !yields
+    }
+
+    /// Returns true if a tenant's turn, or the turn of its group because of it, overruns.
+    #[must_use]
+    pub fn overruns(&self, tenant: TenantId) -> bool {
+        self.members.get(&tenant).is_some_and(|member| match member.joined {
+            Some(id) => member.gate != Gate::Closed && self.turns.overruns(party(id)),
+            None => self.turns.overruns(tenant),
+        })
+    }
+
+    /// Returns the time for which a tenant's turn has overrun, in ns; 0 if it does not.
+    #[must_use]
+    pub fn overrun_ns(&self, tenant: TenantId, now: Nanos) -> u64 {
+        let joined = self.members.get(&tenant).and_then(|member| member.joined);
+        if self.overruns(tenant) { self.turns.overrun_ns(joined.map_or(tenant, party), now) } else { 0 }
+    }
+
+    /// Returns true if a tenant has work, waiting or running.
+    #[must_use]
+    pub fn is_busy(&self, tenant: TenantId) -> bool {
+        self.members.get(&tenant).is_some_and(|member| match member.joined {
+            Some(_) => member.has_work(),
+            None => self.turns.is_busy(tenant),
+        })
+    }
+
+    /// Returns true if a tenant is ahead of its part of its group's work by half the lag that gives another member the
+    /// card alone: it should have less work in flight.
+    #[must_use]
+    pub fn is_ahead(&self, tenant: TenantId) -> bool {
+        let member = self.members.get(&tenant).filter(|member| member.joined.is_some());
+        member.is_some_and(|member| member.balance.lack() < -i64::try_from(self.config.lag_ns / 2).unwrap_or(i64::MAX))
+    }
+
+    /// Returns true if a tenant takes turns with its group.
+    #[must_use]
+    pub fn is_joined(&self, tenant: TenantId) -> bool {
+        self.members.get(&tenant).is_some_and(|member| member.joined.is_some())
+    }
+
+    /// Returns the tenants that would get the card if a recalled tenant gave it back now.
+    #[must_use]
+    pub fn next_after(&self, tenant: TenantId, now: Nanos) -> Vec<TenantId> {
+        let joined = self.members.get(&tenant).and_then(|member| member.joined);
+        let open = joined.into_iter().flat_map(|id| self.members_of(id));
+        if open.filter(|(_, member)| member.gate != Gate::Closed).count() > 1 {
+            return Vec::new();
+        }
+        let Some(next) = self.turns.next_after(joined.map_or(tenant, party), now) else { return Vec::new() };
+        match super::group_of(next) {
+            Some(id) => self.members_of(id).filter(|(_, member)| member.wants).map(|(tenant, _)| tenant).collect(),
+            None => vec![next],
+        }
+    }
+
+    /// Begins a record of the parties' turns, like [`super::Turns::start_record`].
+    pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize, now: Nanos) -> bool {
+        let groups = self.groups.iter().map(|(&id, group)| (party(id), format!("group {}", group.name)));
+        let names = names.iter().map(|(&tenant, name)| (tenant, name.clone())).chain(groups).collect();
+        self.turns.start_record(&names, limit, now)
+    }
+
+    /// Ends the record and returns it; `None` if none is being made.
+    pub fn end_record(&mut self) -> Option<Vec<u8>> {
+        self.turns.end_record()
+    }
+
+    /// Adds a move of a tenant's memory to the record.
+    pub fn note_move(&mut self, moved: MemoryMove) {
+        self.turns.note_move(moved);
+    }
+}
