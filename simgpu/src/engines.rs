@@ -177,6 +177,7 @@ pub trait Engine: Send {
         cx: &mut EngineCx<'_>,
     ) -> Result<(), EngineError>;
 
+    /// Returns true if work is pending.
     fn pending(&self) -> bool;
 
     /// Does about `budget_bytes` of the pending work (more than 0 bytes, and at most 1 MiB).
@@ -191,5 +192,6 @@ pub trait Engine: Send {
     /// Loads a channel's state. The state of another kind of engine is treated as that of a new channel.
     fn load(&mut self, state: ContextState);
 
+    /// Drops state and pending work.
     fn reset(&mut self);
 }

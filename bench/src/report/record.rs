@@ -126,6 +126,6 @@ mod tests {
         let file = folder.path().join("broken.json");
         fs::write(&file, "{").unwrap();
         let error = format!("{:#}", Record::open(Some(file), true).unwrap_err());
-        assert!(error.contains("broken.json holds no figures"), "{error}");
+        assert!(error.contains("broken.json contains no figures"), "{error}");
     }
 }

@@ -58,7 +58,7 @@ fn each_open_obstacle_is_reported_with_a_fix() {
         (change(|n| n.set_iommu = Some(5)), "VFIO_SET_IOMMU failed for 0000:65:00.0: Input/output error"),
         (change(|n| n.iommu.page_sizes = 1 << 16), "the kernel's VFIO maps no pages of 4 KiB, only sizes 0x10000"),
         (change(|n| n.flags = 0), "the kernel's VFIO says that 0000:65:00.0 is not a PCI function"),
-        (change(|n| n.sizes[0] = 8 << 20), "BAR0 of 0000:65:00.0 has 0x800000 bytes, which no card"),
+        (change(|n| n.sizes[0] = 8 << 20), "BAR0 of 0000:65:00.0 has 0x800000 bytes, unlike any known card"),
         (change(|n| n.sizes[2] = 0), "BAR3 of 0000:65:00.0 has 0x0 bytes"),
         (change(|n| n.insomnia = true), "waking it failed for 0000:65:00.0: it stays in power state D3"),
         (change(|n| n.boot0 = Some(u32::MAX)), "0000:65:00.0 does not answer: its registers read as ones -> check"),

@@ -109,7 +109,7 @@ fn corrupt_saved_file_is_rejected_and_changes_nothing() {
         refused(one.driver.guest.restore(&card, vm, bytes), words);
     };
     for length in [0, 7, 19, 500, saved.len() / 2, saved.len() - 1] {
-        refuse(&mut one, &saved[..length], "cut");
+        refuse(&mut one, &saved[..length], "truncated");
     }
     for at in (0..20).chain((20..saved.len()).step_by(saved.len() / 40)) {
         let mut bytes = saved.clone();
