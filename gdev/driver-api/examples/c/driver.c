@@ -1,6 +1,6 @@
 /*
- * A program for the CUDA driver API, in the part that Gdev has: adds a number to words, in three ways to launch, and
- * checks every word. It declares the functions itself, with the names that cuda.h gives them.
+ * A program for the CUDA driver API, in the part that Gdev has: adds a number to words, with copies that wait and
+ * copies that do not, and checks every word. It declares the functions itself, with the names that cuda.h gives them.
  *
  * usage: driver IMAGE [KEY]
  * IMAGE has the kernel `add` of add.sm20 or add.ptx; with KEY, two contexts also share a segment.
@@ -22,15 +22,15 @@ int cuCtxSetCurrent(handle context);
 int cuCtxSynchronize(void);
 int cuMemAlloc_v2(uint64_t *address, size_t size);
 int cuMemFree_v2(uint64_t address);
-int cuMemAllocHost_v2(void **address, size_t size);
+int cuMemHostAlloc(void **address, size_t size, unsigned flags);
 int cuMemFreeHost(void *address);
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size);
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size);
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, handle stream);
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, handle stream);
 int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t size);
-int cuMemsetD32_v2(uint64_t to, unsigned value, size_t count);
-int cuModuleLoad(handle *module, const char *path);
+int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t count);
+int cuModuleLoadData(handle *module, const void *image);
 int cuModuleGetFunction(handle *function, handle module, const char *name);
 int cuModuleUnload(handle module);
 int cuLaunchKernel(handle function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
@@ -88,7 +88,7 @@ static void share(const char *image, int key)
 	CHECK(cuMemcpyHtoD_v2(addresses[0], words, WORDS * sizeof(*words)));
 	CHECK(cuCtxSynchronize());
 	CHECK(cuCtxSetCurrent(contexts[1]));
-	CHECK(cuModuleLoad(&module, image));
+	CHECK(cuModuleLoadData(&module, image));
 	CHECK(cuModuleGetFunction(&function, module, "add"));
 	void *parameters[] = { &addresses[1], &count, &number };
 	CHECK(cuLaunchKernel(function, (WORDS + BLOCK - 1) / BLOCK, 1, 1, BLOCK, 1, 1, 0, NULL, parameters, NULL));
@@ -113,8 +113,13 @@ int main(int argc, char **argv)
 	float milliseconds;
 	char name[64];
 
-	if (argc < 2)
+	static char image[1 << 16];
+	FILE *file = argc > 1 ? fopen(argv[1], "rb") : NULL;
+	if (!file || fread(image, 1, sizeof(image) - 1, file) == 0) {
+		fprintf(stderr, "usage: driver IMAGE [KEY]; the image must be readable\n");
 		return 2;
+	}
+	fclose(file);
 	CHECK(cuInit(0));
 	CHECK(cuDeviceGetCount(&count));
 	CHECK(cuDeviceGet(&device, 0));
@@ -123,8 +128,8 @@ int main(int argc, char **argv)
 	CHECK(cuCtxCreate_v2(&context, 0, device));
 	CHECK(cuMemAlloc_v2(&memory, size));
 	CHECK(cuMemAlloc_v2(&other, size));
-	CHECK(cuMemAllocHost_v2((void **)&pinned, size));
-	CHECK(cuModuleLoad(&module, argv[1]));
+	CHECK(cuMemHostAlloc((void **)&pinned, size, 0));
+	CHECK(cuModuleLoadData(&module, image));
 	CHECK(cuModuleGetFunction(&function, module, "add"));
 	CHECK(cuStreamCreate(&stream, 0));
 	CHECK(cuEventCreate(&start, 0));
@@ -140,14 +145,14 @@ int main(int argc, char **argv)
 	CHECK(cuMemcpyDtoH_v2(words, memory, size));
 	expect(words, 7);
 
-	/* A buffer with all parameters, copies that do not wait, and events. */
-	struct { uint64_t memory, items, number; } buffer = { other, WORDS, 5 };
-	size_t buffer_size = sizeof(buffer);
-	void *extra[] = { (void *)1, &buffer, (void *)2, &buffer_size, NULL };
+	/* Copies that do not wait, in a stream, and events. */
+	uint64_t other_number = 5;
+	void *other_parameters[] = { &other, &items, &other_number };
 	memcpy(pinned, words, size);
 	CHECK(cuEventRecord(start, stream));
 	CHECK(cuMemcpyHtoDAsync_v2(other, pinned, size, stream));
-	CHECK(cuLaunchKernel(function, (WORDS + BLOCK - 1) / BLOCK, 1, 1, BLOCK, 1, 1, 0, stream, NULL, extra));
+	CHECK(cuLaunchKernel(function, (WORDS + BLOCK - 1) / BLOCK, 1, 1, BLOCK, 1, 1, 0, stream, other_parameters,
+			     NULL));
 	CHECK(cuMemcpyDtoHAsync_v2(pinned, other, size, stream));
 	CHECK(cuEventRecord(end, stream));
 	CHECK(cuStreamSynchronize(stream));
@@ -158,10 +163,10 @@ int main(int argc, char **argv)
 		check(-1, "the time between two events");
 
 	/* A fill, and a copy on the card. */
-	CHECK(cuMemsetD32_v2(memory, 0x01020304, WORDS * 2));
+	CHECK(cuMemsetD8_v2(memory, 0x5a, size));
 	CHECK(cuMemcpyDtoD_v2(memory, other, size / 2));
 	CHECK(cuMemcpyDtoH_v2(words, memory, size));
-	if (memcmp(words, pinned, size / 2) || words[WORDS - 1] != 0x0102030401020304)
+	if (memcmp(words, pinned, size / 2) || words[WORDS - 1] != 0x5a5a5a5a5a5a5a5a)
 		check(-1, "a copy on the card");
 
 	CHECK(cuEventDestroy_v2(start));
@@ -173,7 +178,7 @@ int main(int argc, char **argv)
 	CHECK(cuMemFreeHost(pinned));
 	CHECK(cuCtxDestroy_v2(context));
 	if (argc > 2)
-		share(argv[1], atoi(argv[2]));
+		share(image, atoi(argv[2]));
 	printf("verified %d words\n", WORDS);
 	return 0;
 }
