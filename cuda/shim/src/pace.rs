@@ -277,8 +277,11 @@ impl RunAhead {
     }
 
     /// Returns true if the program has submitted nothing for a while, and all its work ends within `lead`: it waits for
-    /// a result.
+    /// a result. While work is in flight that was not measured, its end is not known.
     pub fn awaits_result(&self, captures: &Captures, lead: Duration) -> bool {
+        if !self.is_measured() {
+            return false;
+        }
         let (mut pace, now) = (self.lock(), Instant::now());
         pace.look_for_end(captures, now);
         let pauses = pace.last.is_some_and(|last| now.saturating_duration_since(last) >= IDLE_BEFORE_POLL);

@@ -253,8 +253,9 @@ fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
 /// Tests that a node's daemon restarts while a job runs: the job's tenant, process and memory are kept, and the process
 /// is served again once the job starts another process.
 fn is_restarted(host: &Debian, job: u32, has_memory: &str) -> Result<()> {
-    let process =
-        format!("for p in $(pgrep cuda-program); do grep -qz '^SLURM_JOB_ID={job}$' /proc/$p/environ && echo $p; done");
+    let process = format!(
+        "for p in $(pgrep cuda-program); do if grep -qz '^SLURM_JOB_ID={job}$' /proc/$p/environ; then echo $p; fi; done"
+    );
     let before = host.ok(&process)?;
     ensure!(before.trim().parse::<u32>().is_ok(), "job {job} has not one program: {before}");
     host.stop("n2")?;

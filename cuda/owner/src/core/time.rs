@@ -1,7 +1,7 @@
 //! Turns and quanta: they decide which gate is open.
 
-use super::types::{Action, SessionId};
 use super::Core;
+use super::types::{Action, SessionId};
 use cuda_protocol::{FromOwner, Run, Usage, VERSION_CONCURRENT, VERSION_HANDOVER};
 use sched::turns::Order;
 use std::collections::BTreeMap;
