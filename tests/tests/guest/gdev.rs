@@ -42,7 +42,7 @@ fn compiled(folder: &Path, part: &str, name: &str, library: &Path) -> Result<Pat
 /// Returns the library of the driver API under the name that programs need.
 fn driver_library(folder: &Path) -> Result<PathBuf> {
     let path = folder.join("libcuda.so.1");
-    std::os::unix::fs::symlink(library("libgdev_cuda.so")?, &path)?;
+    std::fs::copy(library("libgdev_cuda.so")?, &path)?;
     Ok(path)
 }
 
