@@ -39,10 +39,14 @@ fn compiled(folder: &Path, part: &str, name: &str, library: &Path) -> Result<Pat
     Ok(program)
 }
 
-/// Returns the library of the driver API under the name that programs need.
-fn driver_library(folder: &Path) -> Result<PathBuf> {
+/// Returns the library of the driver API under the name that programs need. Its folder is next to that of the built
+/// libraries, because guests have a file system of their own at `/tmp`.
+fn driver_library() -> Result<PathBuf> {
+    let built = library("libgdev_cuda.so")?;
+    let folder = built.with_file_name("gdev-driver-api");
+    std::fs::create_dir_all(&folder)?;
     let path = folder.join("libcuda.so.1");
-    std::fs::copy(library("libgdev_cuda.so")?, &path)?;
+    std::fs::copy(built, &path)?;
     Ok(path)
 }
 
@@ -54,7 +58,7 @@ fn c_programs_compute_and_share_memory_in_a_guest() -> Result<()> {
     for name in ["add", "wrong", "shared"] {
         files.program(&compiled(scratch.path(), "c", name, &library("libgdev.so")?)?, &format!("gdev/{name}"))?;
     }
-    let driver = compiled(scratch.path(), "driver-api", "driver", &driver_library(scratch.path())?)?;
+    let driver = compiled(scratch.path(), "driver-api", "driver", &driver_library()?)?;
     files.program(&driver, "gdev/driver")?;
     files.write("gdev/add.sm20", 0o644, include_bytes!("../../../gdev/c/examples/c/add.sm20"));
 
