@@ -184,7 +184,8 @@ fn page_shows_upgrade(host: &Debian) -> Result<()> {
     for (attribute, key) in [("data-version", "version"), ("data-upgraded", "upgraded_at")] {
         ensure!(daemon[key] == after[attribute].as_str() && !after[attribute].is_empty(), "{after:?}\n{daemon:#}");
     }
-    ensure!(daemon["pid"].to_string() == after["data-pid"] && before["data-pid"] != after["data-pid"], "{after:?}");
+    let pid = daemon["pid"].to_string();
+    ensure!(pid == after["data-pid"] && before["data-pid"] != after["data-pid"], "{after:?}");
     ensure!(document.contains("generation 2 · took over at ") && document.contains("VMs waited"), "{document}");
     Ok(())
 }

@@ -74,7 +74,7 @@ pub(super) fn lines(cards: &[CardScheduler], memories: &[CardMemory], before: &W
                 Cell::number(duration(used.wait.p99_ns), used.wait.p99_ns),
                 size(memory.map(|memory| memory.on_card_bytes)),
                 size(in_host),
-                Cell::number(vm.queued.to_string(), vm.queued.into()),
+                Cell::number(vm.queued.to_string(), vm.queued),
                 Cell::number(vm.strikes.to_string(), vm.strikes.into()),
                 state(vm).into(),
             ],
