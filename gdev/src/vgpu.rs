@@ -6,8 +6,8 @@
 //! doorbells, page tables, small copies and interrupts are messages.
 //!
 //! All work of a context is executed in order by one channel with M2MF and compute. The end of each submission is a
-//! stamp in pinned memory. Parts: [`bus`] (registers and VRAM over vfio-user), [`device`] (the vGPU), [`space`]
-//! (page tables), [`channel`] (submissions and waits), [`ram`] (pinned memory), [`ranges`] (an allocator).
+//! stamp in pinned memory. Parts: `bus` (registers and VRAM over vfio-user), `device` (the vGPU), `space`
+//! (page tables), `channel` (submissions and waits), `ram` (pinned memory), `ranges` (an allocator).
 //!
 //! Not supported: segments, which need the paravirtual interface.
 

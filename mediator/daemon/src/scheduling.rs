@@ -171,10 +171,10 @@ impl Daemon {
         self.set_vm_time_if(name, patch, None)
     }
 
-    /// Same as [`Self::set_vm_time`], if the revision is still `expected`.
+    /// Same as `set_vm_time`, if the revision is still `expected`.
     ///
     /// # Errors
-    /// Same as for [`Self::set_vm_time`]; also if the revision differs.
+    /// Same as for `set_vm_time`; also if the revision differs.
     pub(crate) fn set_vm_time_if(
         &self,
         name: &str,
