@@ -5,13 +5,13 @@
 //! While it has the turn, the gates of all its members are open. A tenant outside a group, a member with a program that
 //! cannot run concurrently, and each member of a group whose mode is turns, are parties of their own.
 //!
-//! Within a group, the accounts of [`balance`] decide. Each member is charged for its own work, so the charges of
+//! Within a group, the accounts of `balance` decide. Each member is charged for its own work, so the charges of
 //! concurrent members can exceed the time of the clock; the group's account in [`Turns`] has the time of the clock. A
 //! member that falls behind its part by [`GroupConfig::lag_ns`] has the card *alone* until it has caught up: the gates
 //! of the other members close, and its own gate stays open. Work of the others that does not end delays nothing, and
 //! has the tenant's limit.
 //!
-//! With [`Sharing::Auto`], [`trial`] compares the members' submissions in both modes.
+//! With [`Sharing::Auto`], `trial` compares the members' submissions in both modes.
 //!
 //! The module is pure, like [`Turns`]: events and the time go in, [`Order`]s come out.
 

@@ -279,13 +279,10 @@ impl RunAhead {
     /// Returns true if the program has submitted nothing for a while, and all its work ends within `lead`: it waits for
     /// a result. While work is in flight that was not measured, its end is not known.
     pub fn awaits_result(&self, captures: &Captures, lead: Duration) -> bool {
-        if !self.is_measured() {
-            return false;
-        }
         let (mut pace, now) = (self.lock(), Instant::now());
         pace.look_for_end(captures, now);
         let pauses = pace.last.is_some_and(|last| now.saturating_duration_since(last) >= IDLE_BEFORE_POLL);
-        pauses && pace.left_ns(now) <= lead.as_nanos() as f64
+        pace.all_measured && pauses && pace.left_ns(now) <= lead.as_nanos() as f64
     }
 
     /// Ends all groups and checks them. Returns the remaining time of the work in flight.
