@@ -1,5 +1,9 @@
 //! Encryption of sectors: on the card if that pays, otherwise on the CPU.
+//!
+//! Requests wait neither for the card's other requests nor for a card that is opened: the CPU does their work.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use aes::Aes256;
@@ -14,7 +18,7 @@ use crate::card::Card;
 use crate::key::Key;
 use crate::tables::Direction;
 
-/// Time after a failure of the card until it is opened again.
+/// Time after a failure of the card until a thread opens it again.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(30);
 /// Sizes in bytes at which card and CPU are compared.
 const TRIAL_BYTES: [usize; 5] = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
@@ -41,13 +45,18 @@ pub struct Counts {
     pub card_failures: u64,
 }
 
-struct State {
-    card: Option<Card>,
+/// A card that works.
+struct Opened {
+    card: Card,
     /// Minimum size of a request for the card in bytes.
     min_bytes: usize,
-    /// Time at which a failed card is opened again.
-    reopen_at: Option<Instant>,
-    counts: Counts,
+}
+
+#[derive(Default)]
+struct Counters {
+    card_bytes: AtomicU64,
+    cpu_bytes: AtomicU64,
+    card_failures: AtomicU64,
 }
 
 /// Encrypts and decrypts sectors with one key.
@@ -56,7 +65,9 @@ pub struct Cipher {
     cpu: Xts128<Aes256>,
     target: Option<Target>,
     card_min: CardMin,
-    state: Mutex<State>,
+    /// The card, for one request at a time; `None` while there is none.
+    card: Mutex<Option<Opened>>,
+    counters: Counters,
 }
 
 impl Cipher {
@@ -65,31 +76,36 @@ impl Cipher {
     ///
     /// # Errors
     /// If the key is not one.
-    pub fn new(key: Key, target: Option<Target>, card_min: CardMin) -> Result<Self> {
+    pub fn new(key: Key, target: Option<Target>, card_min: CardMin) -> Result<Arc<Self>> {
         let data = Aes256::new_from_slice(key.data()).context("the key")?;
         let tweak = Aes256::new_from_slice(key.tweak()).context("the key")?;
-        let state = State { card: None, min_bytes: usize::MAX, reopen_at: None, counts: Counts::default() };
-        let cpu = Xts128::new(data, tweak);
-        let cipher = Self { key, cpu, target, card_min, state: Mutex::new(state) };
-        cipher.open_card(&mut cipher.state.lock());
+        let (cpu, counters) = (Xts128::new(data, tweak), Counters::default());
+        let cipher = Arc::new(Self { key, cpu, target, card_min, card: Mutex::new(None), counters });
+        cipher.open_card();
         Ok(cipher)
     }
 
     /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
-        self.state.lock().counts
+        let Counters { card_bytes, cpu_bytes, card_failures } = &self.counters;
+        let [card_bytes, cpu_bytes, card_failures] =
+            [card_bytes, cpu_bytes, card_failures].map(|counter| counter.load(Ordering::Relaxed));
+        Counts { card_bytes, cpu_bytes, card_failures }
     }
 
     /// Transforms sectors in place, starting with number `sector`.
     ///
     /// # Panics
     /// If the data is not whole sectors.
-    pub fn run(&self, direction: Direction, sector: u64, data: &mut [u8]) {
+    pub fn run(self: &Arc<Self>, direction: Direction, sector: u64, data: &mut [u8]) {
         assert!(data.len().is_multiple_of(SECTOR_BYTES), "callers check the size");
-        if !self.try_card(direction, sector, data) {
+        let counter = if self.try_card(direction, sector, data) {
+            &self.counters.card_bytes
+        } else {
             self.on_cpu(direction, sector, data);
-            self.state.lock().counts.cpu_bytes += data.len() as u64;
-        }
+            &self.counters.cpu_bytes
+        };
+        counter.fetch_add(data.len() as u64, Ordering::Relaxed);
     }
 
     fn on_cpu(&self, direction: Direction, sector: u64, data: &mut [u8]) {
@@ -101,57 +117,58 @@ impl Cipher {
     }
 
     /// Transforms sectors on the card, if they are worth it. Returns false, and leaves the data as it was, if the CPU
-    /// must do the work. While another request uses the card, the CPU is free.
-    fn try_card(&self, direction: Direction, sector: u64, data: &mut [u8]) -> bool {
-        if self.target.is_none() {
+    /// must do the work.
+    fn try_card(self: &Arc<Self>, direction: Direction, sector: u64, data: &mut [u8]) -> bool {
+        let Some(mut opened) = self.card.try_lock() else { return false };
+        let Some(Opened { card, .. }) = opened.as_mut().filter(|opened| data.len() >= opened.min_bytes) else {
             return false;
-        }
-        let Some(mut state) = self.state.try_lock() else { return false };
-        if state.reopen_at.is_some_and(|time| Instant::now() >= time) {
-            self.open_card(&mut state);
-        }
-        let State { card: Some(card), min_bytes, .. } = &mut *state else { return false };
-        if data.len() < *min_bytes {
-            return false;
-        }
+        };
         let mut copy = data.to_vec();
         match card.run(direction, sector, &mut copy) {
             Ok(()) => {
                 data.copy_from_slice(&copy);
-                state.counts.card_bytes += data.len() as u64;
                 true
             }
             Err(error) => {
-                Self::fail(&mut state, &error);
+                *opened = None;
+                self.fail(&error);
                 false
             }
         }
     }
 
-    fn fail(state: &mut State, error: &anyhow::Error) {
+    /// Reports a failure of the card, and opens it again later.
+    fn fail(self: &Arc<Self>, error: &anyhow::Error) {
+        let seconds = REOPEN_INTERVAL.as_secs();
         eprintln!(
-            "gdev-crypt: the card failed: {error:#}; the CPU continues, and the card is tried again in {} s",
-            REOPEN_INTERVAL.as_secs()
+            "gdev-crypt: the card failed: {error:#}; the CPU continues, and the card is opened again in {seconds} s"
         );
-        state.card = None;
-        state.counts.card_failures += 1;
-        state.reopen_at = Some(Instant::now() + REOPEN_INTERVAL);
+        self.counters.card_failures.fetch_add(1, Ordering::Relaxed);
+        let cipher = Arc::downgrade(self);
+        let reopen = move || {
+            std::thread::sleep(REOPEN_INTERVAL);
+            if let Some(cipher) = cipher.upgrade() {
+                cipher.open_card();
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().spawn(reopen) {
+            eprintln!("gdev-crypt: the card is not opened again: {error}");
+        }
     }
 
     /// Opens the card and compares it with the CPU.
-    fn open_card(&self, state: &mut State) {
+    fn open_card(self: &Arc<Self>) {
         let Some(target) = &self.target else { return };
-        state.reopen_at = None;
-        match Card::open(target, &self.key).and_then(|mut card| Ok((self.min_bytes(&mut card)?, card))) {
-            Ok((min_bytes, card)) => {
-                if min_bytes == usize::MAX {
-                    eprintln!("gdev-crypt: the CPU is faster than {target:?} at all sizes, and does all work");
-                } else {
-                    eprintln!("gdev-crypt: {target:?} transforms requests of at least {min_bytes} bytes");
-                }
-                (state.card, state.min_bytes) = (Some(card), min_bytes);
+        let opened = Card::open(target, &self.key).and_then(|mut card| Ok((self.min_bytes(&mut card)?, card)));
+        match opened {
+            Ok((usize::MAX, _)) => {
+                eprintln!("gdev-crypt: the CPU is faster than {target:?} at all sizes, and does all work");
             }
-            Err(error) => Self::fail(state, &error),
+            Ok((min_bytes, card)) => {
+                eprintln!("gdev-crypt: {target:?} transforms requests of at least {min_bytes} bytes");
+                *self.card.lock() = Some(Opened { card, min_bytes });
+            }
+            Err(error) => self.fail(&error),
         }
     }
 

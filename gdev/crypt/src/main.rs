@@ -1,12 +1,13 @@
 //! The server: `gdev-crypt --file disk.img --key-file key --socket disk.sock --device cuda`.
 
 use std::fs::{self, Permissions};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -18,6 +19,8 @@ use gdev_crypt::volume::Volume;
 
 /// Maximum number of clients at a time. Each may have a request of 32 MiB in memory.
 const MAX_CLIENTS: usize = 16;
+/// Pause after a refused client.
+const REFUSED_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves an encrypted file as a block device over NBD.
 #[derive(Parser)]
@@ -58,19 +61,27 @@ fn main() -> Result<()> {
     println!("listening on {}", arguments.socket.display());
     let clients = Arc::new(AtomicUsize::new(0));
     loop {
-        let (stream, _) = listener.accept().context("accepting a client")?;
-        if clients.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS {
-            clients.fetch_sub(1, Ordering::Relaxed);
-            eprintln!("gdev-crypt: a client is refused: {MAX_CLIENTS} are connected");
-            continue;
-        }
-        let (volume, clients) = (Arc::clone(&volume), Arc::clone(&clients));
-        std::thread::spawn(move || {
-            if let Err(error) = nbd::serve(stream, &volume) {
-                eprintln!("gdev-crypt: a client is disconnected: {error}");
+        let served = listener.accept().and_then(|(stream, _)| {
+            if clients.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS {
+                clients.fetch_sub(1, Ordering::Relaxed);
+                return Err(io::Error::other(format!("{MAX_CLIENTS} clients are connected")));
             }
-            clients.fetch_sub(1, Ordering::Relaxed);
+            let (volume, served) = (Arc::clone(&volume), Arc::clone(&clients));
+            let serve = move || {
+                if let Err(error) = nbd::serve(stream, &volume) {
+                    eprintln!("gdev-crypt: a client is disconnected: {error}");
+                }
+                served.fetch_sub(1, Ordering::Relaxed);
+            };
+            std::thread::Builder::new().spawn(serve).map(drop).inspect_err(|_| {
+                clients.fetch_sub(1, Ordering::Relaxed);
+            })
         });
+        if let Err(error) = served {
+            eprintln!("gdev-crypt: a client is refused: {error}");
+            // Descriptors or memory may be missing; the other clients free some.
+            std::thread::sleep(REFUSED_INTERVAL);
+        }
     }
 }
 

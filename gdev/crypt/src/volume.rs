@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 
@@ -15,7 +16,7 @@ use crate::tables::Direction;
 pub struct Volume {
     file: File,
     bytes: u64,
-    cipher: Cipher,
+    cipher: Arc<Cipher>,
 }
 
 impl Volume {
@@ -23,7 +24,7 @@ impl Volume {
     ///
     /// # Errors
     /// If it cannot be opened for reading and writing, or is not a whole number of sectors.
-    pub fn open(path: &Path, cipher: Cipher) -> Result<Self> {
+    pub fn open(path: &Path, cipher: Arc<Cipher>) -> Result<Self> {
         let name = path.display();
         let file = OpenOptions::new().read(true).write(true).open(path).with_context(|| format!("the file {name}"))?;
         let kind = file.metadata()?.file_type();
@@ -39,11 +40,6 @@ impl Volume {
     /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
-    }
-
-    /// Returns the cipher.
-    pub fn cipher(&self) -> &Cipher {
-        &self.cipher
     }
 
     /// Reads and decrypts whole sectors.
