@@ -8,6 +8,9 @@
 //! A context executes all of its work in order. Streams therefore have no effect on the order, and an event marks all
 //! earlier work of its context. An event with time waits for that work when it is recorded.
 //!
+//! Calls with one context exclude each other, waits included: use a context for each thread. The code of an unloaded
+//! module stays in card memory until its context is destroyed.
+//!
 //! Handles are numbers that this library looks up, so that a wrong or old handle is an error. Parts: `error` (results),
 //! `device`, `context`, `memory`, `module`, `order` (streams and events), `segment`.
 //!

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nvspec::regs::{pbus, windows::pramin};
 use vmm_glue::RegionIndex;
@@ -13,9 +13,6 @@ use crate::{Error, Result};
 
 /// Time after which a daemon that does not answer counts as lost. Upgrades of the daemon take less than a second.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time for which a busy vGPU is tried again: the daemon resets it after its last client.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
-const BUSY_INTERVAL: Duration = Duration::from_millis(20);
 /// The errno of a daemon whose vGPU has a client.
 const EBUSY: u32 = libc::EBUSY as u32;
 /// Number of MSI in vfio-user.
@@ -43,21 +40,25 @@ pub(super) struct Bus {
     window: Option<u32>,
 }
 
+/// Returns the error of a socket that cannot be used.
+pub(super) fn cannot_open(socket: &Path, why: String) -> Error {
+    Error::Open {
+        device: format!("vgpu:{}", socket.display()),
+        why,
+        remedy: "check with `mediatorctl vm list` that the VM exists, has no other client, and that this user may open \
+                 its socket",
+    }
+}
+
 impl Bus {
-    /// Connects as a VMM does, resets the device, and enables its interrupt. Returns the interrupt's event.
+    /// Connects as a VMM does, resets the device, and enables its interrupt. Also returns the interrupt's event; `None` if
+    /// the vGPU has another client.
     ///
     /// # Errors
-    /// If no daemon serves the socket, or the daemon refuses because the vGPU already has a client.
-    pub(super) fn connect(socket: &Path) -> Result<(Self, OwnedFd)> {
-        let open = |why: &dyn std::fmt::Display| Error::Open {
-            device: format!("vgpu:{}", socket.display()),
-            why: why.to_string(),
-            remedy: "check with `mediatorctl vm list` that the VM exists, has no other client, and that this user may \
-                     open its socket",
-        };
+    /// If no daemon serves the socket, or the daemon refuses the process.
+    pub(super) fn connect(socket: &Path) -> Result<Option<(Self, OwnedFd)>> {
         let connect = || -> Result<(Client, OwnedFd), ClientError> {
-            let stream = std::os::unix::net::UnixStream::connect(socket)?;
-            let mut client = Client::from_stream(stream);
+            let mut client = Client::connect_silent(socket)?;
             client.set_timeout(Some(REPLY_TIMEOUT))?;
             client.negotiate(0, 1, vmm_glue::client::QEMU_CAPABILITIES)?;
             let msi = client.attach_irqs(MSI, 1)?.remove(0);
@@ -66,19 +67,12 @@ impl Bus {
             client.post(CONFIG, MSI_CONTROL, &MSI_ENABLE.to_le_bytes())?;
             Ok((client, msi))
         };
-        let start = Instant::now();
-        let connected = loop {
-            match connect() {
-                Err(ClientError::Refused(EBUSY)) if start.elapsed() < BUSY_TIMEOUT => std::thread::sleep(BUSY_INTERVAL),
-                result => break result,
-            }
-        };
-        let (client, msi) = connected.map_err(|error| match error {
-            ClientError::Io(error) => open(&error),
-            ClientError::Refused(EBUSY) => open(&"the vGPU has another client"),
-            other => open(&other),
-        })?;
-        Ok((Self { client, socket: socket.to_owned(), window: None }, msi))
+        match connect() {
+            Ok((client, msi)) => Ok(Some((Self { client, socket: socket.to_owned(), window: None }, msi))),
+            Err(ClientError::Refused(EBUSY)) => Ok(None),
+            Err(ClientError::Io(error)) => Err(cannot_open(socket, error.to_string())),
+            Err(other) => Err(cannot_open(socket, other.to_string())),
+        }
     }
 
     fn failed(&self, what: &'static str, error: ClientError) -> Error {

@@ -115,6 +115,7 @@ impl Channel {
         match built {
             Ok((id, memory)) => {
                 drop(state);
+                device.wait_for_runlist()?;
                 Ok(Self { device: Arc::clone(device), id, space, memory, submitted: 0 })
             }
             Err(error) => {
@@ -195,10 +196,10 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        let mut state = self.device.lock();
         // If the daemon is lost, so is everything of the device. A channel that does not leave its engine keeps its
         // memory until the device is closed.
-        if state.unbind(self.id).is_ok_and(|has_left| has_left) {
+        if self.device.unbind(self.id).is_ok_and(|has_left| has_left) {
+            let mut state = self.device.lock();
             self.space.destroy(&mut state);
             self.memory.release(&mut state);
         }

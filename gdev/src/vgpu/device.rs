@@ -1,15 +1,15 @@
 //! A vGPU: its initialization, memory, channel numbers and interrupts. All contexts of the process share it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nvspec::regs::{ce0, ce1, fecs, gpc_units, pbdma, pbfb, pbus, pfb, pfifo, pgraph, pmc, ppci, ptop};
 use vmm_glue::client::wait_event;
 
-use super::bus::Bus;
+use super::bus::{Bus, cannot_open};
 use super::ranges::{PAGE_BYTES, Ranges};
 use super::space::{Physical, Space};
 use crate::{Error, Place, Result};
@@ -23,6 +23,9 @@ const FIRST_RAM_ADDRESS: u64 = 0x1_0000_0000;
 const END_RAM_ADDRESS: u64 = 1 << 40;
 /// Maximum number of faults that one call handles. A unit shows the next fault when the last one is acknowledged.
 const FAULTS_AT_ONCE: u32 = 64;
+/// Time for which a busy vGPU is tried again: the daemon resets it after its last client.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
+const BUSY_INTERVAL: Duration = Duration::from_millis(20);
 /// Number of reads of a register until the device's answer counts as missing.
 const MAX_POLLS: u32 = 2_000;
 /// Pause between two reads.
@@ -42,6 +45,8 @@ pub(super) struct Device {
     /// Number of multiprocessors.
     multiprocessors: u32,
     vram_bytes: u64,
+    /// Held while a channel is removed: the register for preemption has room for one.
+    removal: Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -67,6 +72,8 @@ pub(super) struct State {
     runlist: u64,
     /// Channels on the runlist, with their instance blocks.
     channels: HashMap<u8, u64>,
+    /// Channels that are being removed.
+    leaving: HashSet<u8>,
     /// Channels that execute no more work, with the reason.
     lost: HashMap<u8, String>,
     /// Set if a channel did not leave its engine: its work may still access memory that its context has freed.
@@ -79,16 +86,36 @@ impl Device {
     /// # Errors
     /// If the socket cannot be opened, or the device does not answer as a GF100.
     pub(super) fn open(socket: &Path) -> Result<Arc<Self>> {
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|(_, device)| device.strong_count() > 0);
-        if let Some(device) = open.iter().find(|(path, _)| path == socket).and_then(|(_, device)| device.upgrade()) {
-            return Ok(device);
+        let start = Instant::now();
+        loop {
+            if let Some(device) = Self::find(socket) {
+                return Ok(device);
+            }
+            if let Some((bus, msi)) = Bus::connect(socket)? {
+                let (state, Size { vram_bytes, multiprocessors }) = State::new(bus)?;
+                let device = Arc::new(Self {
+                    msi,
+                    multiprocessors,
+                    vram_bytes,
+                    removal: Mutex::new(()),
+                    state: Mutex::new(state),
+                });
+                lock(&OPEN).push((socket.to_owned(), Arc::downgrade(&device)));
+                return Ok(device);
+            }
+            // Another thread of this process may be the client.
+            if start.elapsed() >= BUSY_TIMEOUT {
+                return Err(cannot_open(socket, "the vGPU has another client".into()));
+            }
+            std::thread::sleep(BUSY_INTERVAL);
         }
-        let (bus, msi) = Bus::connect(socket)?;
-        let (state, Size { vram_bytes, multiprocessors }) = State::new(bus)?;
-        let device = Arc::new(Self { msi, multiprocessors, vram_bytes, state: Mutex::new(state) });
-        open.push((socket.to_owned(), Arc::downgrade(&device)));
-        Ok(device)
+    }
+
+    /// Returns a device that this process has open.
+    fn find(socket: &Path) -> Option<Arc<Self>> {
+        let mut open = lock(&OPEN);
+        open.retain(|(_, device)| device.strong_count() > 0);
+        open.iter().find(|(path, _)| path == socket).and_then(|(_, device)| device.upgrade())
     }
 
     /// Returns the number of multiprocessors.
@@ -103,7 +130,57 @@ impl Device {
 
     /// Locks the device.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
+    }
+
+    /// Waits until the last runlist is in use.
+    ///
+    /// # Errors
+    /// If the daemon is lost.
+    pub(super) fn wait_for_runlist(&self) -> Result<()> {
+        let is_in_use = |state: &mut State| {
+            let status = state.bus.read32(pfifo::RUNLIST_STATUS::OFFSET)?;
+            Ok(!pfifo::RUNLIST_STATUS::PENDING.is_set(status))
+        };
+        self.poll(is_in_use).map(drop)
+    }
+
+    /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if it did
+    /// not leave: its memory must not be used again.
+    ///
+    /// # Errors
+    /// If the daemon is lost.
+    pub(super) fn unbind(&self, id: u8) -> Result<bool> {
+        let _removal = lock(&self.removal);
+        {
+            let mut state = self.lock();
+            // The number stays in use until the channel is unbound.
+            state.channels.remove(&id);
+            state.leaving.insert(id);
+            state.submit_runlist()?;
+            state.bus.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.encode(id.into()))?;
+        }
+        let has_left = self.poll(|state| {
+            let preempt = state.bus.read32(pfifo::PREEMPT::OFFSET)?;
+            Ok(!pfifo::PREEMPT::PENDING.is_set(preempt))
+        })?;
+        let mut state = self.lock();
+        state.bus.write32(pfifo::CHANNEL::at(id.into()), 0)?;
+        state.leaving.remove(&id);
+        state.lost.remove(&id);
+        state.is_stuck |= !has_left;
+        Ok(has_left)
+    }
+
+    /// Asks until the answer is true, and lets other threads use the device in between. Returns false if it never is.
+    fn poll(&self, mut ask: impl FnMut(&mut State) -> Result<bool>) -> Result<bool> {
+        for _ in 0..MAX_POLLS {
+            if ask(&mut self.lock())? {
+                return Ok(true);
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(false)
     }
 
     /// Waits up to `limit` for an interrupt, and handles it.
@@ -117,6 +194,10 @@ impl Device {
             Err(_) => self.lock().bus.read32(pmc::INTR_0::OFFSET).map(drop),
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl State {
@@ -143,6 +224,7 @@ impl State {
             userd: 0,
             runlist: 0,
             channels: HashMap::new(),
+            leaving: HashSet::new(),
             lost: HashMap::new(),
             is_stuck: false,
         };
@@ -217,7 +299,7 @@ impl State {
 
     /// Returns the lowest channel number that is free.
     pub(super) fn free_channel(&self) -> Option<u8> {
-        (1..CHANNELS).find(|id| !self.channels.contains_key(id))
+        (1..CHANNELS).find(|id| !self.channels.contains_key(id) && !self.leaving.contains(id))
     }
 
     /// Returns the VRAM address of a channel's USERD.
@@ -243,44 +325,17 @@ impl State {
         self.submit_runlist()
     }
 
-    /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if it did
-    /// not leave: its memory must not be used again.
-    pub(super) fn unbind(&mut self, id: u8) -> Result<bool> {
-        let index = u32::from(id);
-        self.channels.remove(&id);
-        self.submit_runlist()?;
-        self.bus.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.encode(index))?;
-        let has_left = self.poll(pfifo::PREEMPT::OFFSET, |value| !pfifo::PREEMPT::PENDING.is_set(value))?;
-        self.bus.write32(pfifo::CHANNEL::at(index), 0)?;
-        self.lost.remove(&id);
-        self.is_stuck |= !has_left;
-        Ok(has_left)
-    }
-
+    /// Submits a runlist of all channels. [`Device::wait_for_runlist`] waits until it is in use.
     fn submit_runlist(&mut self) -> Result<()> {
         let mut ids: Vec<u8> = self.channels.keys().copied().collect();
         ids.sort_unstable();
         let words = ids.iter().flat_map(|id| [u32::from(*id), RUNLIST_ENTRY_CHANNEL]);
         let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
-        let is_free = |value| !pfifo::RUNLIST_STATUS::PENDING.is_set(value);
-        self.poll(pfifo::RUNLIST_STATUS::OFFSET, is_free)?;
         self.bus.write_vram(self.runlist, &bytes)?;
         let address = pfifo::RUNLIST_BASE::ADDRESS.encode((self.runlist >> 12) as u32);
         self.bus.write32(pfifo::RUNLIST_BASE::OFFSET, address)?;
         let length = pfifo::RUNLIST::ENGINES.mask() | pfifo::RUNLIST::LENGTH.encode(ids.len() as u32);
-        self.bus.write32(pfifo::RUNLIST::OFFSET, length)?;
-        self.poll(pfifo::RUNLIST_STATUS::OFFSET, is_free).map(drop)
-    }
-
-    /// Reads a register until its value is accepted. Returns false if that did not happen.
-    fn poll(&mut self, register: u32, accept: impl Fn(u32) -> bool) -> Result<bool> {
-        for _ in 0..MAX_POLLS {
-            if accept(self.bus.read32(register)?) {
-                return Ok(true);
-            }
-            std::thread::sleep(POLL_INTERVAL);
-        }
-        Ok(false)
+        self.bus.write32(pfifo::RUNLIST::OFFSET, length)
     }
 
     /// Rings a channel's doorbell.
