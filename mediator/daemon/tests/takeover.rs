@@ -138,6 +138,27 @@ fn vms_continue_if_first_daemon_is_killed_after_hand_over() {
 }
 
 #[test]
+fn context_of_a_host_process_continues_across_an_upgrade() {
+    let place = Place::new(&format!("{CARDS}{VM}"));
+    let manager = Manager::new(&place);
+    fs::write(place.path("dies"), "nowhere").unwrap();
+    let mut daemon = start(&manager);
+    let mut context = gdev::open(&gdev::Target::Vgpu(place.path("web.sock"))).unwrap();
+    let workload = workloads::by_name("madd", workloads::Options::default()).unwrap();
+    let memory = context.allocate(gdev::Place::Vram, MIB).unwrap();
+    context.write(memory, 0, &[7; 8192]).unwrap();
+    workloads::run(&*workload, &mut context).unwrap();
+    let next = place.ctl_json(&["daemon", "upgrade"]);
+    assert!(daemon.0.wait().unwrap().success());
+    workloads::run(&*workload, &mut context).unwrap();
+    let mut bytes = [0; 8192];
+    context.read(memory, 0, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 8192]);
+    drop(context);
+    end(&next);
+}
+
+#[test]
 fn vmm_with_unmappable_memory_is_dropped_and_others_upgrade() {
     let vms = ["web", "cut", "sealed"].map(|name| VM.replace("web", name)).concat();
     let place = Place::new(&format!("{CARDS}{vms}"));
