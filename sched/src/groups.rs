@@ -121,7 +121,7 @@ struct Member {
     /// The group that the tenant takes turns with; `None` for turns of its own.
     joined: Option<GroupId>,
     paused: bool,
-    /// The rest is of joined members only.
+    /// True if the member has work and its gate is closed. This field and the next ones are used while it is joined.
     wants: bool,
     gate: Gate,
     /// Time since which it wants the card.

@@ -160,6 +160,17 @@ impl TimeView {
             tenants: scheduler.vgpus().filter_map(tenant).collect(),
         }
     }
+
+    /// Keeps the tenants that have settings of their own, and divides the time among them. The scheduler of a card with
+    /// groups also knows the groups, with the sums of their members' settings.
+    pub fn divide_among(&mut self, settings: impl Fn(TenantId) -> Option<VgpuParams>, queues: Queues) {
+        self.tenants.retain(|&id, time| settings(id).map(|settings| time.params = settings).is_some());
+        let free = self.tenants.iter().filter(|(_, time)| time.quarantine == Quarantine::Free);
+        let mut entitled = divide(free.map(|(&id, time)| (id, time.params)), queues);
+        for (id, time) in &mut self.tenants {
+            time.entitled = entitled.remove(id).unwrap_or_default();
+        }
+    }
 }
 
 impl TenantTime {
@@ -177,7 +188,12 @@ impl TenantTime {
 fn entitled(scheduler: &Scheduler) -> BTreeMap<TenantId, Entitled> {
     let is_free = |id: &TenantId| scheduler.strikes(*id).is_some_and(|(_, state)| state == Quarantine::Free);
     let free = scheduler.vgpus().filter(is_free).filter_map(|id| Some((id, *scheduler.params(id)?)));
-    let (tenants, params): (Vec<TenantId>, Vec<VgpuParams>) = free.unzip();
+    divide(free, scheduler.config().queues)
+}
+
+/// Divides the time among tenants.
+fn divide(tenants: impl Iterator<Item = (TenantId, VgpuParams)>, queues: Queues) -> BTreeMap<TenantId, Entitled> {
+    let (tenants, params): (Vec<TenantId>, Vec<VgpuParams>) = tenants.unzip();
     // The part is rounded to the nearest thousandth.
     let part = WHOLE_SHARE_PPM / u64::from(PERMILLE);
     let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(PERMILLE);
@@ -186,7 +202,7 @@ fn entitled(scheduler: &Scheduler) -> BTreeMap<TenantId, Entitled> {
         sched::shares(&params).into_iter().map(permille)
     };
     // With one queue for all engines, copies are divided as compute is.
-    let copies = if scheduler.config().queues == Queues::Separate { Engine::Copy0 } else { Engine::Compute };
+    let copies = if queues == Queues::Separate { Engine::Copy0 } else { Engine::Compute };
     let parts = of(Engine::Compute).zip(of(copies));
     let parts = parts.map(|(compute, copies)| Entitled { compute, copies: (copies != compute).then_some(copies) });
     tenants.into_iter().zip(parts).collect()
@@ -213,6 +229,22 @@ mod tests {
         tell(210 * MS, Event::Arrival { vgpu: ONE, channel: Channel(0), engine: Engine::Compute, ticket });
         tell(250 * MS, Event::Completed { ticket, ended: Some(Nanos(250 * MS)) });
         scheduler
+    }
+
+    #[test]
+    fn time_is_divided_among_tenants_outside_quarantine() {
+        let mut view = TimeView::new(&used(), &[Engine::Compute], Nanos(0), Nanos(0));
+        let settings = |weight| VgpuParams { weight, ..VgpuParams::default() };
+        // TWO is a group that the scheduler knows.
+        view.divide_among(|id| (id == ONE).then(|| settings(50)), Queues::Single);
+        assert_eq!(view.tenants.keys().collect::<Vec<_>>(), [&ONE]);
+        assert_eq!((view.tenants[&ONE].params.weight, view.tenants[&ONE].entitled.compute), (50, 1000));
+        let mut view = TimeView::new(&used(), &[Engine::Compute], Nanos(0), Nanos(0));
+        view.divide_among(|_| Some(settings(100)), Queues::Single);
+        assert_eq!([ONE, TWO].map(|id| view.tenants[&id].entitled.compute), [500, 500]);
+        view.tenants.get_mut(&ONE).expect("known").quarantine = Quarantine::Held;
+        view.divide_among(|_| Some(settings(100)), Queues::Single);
+        assert_eq!([ONE, TWO].map(|id| view.tenants[&id].entitled.compute), [0, 1000]);
     }
 
     #[test]

@@ -381,7 +381,7 @@ fn charges_of_concurrent_members_may_exceed_clock() {
     let charged: u64 = [1, 2].map(|number| card.turns.account(id(number)).expect("there").used).iter().sum();
     let sum = charged as f64 / card.now as f64;
     assert!((sum - 1.6).abs() < 0.05, "charged {sum} of the clock");
-    let recent: u64 = card.turns.used_since(id(1), Nanos(0)).iter().map(|(_, used)| used).sum();
+    let recent: u64 = card.turns.used_since(id(1), Nanos(0)).iter().map(|sample| sample.used[ENGINE.index()]).sum();
     assert_eq!(recent, card.turns.account(id(1)).expect("there").used);
 }
 

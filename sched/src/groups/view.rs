@@ -1,7 +1,8 @@
 //! Views of turns with groups.
 
-use super::{Account, MemoryMove, VgpuParams};
-use super::{ENGINE, Gate, GroupTurns, Membership, Nanos, Scheduler, TenantId, party};
+use super::{Account, Engine, MemoryMove, VgpuParams};
+use super::{Gate, GroupTurns, Membership, Nanos, Scheduler, TenantId, party};
+use crate::Sample;
 use std::collections::BTreeMap;
 
 impl GroupTurns {
@@ -29,16 +30,17 @@ impl GroupTurns {
         self.merged_account(tenant)
     }
 
-    /// Returns the time charged to a tenant in each interval that begins at `since` or later: start and time, in ns.
+    /// Returns the time charged to a tenant in each interval that begins at `since` or later.
     #[must_use]
-    pub fn used_since(&self, tenant: TenantId, since: Nanos) -> Vec<(u64, u64)> {
+    pub fn used_since(&self, tenant: TenantId, since: Nanos) -> Vec<Sample> {
         let own = self.turns.scheduler().history(tenant);
         let joined = self.members.get(&tenant).map(|member| &member.history);
-        let mut used = BTreeMap::<u64, u64>::new();
+        let mut used = BTreeMap::<Nanos, [u64; Engine::COUNT]>::new();
         for sample in own.into_iter().chain(joined).flat_map(|history| history.since(since)) {
-            *used.entry(sample.from.0).or_default() += sample.used[ENGINE.index()];
+            let sum = used.entry(sample.from).or_default();
+            sum.iter_mut().zip(sample.used).for_each(|(sum, used)| *sum += used);
         }
-        used.into_iter().collect()
+        used.into_iter().map(|(from, used)| Sample { from, used }).collect()
     }
 
     /// Returns a tenant's state within its group; `None` without a group.

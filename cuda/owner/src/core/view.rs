@@ -3,7 +3,7 @@
 use super::{Core, GivenUp, TenantSpec, Unaccounted};
 use owner_driver::Memory;
 use sched::groups::Membership;
-use sched::{Engine, Nanos, Sample, VgpuParams, WHOLE_SHARE_PPM};
+use sched::{Engine, Nanos};
 use tenancy::{MemoryView, TimeView};
 use vram::TenantId;
 
@@ -75,28 +75,15 @@ impl Core {
     #[must_use]
     pub fn view(&self, since_ns: u64) -> CardView {
         let mut time = TimeView::new(self.turns.scheduler(), &[ENGINE], self.now(), Nanos(since_ns));
-        // The scheduler knows parties: tenants, and groups. A member's account is that of its own work.
-        time.tenants.retain(|id, _| self.tenants.contains_key(id));
-        let params: Vec<VgpuParams> = time.tenants.keys().filter_map(|id| self.turns.params(*id).copied()).collect();
-        let part = WHOLE_SHARE_PPM / u64::from(sched::PERMILLE);
-        let has_groups = time.tenants.keys().any(|id| self.turns.membership(*id).is_some());
-        if has_groups && params.len() == time.tenants.len() {
-            for ((of_it, params), share) in time.tenants.values_mut().zip(&params).zip(sched::shares(&params)) {
-                of_it.params = *params;
-                of_it.entitled.compute = u32::try_from((share + part / 2) / part).unwrap_or(sched::PERMILLE);
-            }
-        }
+        let settings = |id| self.tenants.get(&id).map(|tenant| tenant.spec.time);
+        time.divide_among(settings, self.turns.scheduler().config().queues);
+        // A member's account is that of its own work.
         for (&id, of_it) in &mut time.tenants {
             if self.turns.membership(id).is_some() {
                 if let Some(engine) = of_it.engines.get_mut(&ENGINE) {
                     engine.account = self.turns.account(id).unwrap_or_default();
                 }
-                let sample = |(from, used): (u64, u64)| {
-                    let mut sample = Sample { from: Nanos(from), used: Default::default() };
-                    sample.used[ENGINE.index()] = used;
-                    sample
-                };
-                of_it.recent = self.turns.used_since(id, Nanos(since_ns)).into_iter().map(sample).collect();
+                of_it.recent = self.turns.used_since(id, Nanos(since_ns));
             }
             let runs = self.turns.has_turn(id);
             of_it.has_work = self.turns.is_busy(id);
