@@ -69,7 +69,7 @@ name = "card0"
 kind = "simgpu"
 vram_mib = 64
 overcommit = true
-memory = { host_mib = 320 }
+memory = { host_mib = 360 }
 "#;
 
 /// Boots a host with the packages and an administrator's tools.
