@@ -1,12 +1,10 @@
 //! `cargo xtask check`: all checks that run no tests.
 
-use std::process::Command;
-
 use anyhow::Result;
 
 use crate::run::{cargo, root, shown};
 use crate::tally::Tally;
-use crate::{counts, language, layers, lints, orphans, rooms};
+use crate::{counts, language, layers, lints, orphans, programs, rooms};
 
 /// Manifest of the fuzz targets, which are a separate workspace.
 const FUZZ: &str = "tests/fuzz/Cargo.toml";
@@ -56,14 +54,24 @@ pub fn run(lints_only: bool) -> Result<bool> {
     Ok(tally.good())
 }
 
-/// Packages with a test that generates a part of the documentation.
-const PACKAGES_WITH_PAGES: [&str; 4] = ["config", "doc-pages", "mediatorctl", "metrics"];
+/// Folders of the packages with a test that generates a part of the documentation.
+const PACKAGES_WITH_PAGES: [&str; 4] = ["mediator/config", "mediator/ctl", "mediator/metrics", "xtask/pages"];
 
-/// Returns the command that compares the generated parts of the documentation with the code.
-pub fn generated_pages() -> Command {
-    let mut command = cargo(&["test", "--quiet", "--lib"]);
-    command.args(PACKAGES_WITH_PAGES.iter().flat_map(|package| ["--package", *package])).arg("generated_");
-    command
+/// Runs the tests that generate parts of the documentation: they compare these parts with the code, or write them
+/// again if `write` is true. Returns true if all passed.
+pub fn generated_pages(write: bool) -> Result<bool> {
+    let mut passed = true;
+    for program in programs::build_libraries()? {
+        if !PACKAGES_WITH_PAGES.iter().any(|folder| program.is_in(&root().join(folder))) {
+            continue;
+        }
+        let mut command = program.command();
+        if write {
+            command.env(doc_pages::WRITE, "1");
+        }
+        passed &= shown(command.args(["--quiet", "generated_"]))?;
+    }
+    Ok(passed)
 }
 
 /// Runs the tools of the toolchain. Returns each tool, with true if the tool passed.
@@ -77,6 +85,6 @@ fn tools() -> Result<Vec<(&'static str, bool)>> {
     results.push(("clippy", shown(&mut clippy)?));
     let mut doc = cargo(&["doc", "--workspace", "--no-deps"]);
     results.push(("rustdoc", shown(doc.env("RUSTDOCFLAGS", "-D warnings"))?));
-    results.push(("generated pages", shown(&mut generated_pages())?));
+    results.push(("generated pages", generated_pages(false)?));
     Ok(results)
 }

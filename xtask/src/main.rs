@@ -210,7 +210,7 @@ fn report_language(lower: bool) -> Result<()> {
 
 /// Runs the tests that compare generated parts of the documentation with the code, in the mode that writes these parts.
 fn write_pages() -> Result<bool> {
-    run::shown(check::generated_pages().env(doc_pages::WRITE, "1"))
+    check::generated_pages(true)
 }
 
 fn setup(refresh: bool) -> Result<()> {

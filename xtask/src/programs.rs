@@ -43,7 +43,7 @@ impl Group {
 /// One test program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// The package's name in cargo.
+    /// The name of the package's folder.
     pub package: String,
     /// The library, program or integration test that is tested.
     pub target: String,
@@ -62,7 +62,15 @@ pub struct Program {
 ///
 /// A single command builds all programs with the same features and the same profile, so that nothing is compiled twice.
 pub fn build() -> Result<Vec<Program>> {
-    let mut command = cargo(&["build", "--workspace", "--lib", "--bins", "--tests", "--examples"]);
+    built_by(cargo(&["build", "--workspace", "--lib", "--bins", "--tests", "--examples"]))
+}
+
+/// Builds only the test programs of the libraries, with the features of [`build`].
+pub fn build_libraries() -> Result<Vec<Program>> {
+    built_by(cargo(&["test", "--no-run", "--workspace", "--lib"]))
+}
+
+fn built_by(mut command: Command) -> Result<Vec<Program>> {
     command.args(["--features", FEATURES]);
     command.arg("--message-format=json-render-diagnostics").stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot start cargo")?;
