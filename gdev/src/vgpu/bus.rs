@@ -51,8 +51,8 @@ pub(super) fn cannot_open(socket: &Path, why: String) -> Error {
 }
 
 impl Bus {
-    /// Connects as a VMM does, resets the device, and enables its interrupt. Also returns the interrupt's event; `None` if
-    /// the vGPU has another client.
+    /// Connects as a VMM does, resets the device, and enables its interrupt. Also returns the interrupt's event; `None`
+    /// if the vGPU has another client.
     ///
     /// # Errors
     /// If no daemon serves the socket, or the daemon refuses the process.
