@@ -53,7 +53,7 @@ const BENCHES: [Bench; 29] = [
     ("pictures", Needs::Nothing, "draws the pictures of results that exist"),
     ("cuda", Needs::Gpu, "programs on a CUDA card: docs/guides/cuda.md"),
     ("vcuda", Needs::Gpu, "a CUDA program of a VM next to a native one: docs/guides/cuda-vms.md"),
-    ("crypt", Needs::Gpu, "Gdev's figures 8 to 10, encrypted blocks instead of files: docs/guides/gdev.md"),
+    ("disk", Needs::Gpu, "Gdev's figures 8 to 10, encrypted blocks instead of files: docs/guides/gdev.md"),
     ("neighbours", Needs::Gpu, "a CUDA program next to honest and hostile ones: docs/guides/cuda.md"),
 ];
 

@@ -1,7 +1,7 @@
 """Measures `gdev-crypt` on a real card: on the CPU and on the card by request size, and next to a program that computes.
 
-Usage: crypt.py --build FOLDER --json FILE [--rounds N] [--seconds N] [--only CASES]. FOLDER has libcuda.so (ours), cuda-owner and
-gdev-crypt. `cargo xtask bench crypt` runs it.
+Usage: disk.py --build FOLDER --json FILE [--rounds N] [--seconds N] [--only CASES]. FOLDER has libcuda.so (ours), cuda-owner and
+gdev-crypt. `cargo xtask bench disk` runs it.
 
 A client writes and reads a file in memory over NBD, one request at a time. The first part has the sizes of Gdev's
 figures 8 and 9; the second has figure 10: writes while another program keeps the card busy, without the library, as
