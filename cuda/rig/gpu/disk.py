@@ -208,7 +208,7 @@ class Bench:
     """All cases in rounds."""
 
     def __init__(self, arguments: argparse.Namespace, scratch: Path):
-        self._rig = Rig(Build("this", arguments.build), find_driver(), scratch)
+        self._rig = Rig(Build("this", arguments.build.resolve()), find_driver(), scratch)
         self._scratch, self._json, self._rounds = scratch, arguments.json, arguments.rounds
         self._only, self._end = arguments.only, time.monotonic() + arguments.seconds
         query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
@@ -226,7 +226,13 @@ class Bench:
                 owner = Owner(self._rig, OwnerSettings(20480, 4096, 2, tenants))
             folder = self._scratch / f"case-{len(self.report['rounds'])}-{len(self.report['rounds'][-1])}"
             folder.mkdir()
+            before = owner.accounts() if owner else {"tenants": {}}
             result = measure(folder)
+            result["charged_ms"] = {
+                tenant: round((account["charged_ns"] - before["tenants"][tenant]["charged_ns"]) / 1e6)
+                for tenant, account in (owner.accounts()["tenants"].items() if owner else ())}
+            if owner and not result["charged_ms"][CRYPT]:
+                raise ValueError("gdev-crypt was not a program of its tenant")
         except (Gone, OSError, ValueError, KeyError) as error:
             result = {"error": repr(error)}
         finally:
@@ -263,7 +269,7 @@ def summary(rounds: list[dict]) -> dict:
                 for size, found in result["sizes"].items():
                     samples.setdefault(f"{name}, writes of {size} bytes", []).append(found["mib_per_s"])
             elif "error" not in result:
-                for size, found in result.items():
+                for size, found in ((key, value) for key, value in result.items() if key != "charged_ms"):
                     for direction in ("write", "read"):
                         key = f"{name}, {direction}s of {size} bytes"
                         samples.setdefault(key, []).append(found[direction]["mib_per_s"])
