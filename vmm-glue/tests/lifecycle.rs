@@ -1,4 +1,4 @@
-//! Clients that connect, disconnect, hang or connect twice; sockets that are in use, stale or forbidden.
+//! Tests clients that connect, disconnect, hang or connect twice, and sockets that are in use, stale or forbidden.
 
 mod support;
 
@@ -89,7 +89,7 @@ fn unreading_client_is_disconnected_and_others_are_unaffected() {
     let mut other_client = other.client();
     let mut client = host.client();
     let body = RegionAccess { offset: 0, region: 0, count: 0x1000 };
-    // The client requests far more than the server buffers and the socket holds, and never reads.
+    // The client requests far more data than the server and the socket buffer, and never reads.
     let sent = (0..10_000).take_while(|_| client.send(Command::REGION_READ, 0, body.as_bytes(), &[]).is_ok()).count();
     assert!(sent < 10_000, "the server has closed the connection");
     host.wait_for(&Event::Disconnected);
@@ -184,7 +184,7 @@ fn client_reads_end_of_connection_despite_pending_messages() {
     assert!(matches!(client.receive_message(), Err(ClientError::Closed)));
 }
 
-/// Keeps copies of connections, and reports both calls.
+/// Stores copies of connections, and reports both calls.
 #[derive(Debug)]
 struct Copies(Sender<Option<OwnedFd>>);
 
@@ -202,7 +202,7 @@ impl Keeper for Copies {
 fn copy_of_a_connection_does_not_hide_its_end() {
     let (sender, copies) = std::sync::mpsc::channel();
     let host = Host::kept_by(std::sync::Arc::new(Copies(sender)));
-    // A connection that sends nothing is not a client.
+    // A connection that sends no data is not a client.
     let _silent = Client::connect_silent(&host.path).unwrap();
     let mut client = host.client();
     let copy = copies.recv_timeout(EVENT_TIMEOUT).unwrap().expect("it is kept first");

@@ -1,4 +1,4 @@
-//! Guest memory: lending, taking back, withdrawing, and access through messages.
+//! Tests guest memory: lending, removal, withdrawal, and access through messages.
 
 mod support;
 
@@ -142,7 +142,7 @@ fn range_in_which_nothing_is_mapped_is_unmapped_with_size_0() {
     lend(&mut client, MIB, MIB);
     assert_eq!(client.dma_unmap(2 * MIB, MIB).unwrap(), 0);
     assert_eq!(client.dma_unmap(0, MIB).unwrap(), 0);
-    // A VMM's IOMMU that covers the address space with power-of-two ranges reaches its end.
+    // A VMM that covers the address space with power-of-two IOMMU ranges reaches the end of the address space.
     assert_eq!(client.dma_unmap(1 << 63, 1 << 63).unwrap(), 0);
     assert_eq!(host.link.memory().snapshot().regions().len(), 1, "what is beside the range stays");
     assert_eq!(host.link.counters().snapshot().errors, 0);
@@ -261,7 +261,7 @@ fn memory_that_is_cut_short_can_be_written_to_as_well() {
     host.wait_for(&Event::Disconnected);
 }
 
-/// Memory of a client: `bytes`, starting at address 0.
+/// A client's memory: `bytes`, starting at address 0.
 struct Memory {
     bytes: Vec<u8>,
     errno: u32,
@@ -365,7 +365,7 @@ fn private_memory_is_detected_by_asking_the_client() {
     let mut client = host.client();
     lend(&mut client, 0, MIB);
     let memory = Memory { bytes: pattern(MIB as usize), errno: 0, longest: 0 };
-    // The file stays empty, but the client's own memory does not: share=off.
+    // The file stays empty, but the client's own memory does not, as with `share=off`.
     check_shared(&mut client, memory, 2);
     host.wait_for(&Event::NotShared(0));
     assert_eq!(host.link.memory().read(0, &mut [0]), Err(MemoryError::NotShared { gpa: 0 }));
@@ -413,7 +413,7 @@ fn client_that_takes_no_requests_is_judged_by_its_file() {
     host.link.memory().read(0, &mut [0]).unwrap();
 }
 
-/// Makes the server check the sharing of memory and answers its requests.
+/// Makes the server check the sharing of memory, and replies to its requests.
 fn check_shared(client: &mut Client, mut memory: Memory, requests: usize) {
     client.write32(0, CHECK_SHARED, 1).unwrap();
     for _ in 0..requests {
@@ -453,7 +453,7 @@ fn memory_that_the_client_never_touched_is_counted_and_bounded() {
     );
     assert_eq!((touches.bytes(), touches.refused()), (0x4000, 2));
 
-    // The next client has different memory.
+    // The next client has other memory.
     drop(client);
     host.wait_for(&Event::Disconnected);
     assert_eq!(touches.bytes(), 0);

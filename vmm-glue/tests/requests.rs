@@ -1,4 +1,4 @@
-//! Effects of each request, over a real socket.
+//! Tests the effects of each request over a real socket.
 
 mod support;
 
@@ -19,7 +19,7 @@ const BAR0: u32 = 0;
 const ROM: u32 = 6;
 const CONFIG: u32 = 7;
 
-/// Returns the event of a deferred write of `value`.
+/// Returns the event that reports a completed write of `value`.
 fn completed(value: u32) -> Event {
     Event::Completed(value.to_le_bytes().to_vec())
 }
@@ -76,7 +76,7 @@ fn deferred_write_is_completed_after_its_reply() {
     assert!(host.quiet(), "it is answered, and not completed");
     let_go.send(()).unwrap();
     host.expect(completed(1));
-    // Send consecutive requests, and a request of a client that disconnects.
+    // Send consecutive requests, and a request from a client that disconnects.
     for value in 2..5 {
         let_go.send(()).unwrap();
         client.write32(BAR0, DEFERRED_WRITE_AT, value).unwrap();
@@ -107,7 +107,7 @@ fn message_after_deferred_write_finds_it_completed() {
         [Header::request(id, command, size, 0).as_bytes(), body].concat()
     };
     for (value, (command, body, event)) in (1u32..).zip(messages) {
-        // Both messages are received before the first is answered.
+        // The server receives both messages before it replies to the first.
         let deferred = write_body(BAR0, DEFERRED_WRITE_AT, &value.to_le_bytes());
         let both = [message(100, Command::REGION_WRITE, &deferred), message(101, command, &body)].concat();
         client.send_raw(&both, &[]).unwrap();
@@ -123,7 +123,7 @@ fn write_without_awaited_answer_is_completed_at_once() {
     let mut client = host.client();
     client.post(BAR0, DEFERRED_WRITE_AT, &1u32.to_le_bytes()).unwrap();
     client.post_many(&[(BAR0, DEFERRED_WRITE_AT, &2u32.to_le_bytes()), (BAR0, 0, &[7])]).unwrap();
-    // Send one message of two pieces, of which the first is deferred.
+    // Send one write that consists of two pieces, of which the first is deferred.
     client.write(BAR0, DEFERRED_WRITE_AT, &[3, 0, 0, 0, 0, 0, 0, 0, 9, 9, 9, 9]).unwrap();
     host.expect(completed(1));
     host.expect(completed(2));

@@ -1,4 +1,4 @@
-//! Clients of a server that is suspended, and continues in this process or in another.
+//! Tests clients of a server that is suspended, and continues in this process or in another.
 
 mod support;
 
@@ -50,13 +50,13 @@ impl Served {
         (server, self.link, device, parked.expect("it rests"))
     }
 
-    /// Suspends the server, and continues in this process.
+    /// Suspends the server and continues in this process.
     fn pause(self) -> Self {
         let (server, link, device, parked) = self.rest();
         Self::with(server, link, device.bar0, Some(parked))
     }
 
-    /// Suspends the server, and continues with the state that was handed over, as in another process.
+    /// Suspends the server and continues with the handed over state, as another process would.
     fn hand_over(self) -> Self {
         let (server, link, device, parked) = self.rest();
         let (file, descriptors) = written(&parked, &link);
@@ -99,7 +99,7 @@ fn connected(served: &Served, path: &std::path::Path) -> Client {
     client
 }
 
-/// Returns a write of `data` to BAR0, as bytes.
+/// Returns the bytes of a write of `data` to BAR0.
 fn write(id: u16, offset: u64, data: &[u8]) -> Vec<u8> {
     let access = RegionAccess { offset, region: 0, count: u32::try_from(data.len()).unwrap() };
     let size = u32::try_from(16 + access.as_bytes().len() + data.len()).unwrap();
@@ -128,7 +128,7 @@ fn goes_on(next: impl Fn(Served) -> Served) {
         assert_eq!(client.read32(0, 0x20).unwrap(), round);
         assert_eq!(client.read32(0, 0x40).unwrap(), round, "what was posted before arrived before");
         assert_eq!(client.read32(0, 0x10).unwrap(), 0x1234_5678);
-        // The client's memory is unchanged, and its interrupts reach it.
+        // The client's memory is unchanged, and interrupts reach the client.
         rustix::io::pwrite(&file, &round.to_le_bytes(), 0x1800).unwrap();
         let mut word = [0; 4];
         served.link.memory().read(0x1800, &mut word).unwrap();
@@ -138,7 +138,7 @@ fn goes_on(next: impl Fn(Served) -> Served) {
         assert_eq!(wait_event(irqs[2].as_fd(), EVENT_TIMEOUT).unwrap(), 1);
         assert_eq!(served.link.client().unwrap().pid, std::process::id().cast_signed());
     }
-    // The client takes back the memory that it lent.
+    // The client removes the memory that it lent.
     assert_eq!(client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);
     assert!(client.dma_unmap(0x8000, 0x2000).is_err() || served.link.memory().snapshot().regions().len() == 1);
     drop(client);
@@ -199,7 +199,7 @@ fn server_not_taken_over_continues_and_reports_no_end() {
     for _ in 0..5 {
         let (server, link, device, parked) = served.rest();
         let (saved, descriptors) = written(&parked, &link);
-        // The other server has restored all state and is dropped.
+        // The other server has restored all state and was dropped.
         let other = Link::new(IRQS).unwrap();
         drop(SuspendedClient::restored(read(&saved), descriptors, &other, &ServerOptions::default()).unwrap());
         served = Served::with(server, link, device.bar0, Some(parked));

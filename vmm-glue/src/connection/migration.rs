@@ -1,7 +1,8 @@
-//! Messages of a client that saves or restores the device's state, or queries its written memory.
+//! Handles the messages with which a client saves or restores the device's state, or queries the memory that the device
+//! has written.
 //!
-//! The session keeps the state, so the device is only ever called in the order of [`Migration`]'s states. An invalid
-//! request is refused without changes; if the device fails, the device reports the state.
+//! The session tracks the migration state, so it calls the device only in the order of [`Migration`]'s states. It
+//! refuses an invalid request without changing anything. If the device fails, the device reports its state.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -26,7 +27,7 @@ pub(super) struct Migrating {
 }
 
 impl Migrating {
-    /// Records a reset, which ends any migration.
+    /// Records a device reset, which ends any migration.
     pub(super) fn was_reset(&mut self) {
         self.state = State::Running;
     }
@@ -41,7 +42,7 @@ impl From<MigrationError> for Refusal {
 
 /// Returns the device as a migratable device.
 fn as_migration(device: &mut dyn Device) -> Result<&mut dyn Migration, Refusal> {
-    // This is the kernel's error for a feature that a device lacks; a client that gets it blocks migration.
+    // The kernel reports this error for a feature that a device lacks. A client that gets it blocks migration.
     device.migration().ok_or_else(|| Refusal {
         errno: Errno::NOTTY,
         reason: "the state of this device cannot be taken elsewhere".to_owned(),
@@ -98,7 +99,7 @@ impl Session {
                 let asked = parse(data)?;
                 let bytes = self.report_bytes(&asked)?;
                 let all = size_of::<DeviceFeature>().saturating_add(size_of::<LoggingReport>()).saturating_add(bytes);
-                // A client without space for the report has not received it, so the log must keep these writes.
+                // If the report does not fit, the client has not received it, so the log must keep these writes.
                 if wire_len(all) > argsz {
                     return answer(header, wire_len(all), flags, &[], out);
                 }
@@ -115,13 +116,13 @@ impl Session {
         MigDeviceState { device_state: self.migration.state.to_wire(), data_fd: 0 }
     }
 
-    /// Moves to a state, passing through the intermediate states.
+    /// Moves to a state through the intermediate states.
     fn go_to(&mut self, device: &mut dyn Migration, number: u32) -> Result<(), Refusal> {
         let Some(to) = State::from_wire(number) else {
             let what = if number == STATE_ERROR { "is no state to ask for" } else { "is not supported" };
             return refuse(Errno::INVAL, format!("state {number} of migration {what}"));
         };
-        // After this, the configuration space may belong to another device.
+        // After this call, the configuration space may be that of another device.
         self.configured = true;
         while self.migration.state != to {
             let state = self.migration.state;
@@ -205,7 +206,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the size of one part of a state, in bytes, if the part is not too large.
+    /// Returns the size of one part of a state in bytes, or refuses a part that is too large.
     fn piece(&self, size: u32) -> Result<usize, Refusal> {
         let len = usize::try_from(size).unwrap_or(usize::MAX);
         if len > self.max_transfer {
@@ -214,7 +215,7 @@ impl Session {
         Ok(len)
     }
 
-    /// Starts the log of the device's writes. Logs all memory, regardless of the requested ranges.
+    /// Starts the log of the device's writes. The log covers all memory, whichever ranges the client requested.
     fn start_logging(&mut self, device: &mut dyn Migration, data: &[u8]) -> Result<Vec<u8>, Refusal> {
         let (start, rest) =
             LoggingStart::read_from_prefix(data).map_err(|_| too_short(data, size_of::<LoggingStart>()))?;
@@ -282,7 +283,7 @@ impl Session {
     }
 }
 
-/// Answers a `DEVICE_FEATURE`: the body's size and flags, and data.
+/// Replies to a `DEVICE_FEATURE` request: writes the body's size and flags, and the data.
 fn answer(header: &Header, argsz: u32, flags: u32, data: &[u8], out: &mut Outbox) -> Result<(), Refusal> {
     if !header.no_reply() {
         out.reply(header, &DeviceFeature { argsz, flags }, data);

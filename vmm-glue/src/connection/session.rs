@@ -1,4 +1,4 @@
-//! Messages of a client, except the region accesses, which are in `regions`.
+//! Handles all messages of a client except region accesses, which `regions` handles.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::protocol::{
 };
 use crate::protocol::{DMA_UNMAP_GET_DIRTY_BITMAP, FLAG_TYPE_MASK};
 
-/// Reason that a request is refused: one part for the client, and one for the log.
+/// Reason for refusing a request. It has one part for the client and one part for the log.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub errno: Errno,
@@ -42,9 +42,9 @@ pub(super) struct Session {
     pub peer: Option<Peer>,
     pub regions: [RegionInfo; NUM_REGIONS],
     pub(super) share: ShareCheck,
-    /// Number of withdrawals in this process that were already checked.
+    /// Number of withdrawals in this process that were checked so far.
     pub(super) withdrawals: usize,
-    /// Number of refused requests of this client, used to keep the log short.
+    /// Number of refused requests of this client. It limits the number of log lines.
     pub(super) refused: u64,
     /// Set when the client's negotiation, memory or interrupts have changed; cleared by the reader.
     pub(super) changed: bool,
@@ -52,7 +52,7 @@ pub(super) struct Session {
     pub(super) configured: bool,
     /// Migration state of the device.
     pub(super) migration: Migrating,
-    /// The part of the last write that the device performs after the answer.
+    /// The part of the last write that the device performs after the reply.
     pub(super) deferred: Option<Deferred>,
 }
 
@@ -75,7 +75,7 @@ impl Session {
         }
     }
 
-    /// Completes the deferred write, if any. This must come before any other call of the device.
+    /// Completes the deferred write, if any. Call this before any other call of the device.
     pub fn complete_deferred(&mut self, device: &mut dyn Device) {
         if let Some(deferred) = self.deferred.take() {
             device.complete(deferred);
@@ -86,7 +86,7 @@ impl Session {
         self.peer.is_some()
     }
 
-    /// Continues with a client that negotiated with another process, or before it was suspended.
+    /// Continues with a client that has negotiated with another process, or before it was suspended.
     pub fn resume(&mut self, device: &dyn Device) {
         let Some(peer) = self.peer else { return };
         self.regions = device.regions();
@@ -185,8 +185,7 @@ impl Session {
             Command::DEVICE_SET_IRQS => {
                 let (request, booleans) =
                     IrqSet::read_from_prefix(body).map_err(|_| too_short(body, size_of::<IrqSet>()))?;
-                // The journal does not keep masks: the next process starts without raised interrupts, so none is
-                // masked.
+                // The journal does not store masks: after a restart no interrupt is raised, so none is masked.
                 self.changed |=
                     request.flags & (IRQ_ACTION_MASK | IRQ_ACTION_UNMASK) == 0 || request.flags & IRQ_DATA_EVENTFD != 0;
                 if let Err(error) = self.link.interrupts().set(&request, booleans, fds) {
@@ -284,8 +283,8 @@ impl Session {
         Ok(())
     }
 
-    /// Executes a `DMA_UNMAP` as VFIO's type 1 (version 2) does: only whole regions are removed, a region is never cut,
-    /// and a range without mappings is not an error. Returns the number of unmapped bytes.
+    /// Executes a `DMA_UNMAP` request like VFIO's type 1 (version 2): removes only whole regions, never cuts a region,
+    /// and accepts a range without mappings. Returns the number of unmapped bytes.
     fn dma_unmap(&mut self, device: &mut dyn Device, request: DmaUnmap) -> Result<u64, Refusal> {
         let DmaUnmap { argsz: _, flags, address: gpa, size } = request;
         if flags & DMA_UNMAP_GET_DIRTY_BITMAP != 0 {
@@ -300,7 +299,7 @@ impl Session {
         if flags != 0 {
             return refuse(Errno::INVAL, format!("flags {flags:#x} are unknown"));
         }
-        // Calculate with the last byte, because a range may end at the end of the address space.
+        // Calculate with the last byte, because the first byte after the range may not be representable.
         let Some(last) = size.checked_sub(1).and_then(|rest| gpa.checked_add(rest)) else {
             return refuse(Errno::INVAL, format!("no range starts at {gpa:#x} and has {size:#x} bytes"));
         };
@@ -328,11 +327,11 @@ impl Session {
     fn unmap_range(&mut self, device: &mut dyn Device, gpa: u64, last: u64) -> u64 {
         let table = self.link.memory().snapshot();
         let there: Vec<_> = table.starting_in(gpa, last).iter().map(|region| (region.gpa, region.size)).collect();
-        // A table with other holders is copied when it changes.
+        // If another thread has a reference to the table, changing the table copies it.
         drop(table);
         let mut bytes = 0u64;
         for (gpa, size) in there {
-            // Remove it from the table first, so that no thread finds it while the device ends its accesses.
+            // Remove the region from the table first, so that no thread finds it while the device ends its accesses.
             self.link.memory().remove(gpa);
             device.dma_unmap(gpa, size);
             bytes = bytes.saturating_add(size);
@@ -368,13 +367,13 @@ impl Session {
             info.flags |= REGION_WRITE;
         }
         let mut caps = Vec::new();
-        // A client that accepts no descriptors cannot map memory.
+        // A client cannot map memory if it does not accept descriptors.
         let takes_fds = self.peer.is_some_and(|peer| peer.takes_fds);
         let mappable = region.mappable().filter(|_| takes_fds);
         if let Some(mappable) = mappable {
-            // The offset in the file stays 0: it equals the offset in the region.
+            // The offset in the file stays 0, because it equals the offset in the region.
             info.flags |= REGION_MMAP | REGION_CAPS;
-            // This is set even if the capabilities do not fit: QEMU checks it before it repeats the request.
+            // Set the offset even if the capabilities do not fit, because QEMU checks it before it repeats the request.
             info.cap_offset = fixed;
             let nr_areas = wire_len(mappable.areas().len());
             caps.extend_from_slice(
@@ -388,7 +387,8 @@ impl Session {
         if header.no_reply() {
             return Ok(());
         }
-        // The descriptor is sent with the capabilities; otherwise a client that repeats the request would get it twice.
+        // Send the descriptor only with the capabilities. Otherwise a client that repeats the request would get it
+        // twice.
         if request.argsz < info.argsz {
             caps.clear();
         } else if let Some(mappable) = mappable {
@@ -398,7 +398,7 @@ impl Session {
         Ok(())
     }
 
-    /// Answers a refused request.
+    /// Sends an error reply for a refused request.
     fn refuse(&mut self, header: &Header, body: &[u8], refusal: Refusal, out: &mut Outbox) {
         self.log(header, &refusal.reason);
         let counters = self.link.counters();
@@ -411,7 +411,7 @@ impl Session {
         if self.peer.is_none_or(|peer| peer.complete) {
             return out.error(header, errno, &[]);
         }
-        // Such a client expects the full reply even after an error, and would wait for the rest forever.
+        // Such a client expects the full reply even after an error, and would wait for the missing bytes forever.
         match header.command() {
             Command::REGION_READ => {
                 let count = crate::protocol::RegionAccess::read_from_prefix(body).map_or(0, |(access, _)| access.count);
@@ -426,7 +426,7 @@ impl Session {
         }
     }
 
-    /// Logs a client's fault: the first faults always, and later faults less and less often.
+    /// Logs a client's fault. Logs all of the first faults, and fewer and fewer of the later ones.
     pub fn log(&mut self, header: &Header, reason: &str) {
         self.refused = self.refused.saturating_add(1);
         if worth_logging(self.refused) {
@@ -435,7 +435,7 @@ impl Session {
         }
     }
 
-    /// Does the work that other threads or timers have requested.
+    /// Does the work that other threads or timers requested.
     pub fn work(&mut self, device: &mut dyn Device, out: &mut Outbox, limit: usize) -> Result<(), Fatal> {
         let Some(peer) = self.peer else { return Ok(()) };
         let withdrawals = withdrawals();

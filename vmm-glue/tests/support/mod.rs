@@ -1,4 +1,4 @@
-//! A device that reports its calls, and a server that runs for one test.
+//! A device that reports its calls, and a server that runs for the duration of one test.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use vmm_glue::{
     ServerOptions, SocketOptions, StopHandle,
 };
 
-/// Maximum wait for an expected event; only a failing test waits that long.
+/// Maximum wait for an expected event. Only a failing test waits this long.
 pub const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Size of BAR0 in bytes.
@@ -48,9 +48,9 @@ pub struct TestDevice {
     pub bar1: RegionInfo,
     /// Address at which maps are refused.
     pub refused_map: Option<u64>,
-    /// Source of the messages that every unmap waits for after it was reported.
+    /// Channel from which every unmap waits for a message after it was reported.
     pub held_unmap: Option<Receiver<()>>,
-    /// A deferred write, and messages that its completion waits for.
+    /// A deferred write, and the channel whose messages its completion waits for.
     pub deferred: Option<Vec<u8>>,
     pub held_completion: Option<Receiver<()>>,
 }
@@ -69,7 +69,7 @@ impl TestDevice {
         }
     }
 
-    /// Reports a call, which must not overtake a deferred write.
+    /// Reports a call. Checks that it does not overtake a deferred write.
     fn tell(&self, event: Event) {
         assert_eq!(self.deferred, None, "{event:?} came before the deferred write was completed");
         let _ = self.events.send(event);
@@ -191,7 +191,7 @@ impl Host {
         Self::serve(make, bind)
     }
 
-    /// Serves any device that reports no events.
+    /// Serves a device that reports no events.
     pub fn start_device(make: impl FnOnce(Link) -> Box<dyn Device>) -> Self {
         let server = |path: &Path| Server::bind(path, &SocketOptions::default(), ServerOptions::default()).unwrap();
         let make = |link, sender: Sender<Event>| {
@@ -238,7 +238,7 @@ impl Host {
         assert_eq!(self.next(), event);
     }
 
-    /// Waits for an event and skips earlier events.
+    /// Waits for an event, skipping earlier ones.
     #[track_caller]
     pub fn wait_for(&self, event: &Event) {
         while self.next() != *event {}
