@@ -192,7 +192,10 @@ impl Client {
                 continue;
             }
             if message.header.id != id {
-                return Err(ClientError::Protocol(format!("reply {} for request {id}", message.header.id)));
+                return Err(ClientError::Protocol(format!(
+                    "the server sent reply {} to request {id}",
+                    message.header.id
+                )));
             }
             if message.header.flags & FLAG_ERROR != 0 {
                 return Err(ClientError::Refused(message.header.error));
@@ -415,7 +418,7 @@ impl Client {
             };
             let added = memory.add(request, &MemoryLimits::default(), &wake);
             added.map_err(|error| {
-                ClientError::Protocol(format!("the area at {offset:#x} of region {index}: {error}"))
+                ClientError::Protocol(format!("cannot map the area at {offset:#x} of region {index}: {error}"))
             })?;
         }
         Ok(MappedRegion { memory: memory.snapshot() })
@@ -466,8 +469,9 @@ fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
     let mut offset = info.cap_offset;
     loop {
         let start = usize::try_from(offset).ok().and_then(|offset| offset.checked_sub(size_of::<RegionInfoBody>()));
-        let rest = start.and_then(|start| caps.get(start..)).ok_or_else(|| wrong("an offset points outside"))?;
-        let (cap, rest) = SparseMmapCap::read_from_prefix(rest).map_err(|_| wrong("one is cut short"))?;
+        let rest =
+            start.and_then(|start| caps.get(start..)).ok_or_else(|| wrong("an offset points outside the reply"))?;
+        let (cap, rest) = SparseMmapCap::read_from_prefix(rest).map_err(|_| wrong("a capability is cut short"))?;
         if cap.id == CAP_SPARSE_MMAP {
             let (areas, _) = rest.as_chunks::<{ size_of::<SparseArea>() }>();
             let count = usize::try_from(cap.nr_areas).unwrap_or(usize::MAX);
@@ -479,7 +483,7 @@ fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
         offset = match cap.next {
             0 => return Ok(Vec::new()),
             next if next > offset => next,
-            _ => return Err(wrong("one points back")),
+            _ => return Err(wrong("a capability points backwards")),
         };
     }
 }

@@ -111,7 +111,10 @@ impl Connection {
         // Drop the previous process's descriptor slots, because this process cannot identify them.
         keeper.give_up_more();
         if !device.is_renewable() {
-            tracing::warn!("if this daemon is killed, the VMM has lost its device: another could not have it as it is");
+            tracing::warn!(
+                "if this daemon is killed, the VMM loses its device: another daemon could not restore the \
+                device's state"
+            );
             return;
         }
         match Journal::new(Arc::clone(keeper), self.receive.max_message(), EXTRA_RECEIVE_BYTES) {
@@ -292,12 +295,12 @@ impl Connection {
             let ClientInfo { pid, .. } = self.session.client;
             let device = match revival.keeps_state() {
                 true => "its device continues",
-                false => "its device is as after a reset; the guest has to load its driver anew",
+                false => "its device was reset; the guest must reload its driver",
             };
             tracing::warn!(
                 pid,
                 deaths = revival.deaths,
-                "the daemon before this one was killed: its VMM goes on, and {device}"
+                "the previous daemon was killed: its VMM continues, and {device}"
             );
         }
         // Commit the new number of killed processes, and drop unused entries.

@@ -87,7 +87,7 @@ impl Given {
     /// Returns a duplicate of the descriptor named `name`.
     pub(crate) fn take(&self, name: u32) -> Result<OwnedFd, ParkError> {
         let fd = usize::try_from(name).ok().and_then(|place| self.fds.get(place)?.as_ref());
-        let fd = fd.ok_or_else(|| Invalid::new(format_args!("descriptor {name} did not come along")))?;
+        let fd = fd.ok_or_else(|| Invalid::new(format_args!("descriptor {name} is missing")))?;
         let fd = fd.try_clone()?;
         self.taken.borrow_mut().push((name, fd.as_raw_fd()));
         Ok(fd)

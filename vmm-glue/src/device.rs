@@ -99,7 +99,7 @@ pub enum AccessError {
     #[error("access denied")]
     Denied,
     /// The access has a wrong size or offset (`EINVAL`).
-    #[error("access of a size or at an offset that the device does not take")]
+    #[error("the device does not accept this size or offset")]
     Invalid,
     /// The device failed (`EIO`).
     #[error("the device failed")]
@@ -199,7 +199,7 @@ pub trait Device: Send {
     /// through messages.
     fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
         let _ = pages;
-        Err(MapError(format!("nothing of region {region:?} at {:#x} is lent", area.offset)))
+        Err(MapError(format!("no part of region {region:?} at {:#x} is lent", area.offset)))
     }
 
     /// Replaces the file that backs the areas of a region. The client of a killed process may have mapped `file`, so
@@ -210,7 +210,7 @@ pub trait Device: Send {
     /// Returns an error if the region has no such areas, or if the file does not fit them.
     fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
         drop(file);
-        Err(MapError(format!("nothing of region {region:?} can be mapped")))
+        Err(MapError(format!("no part of region {region:?} can be mapped")))
     }
 
     /// Returns the device's journal: a file from which a device in the next process continues as if this process had

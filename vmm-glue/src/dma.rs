@@ -34,17 +34,17 @@ const MAX_IN_FLIGHT: usize = 16;
 pub enum DmaError {
     #[error("no client is connected")]
     NotConnected,
-    #[error("the client does not take requests from its device")]
+    #[error("the client does not accept requests from its device")]
     Unsupported,
-    #[error("a request has {0} bytes, 1 to {MAX_REQUEST} are possible")]
+    #[error("a request of {0} bytes; it must have 1 to {MAX_REQUEST} bytes")]
     Length(usize),
-    #[error("{MAX_REQUESTS} requests or {MAX_BYTES} bytes are under way already")]
+    #[error("{MAX_REQUESTS} requests or {MAX_BYTES} bytes are already in flight")]
     Busy,
     #[error("the client refused the access at {gpa:#x} (errno {errno}; 19 while the guest has bus mastering off)")]
     Refused { gpa: u64, errno: u32 },
-    #[error("the client answered with {got} bytes, {expected} were asked")]
+    #[error("the client replied with {got} bytes instead of {expected}")]
     BadReply { got: usize, expected: usize },
-    #[error("no answer in time")]
+    #[error("the client did not reply in time")]
     TimedOut,
     #[error("waiting on the server's own thread would never end")]
     WouldDeadlock,

@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(count(&theirs), 2);
         assert!(event.signal());
         assert!(event.take());
-        assert!(!event.take(), "nothing is left, and the read does not wait for it");
+        assert!(!event.take(), "the counter is 0, and the read does not wait");
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
         assert!(event.signal(), "a write would block here");
         assert!(event.signal());
         let flags = rustix::fs::fcntl_getfl(&theirs).unwrap();
-        assert!(!flags.contains(OFlags::NONBLOCK), "how the client uses its file is its own affair");
+        assert!(!flags.contains(OFlags::NONBLOCK), "the client's use of its file does not matter here");
     }
 
     #[test]

@@ -54,17 +54,17 @@ pub struct IrqCounts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum IrqError {
-    #[error("interrupt type {0} does not exist, a PCI function has types 0 to 4")]
+    #[error("interrupt type {0} does not exist; a PCI function has types 0 to 4")]
     Type(u32),
     #[error("flags {0:#x} need one data bit of 0x7 and one action bit of 0x38")]
     Flags(u32),
     #[error("flags {0:#x} do not suit this interrupt type")]
     Unsuitable(u32),
-    #[error("interrupts {start} and the {count} from there go beyond the {have} of type {index}")]
+    #[error("{count} interrupts from {start} exceed the {have} of type {index}")]
     Range { index: u32, start: u32, count: u32, have: usize },
-    #[error("{got} bytes of booleans came for {count} interrupts")]
+    #[error("the client sent {got} bytes of booleans for {count} interrupts")]
     Booleans { got: usize, count: u32 },
-    #[error("{got} file descriptors came for {count} interrupts; 0 or {count} were expected")]
+    #[error("the client sent {got} file descriptors for {count} interrupts; 0 or {count} were expected")]
     Descriptors { got: usize, count: u32 },
     #[error("a file descriptor for an interrupt is not an eventfd")]
     NotEventfd,
@@ -411,7 +411,7 @@ mod tests {
         irqs.set_intx_level(true);
         assert_eq!(count(&ours), 1);
         irqs.set(&set(UNMASK, 0, 0, 1), &[], vec![]).unwrap();
-        assert_eq!(count(&ours), 1, "the level still stands");
+        assert_eq!(count(&ours), 1, "the level is still high");
         irqs.set_intx_level(false);
         irqs.set(&set(UNMASK, 0, 0, 1), &[], vec![]).unwrap();
         assert_eq!(count(&ours), 0, "the level has dropped");
@@ -449,7 +449,7 @@ mod tests {
         irqs.set(&set(IRQ_DATA_EVENTFD | IRQ_ACTION_UNMASK, 0, 0, 1), &[], vec![unmask_theirs]).unwrap();
         irqs.set_intx_level(true);
         irqs.unmask_event();
-        assert_eq!(count(&ours), 1, "no event came yet");
+        assert_eq!(count(&ours), 1, "no event has arrived yet");
         rustix::io::write(&unmask_ours, &1u64.to_ne_bytes()).unwrap();
         irqs.unmask_event();
         assert_eq!(count(&ours), 1);

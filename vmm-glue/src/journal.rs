@@ -105,7 +105,8 @@ impl Journal {
         if let Err(error) = self.write(save) {
             tracing::warn!(
                 why = %error,
-                "the VMM's connection is not kept for another daemon: if this one is killed, its device is gone"
+                "the VMM's connection is not stored for another daemon: if this daemon is killed, the VMM loses its \
+                 device"
             );
             self.give_up();
         }
@@ -125,12 +126,12 @@ impl Journal {
         let mut writer = Writer::new(identity);
         writer.put(CLIENT, &saved).map_err(io::Error::other)?;
         if !file::write_half(file.as_fd(), next, &writer.finish())? {
-            return Err(io::Error::other("what it has is more than a journal holds").into());
+            return Err(io::Error::other("its state exceeds the size of a journal").into());
         }
         *sequence = next;
         if !self.kept {
             if !keeper.keep_more(Kept::Journal, file.as_fd()) {
-                return Err(io::Error::other("the service manager keeps no more descriptors").into());
+                return Err(io::Error::other("the service manager accepts no more descriptors").into());
             }
             self.kept = true;
         }

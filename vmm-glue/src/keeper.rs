@@ -115,10 +115,10 @@ impl Slots {
                     })
                 });
                 let free =
-                    free.ok_or_else(|| io::Error::other(format!("it has given more than {SLOTS} descriptors")))?;
+                    free.ok_or_else(|| io::Error::other(format!("the client has lent more than {SLOTS} descriptors")))?;
                 let slot = Kept::Slot(u8::try_from(free).unwrap_or(SLOTS));
                 if !keeper.keep_more(slot, fd) {
-                    return Err(io::Error::other("the service manager keeps no more descriptors"));
+                    return Err(io::Error::other("the service manager accepts no more descriptors"));
                 }
                 free
             }

@@ -41,7 +41,7 @@
         clippy::indexing_slicing,
         clippy::arithmetic_side_effects,
         clippy::cast_possible_truncation,
-        reason = "a test that goes wrong may panic"
+        reason = "a failing test may panic"
     )
 )]
 

@@ -49,15 +49,15 @@ pub struct MmapArea {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum MappableError {
-    #[error("{0} areas, 1 to {MAX_AREAS} are possible")]
+    #[error("{0} areas; a region has 1 to {MAX_AREAS}")]
     Count(usize),
     #[error("the area at {offset:#x} of {size:#x} bytes is not a whole number of pages of {page:#x} bytes")]
     Unaligned { offset: u64, size: u64, page: u64 },
-    #[error("the area at {offset:#x} starts before {least:#x}, where the one before it ends")]
+    #[error("the area at {offset:#x} starts before {least:#x}, the end of the previous area")]
     Order { offset: u64, least: u64 },
-    #[error("the area at {offset:#x} of {size:#x} bytes is not inside of the region's {region:#x}")]
+    #[error("the area at {offset:#x} of {size:#x} bytes is not inside the region's {region:#x} bytes")]
     Outside { offset: u64, size: u64, region: u64 },
-    #[error("cannot look at the file: {0}")]
+    #[error("cannot read the file's properties: {0}")]
     Stat(Errno),
     #[error("not a regular file; a memfd is needed")]
     NotRegular,
@@ -65,7 +65,7 @@ pub enum MappableError {
     TooShort { file: u64, end: u64 },
     #[error("the file lacks the seals {missing:?}; a client could change it under the device")]
     NotSealed { missing: SealFlags },
-    #[error("the region cannot be written, the file can; seal it against writing (F_SEAL_FUTURE_WRITE)")]
+    #[error("the region is read-only and the file is writable; seal the file against writing (F_SEAL_FUTURE_WRITE)")]
     Writable,
 }
 

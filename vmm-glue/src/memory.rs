@@ -105,14 +105,15 @@ pub enum MemoryError {
     NotReadable { gpa: u64 },
     #[error("memory at guest physical address {gpa:#x} is not writable")]
     NotWritable { gpa: u64 },
-    #[error("memory at guest physical address {gpa:#x} came without a file; it takes DMA messages")]
+    #[error("memory at guest physical address {gpa:#x} has no file; access it through DMA messages")]
     NoFile { gpa: u64 },
-    #[error("memory at guest physical address {gpa:#x} is private to the VMM; start it with share=on")]
+    #[error("memory at guest physical address {gpa:#x} is private to the VMM; start the VMM with share=on")]
     NotShared { gpa: u64 },
     #[error("memory at guest physical address {gpa:#x} was withdrawn by the VMM")]
     Withdrawn { gpa: u64 },
     #[error(
-        "memory at guest physical address {gpa:#x} was never touched by the VM, and no more of it may be touched for it"
+        "memory at guest physical address {gpa:#x} was never touched by the VM, and the limit of memory that the \
+         daemon may touch first is reached"
     )]
     Untouched { gpa: u64 },
 }
@@ -121,20 +122,23 @@ pub enum MemoryError {
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum AddError {
-    #[error("address {gpa:#x}, size {size:#x} and file offset {offset:#x} must be multiples of 4096, the size not 0")]
+    #[error(
+        "address {gpa:#x}, size {size:#x} and file offset {offset:#x} must be multiples of 4096, and the size \
+        must not be 0"
+    )]
     Unaligned { gpa: u64, size: u64, offset: u64 },
-    #[error("address {gpa:#x} and size {size:#x} go beyond the address space")]
+    #[error("address {gpa:#x} and size {size:#x} exceed the address space")]
     Overflow { gpa: u64, size: u64 },
     #[error("overlaps the region at {gpa:#x} of {size:#x} bytes")]
     Overlap { gpa: u64, size: u64 },
-    #[error("{0} regions are mapped already, as many as are allowed")]
+    #[error("{0} regions are already mapped, which is the maximum")]
     TooMany(usize),
     #[error(
-        "its file is a new one, and the regions have {0} different files already, as many as are allowed; \
+        "the region has a new file, and the other regions already have {0} different files, which is the maximum; \
          lend memory as parts of fewer files"
     )]
     TooManyFiles(usize),
-    #[error("{have:#x} bytes are mapped already, {limit:#x} are allowed")]
+    #[error("{have:#x} bytes are already mapped; the maximum is {limit:#x}")]
     TooMuch { have: u64, limit: u64 },
     #[error("the file of the memory cannot be mapped")]
     File(#[from] MapFileError),

@@ -246,7 +246,7 @@ impl Clients<'_> {
             match accepted.leave() {
                 Ok(stream) => parked.active = Some((stream, connection)),
                 Err(error) => {
-                    tracing::error!(%error, "VMM disconnected: its connection cannot rest");
+                    tracing::error!(%error, "VMM disconnected: its connection cannot be suspended");
                     connection.close(self.device);
                 }
             }
@@ -259,7 +259,7 @@ impl Clients<'_> {
     fn serve(&mut self, spin: &mut Spin) {
         for _ in 0..MAX_ROUNDS {
             if self.link.take_disconnect() && self.active.is_some() {
-                tracing::info!("disconnecting the VMM as asked");
+                tracing::info!("disconnecting the VMM on request");
                 self.end(None);
             }
             let Some(active) = &mut self.active else { return };
@@ -313,7 +313,7 @@ impl Clients<'_> {
                     return;
                 }
                 if self.waiting.len() >= MAX_WAITING {
-                    self.closed("it said nothing and others wait");
+                    self.closed("it sent no data and other connections wait");
                     self.waiting.remove(0);
                 }
                 self.waiting.push(Accepted { stream, keeper: None, left: false });
@@ -335,7 +335,7 @@ impl Clients<'_> {
             match rustix::net::recv(&accepted.stream, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN | Errno::INTR) => self.waiting.push(accepted),
                 Err(_) | Ok((_, 0)) => (),
-                Ok((_, len)) if len < HEADER_SIZE => self.closed("its first message has no whole header"),
+                Ok((_, len)) if len < HEADER_SIZE => self.closed("its first message has an incomplete header"),
                 Ok(_) if self.active.is_none() => {
                     let link = self.link.clone();
                     let mut connection = Connection::new(link, &self.server.options, socket::peer(&accepted.stream));

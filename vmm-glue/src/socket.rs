@@ -39,11 +39,11 @@ pub struct SocketOptions {
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum BindError {
-    #[error("{} is in use: {owner} serves it; choose another path or end it", path.display())]
+    #[error("{} is in use: {owner} serves it; choose another path or stop that process", path.display())]
     InUse { path: PathBuf, owner: String },
-    #[error("{} exists and is not a socket; choose another path or remove it", path.display())]
+    #[error("{} exists and is not a socket; choose another path or remove the file", path.display())]
     NotASocket { path: PathBuf },
-    #[error("{} is too long for a socket: 107 bytes are possible", path.display())]
+    #[error("{} is too long for a socket: the maximum is 107 bytes", path.display())]
     TooLong { path: PathBuf },
     #[error("{} cannot be bound: the directory {} does not exist; create it", path.display(), parent.display())]
     NoDirectory { path: PathBuf, parent: PathBuf },
@@ -118,7 +118,7 @@ fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
     let is_ours = there.st_uid == rustix::process::geteuid().as_raw() || Some(there.st_uid) == options.uid;
     if FileType::from_raw_mode(there.st_mode) != FileType::Socket || !is_ours {
         let source =
-            io::Error::other("another file has taken its place; name a folder that only the daemon's user writes");
+            io::Error::other("another file has replaced it; choose a folder that only the daemon's user can write to");
         return Err(system("change the rights of")(source));
     }
     if options.uid.is_some() || options.gid.is_some() {
@@ -179,7 +179,7 @@ fn make_free(path: &Path) -> Result<(), BindError> {
             Err(BindError::InUse { path, owner })
         }
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            tracing::info!(path = %path.display(), "removing a socket that no process serves any more");
+            tracing::info!(path = %path.display(), "removing a socket that no process serves");
             std::fs::remove_file(&path).map_err(|source| BindError::System {
                 action: "remove the stale socket",
                 path,
@@ -187,7 +187,7 @@ fn make_free(path: &Path) -> Result<(), BindError> {
             })
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(BindError::System { action: "find out who serves", path, source }),
+        Err(source) => Err(BindError::System { action: "find the process that serves", path, source }),
     }
 }
 

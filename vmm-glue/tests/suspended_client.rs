@@ -226,7 +226,7 @@ fn missing_or_wrong_descriptors_are_rejected() {
     let all = || descriptors.iter().map(another).collect::<Vec<_>>();
     for missing in 0..descriptors.len() {
         let said = refused(all()[..missing].iter().map(another).collect(), IRQS);
-        assert!(said.contains("did not come along"), "{said}");
+        assert!(said.contains("is missing"), "{said}");
     }
     // Swap each descriptor with another.
     for place in 1..descriptors.len() {

@@ -48,7 +48,11 @@ impl Client {
         let reply = self.request(Command::MIG_DATA_READ, body.as_bytes(), &[])?;
         let (said, data) = parse::<MigData>(&reply.body)?;
         if length(data.len()) != said.size || said.size > size || said.argsz != said.size.saturating_add(8) {
-            return Err(ClientError::Protocol(format!("{} bytes of state, said to be {}", data.len(), said.size)));
+            return Err(ClientError::Protocol(format!(
+                "the server sent {} bytes of state and announced {}",
+                data.len(),
+                said.size
+            )));
         }
         Ok(data.to_vec())
     }

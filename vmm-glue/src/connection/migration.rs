@@ -43,10 +43,9 @@ impl From<MigrationError> for Refusal {
 /// Returns the device as a migratable device.
 fn as_migration(device: &mut dyn Device) -> Result<&mut dyn Migration, Refusal> {
     // The kernel reports this error for a feature that a device lacks. A client that gets it blocks migration.
-    device.migration().ok_or_else(|| Refusal {
-        errno: Errno::NOTTY,
-        reason: "the state of this device cannot be taken elsewhere".to_owned(),
-    })
+    device
+        .migration()
+        .ok_or_else(|| Refusal { errno: Errno::NOTTY, reason: "this device cannot be migrated".to_owned() })
 }
 
 impl Session {
@@ -119,7 +118,8 @@ impl Session {
     /// Moves to a state through the intermediate states.
     fn go_to(&mut self, device: &mut dyn Migration, number: u32) -> Result<(), Refusal> {
         let Some(to) = State::from_wire(number) else {
-            let what = if number == STATE_ERROR { "is no state to ask for" } else { "is not supported" };
+            let what =
+                if number == STATE_ERROR { "is not a state that a client can request" } else { "is not supported" };
             return refuse(Errno::INVAL, format!("state {number} of migration {what}"));
         };
         // After this call, the configuration space may be that of another device.
@@ -130,7 +130,7 @@ impl Session {
             let failed = |error: MigrationError, left: State| (Refusal::from(error), left);
             let gone = match (state, next) {
                 (State::Error, _) => {
-                    return refuse(Errno::IO, "the device has failed while it was to be another, and is to be reset");
+                    return refuse(Errno::IO, "the device failed while it loaded a state, and must be reset");
                 }
                 (State::Running, _) => device.stop().map_err(|error| failed(error, State::Running)),
                 (State::StopCopy, _) => {
@@ -170,7 +170,10 @@ impl Session {
         let len = self.piece(size)?;
         let all = wire_len(size_of::<MigData>().saturating_add(len));
         if argsz < all {
-            return refuse(Errno::INVAL, format!("room for {argsz} bytes of an answer with {size} bytes of state"));
+            return refuse(
+                Errno::INVAL,
+                format!("the reply has {size} bytes of state, and the client accepts {argsz} bytes"),
+            );
         }
         let mut data = vec![0; len];
         let written = migration.save(&mut data)?;
@@ -190,7 +193,7 @@ impl Session {
         self.in_state(State::Resuming, "written")?;
         let len = self.piece(size)?;
         if len != data.len() {
-            return refuse(Errno::INVAL, format!("{} bytes of state came, {size} were said", data.len()));
+            return refuse(Errno::INVAL, format!("the client sent {} bytes of state and announced {size}", data.len()));
         }
         Ok(migration.load(data)?)
     }
@@ -200,7 +203,7 @@ impl Session {
         if now != state {
             return refuse(
                 Errno::INVAL,
-                format!("a device's state is {done} in state {state:?}, and it is in {now:?}"),
+                format!("a device's state is {done} in migration state {state:?}, and the device is in {now:?}"),
             );
         }
         Ok(())
@@ -210,7 +213,7 @@ impl Session {
     fn piece(&self, size: u32) -> Result<usize, Refusal> {
         let len = usize::try_from(size).unwrap_or(usize::MAX);
         if len > self.max_transfer {
-            return refuse(Errno::INVAL, format!("{size} bytes of state; {} go at once", self.max_transfer));
+            return refuse(Errno::INVAL, format!("{size} bytes of state exceed the maximum of {}", self.max_transfer));
         }
         Ok(len)
     }
@@ -229,10 +232,10 @@ impl Session {
             range.length != 0 && range.iova.checked_add(range.length.saturating_sub(1)).is_some()
         };
         if !page_size.is_power_of_two() || !ranges.iter().all(is_range) {
-            return refuse(Errno::INVAL, format!("pages of {page_size} bytes, or a range that is none"));
+            return refuse(Errno::INVAL, format!("pages of {page_size} bytes, or an invalid range"));
         }
         if self.migration.logs {
-            return refuse(Errno::INVAL, "writes of client memory are logged already");
+            return refuse(Errno::INVAL, "writes of client memory are already logged");
         }
         self.link.memory().writes().set(true);
         device.log_writes(true);
@@ -251,13 +254,16 @@ impl Session {
         if !page_size.is_power_of_two() || page_size < PAGE_SIZE || length == 0 || iova.checked_add(length).is_none() {
             return refuse(
                 Errno::INVAL,
-                format!("no range of pages of {page_size} bytes has {length:#x} from {iova:#x}"),
+                format!("{length:#x} bytes at {iova:#x} are not a range of pages of {page_size} bytes"),
             );
         }
         let words = length.div_ceil(page_size).div_ceil(64);
         let bytes = usize::try_from(words.saturating_mul(8)).unwrap_or(usize::MAX);
         if bytes > self.max_transfer {
-            return refuse(Errno::INVAL, format!("a bitmap of {bytes} bytes; {} go at once", self.max_transfer));
+            return refuse(
+                Errno::INVAL,
+                format!("a bitmap of {bytes} bytes exceeds the maximum of {}", self.max_transfer),
+            );
         }
         Ok(bytes)
     }

@@ -48,7 +48,7 @@ impl Outbox {
         let within = |place: u32| usize::try_from(place).is_ok_and(|place| place < bytes.len());
         let ordered = fds.iter().map(|(place, _)| place).is_sorted() && fds.iter().all(|(place, _)| within(*place));
         Invalid::unless(ordered && bytes.len() <= most.saturating_mul(4), || {
-            format!("{} bytes wait to be sent, or descriptors with none of them", bytes.len())
+            format!("{} bytes wait to be sent, or a descriptor does not belong to any of them", bytes.len())
         })?;
         let mut places = VecDeque::new();
         for (place, fd) in fds {

@@ -278,7 +278,7 @@ impl Receive {
         let end = place(end);
         let skip = if ahead == 0 { skip } else { saved.skip };
         Invalid::unless(start <= end && end <= room.len() && skip <= u64::from(MAX_SKIP), || {
-            format!("bytes {start} to {end} of a message, of which {skip} are to be skipped")
+            format!("bytes {start} to {end} of a message, of which {skip} must be skipped")
         })?;
         let now = answered.max(position);
         let until = if clean { received_until(&room, start, end, skip)? } else { end };
@@ -292,7 +292,7 @@ impl Receive {
         let last = now.saturating_add(length(until.saturating_sub(start)));
         if until > end && sets.back().is_none_or(|set| set.end != last) {
             Invalid::unless(!wants_descriptors(room.get(start..until).unwrap_or_default()), || {
-                "it was killed when it had just received descriptors".into()
+                "the daemon was killed just after it received descriptors".into()
             })?;
         }
         let mut receive = Self {
@@ -331,7 +331,7 @@ fn received_until(room: &[u8], start: usize, end: usize, skip: u64) -> Result<us
         let header = room.get(at..).and_then(|rest| Header::read_from_prefix(rest).ok());
         let size = header.map_or(0, |(header, _)| usize::try_from(header.size).unwrap_or(usize::MAX));
         let whole = skip == 0 && size >= HEADER_SIZE && at.saturating_add(size) <= room.len();
-        Invalid::unless(whole, || "it was killed when it had just received a part of a message".into())?;
+        Invalid::unless(whole, || "the daemon was killed just after it received a part of a message".into())?;
         at = at.saturating_add(size);
     }
     Ok(at)

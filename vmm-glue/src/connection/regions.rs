@@ -103,7 +103,10 @@ impl Session {
     ) -> Result<(), Refusal> {
         let (index, count) = self.check(access, true)?;
         if data.len() != count {
-            return refuse(Errno::INVAL, format!("{} bytes of data came for a write of {count}", data.len()));
+            return refuse(
+                Errno::INVAL,
+                format!("the client sent {} bytes of data for a write of {count}", data.len()),
+            );
         }
         add(&self.link.counters().region_writes, 1);
         self.configured |= index == RegionIndex::Config;
@@ -139,7 +142,7 @@ impl Session {
         if len == 0 || len > self.max_transfer {
             return refuse(
                 Errno::INVAL,
-                format!("an access of {count} bytes, 1 to {} are possible", self.max_transfer),
+                format!("an access of {count} bytes; it must have 1 to {} bytes", self.max_transfer),
             );
         }
         if offset.checked_add(u64::from(count)).is_none_or(|end| end > info.size()) {

@@ -182,7 +182,7 @@ impl SavedReceive {
     pub(super) fn check(&self, room: usize) -> Result<(), Invalid> {
         let Self { bytes, skip, sets } = self;
         Invalid::unless(bytes.len() <= room && *skip <= u64::from(MAX_SKIP), || {
-            format!("{} bytes of a message wait, and {skip} are to be skipped", bytes.len())
+            format!("{} bytes of a message wait, and {skip} must be skipped", bytes.len())
         })?;
         let ends = sets.iter().map(|set| set.end);
         Invalid::unless(ends.clone().is_sorted() && sets.len() <= super::receive::MAX_SETS, || {

@@ -108,7 +108,7 @@ impl Session {
         let Message { header, body, .. } = message;
         if header.is_reply() {
             if !self.link.dma().reply(&header, body) {
-                self.log(&header, "a reply to nothing that was asked");
+                self.log(&header, "a reply without a request");
                 add(&self.link.counters().errors, 1);
             }
             return Ok(());
@@ -142,12 +142,15 @@ impl Session {
         if truncated {
             return refuse(
                 Errno::MFILE,
-                "file descriptors were lost: too many came, or this process has too many open",
+                "file descriptors were lost: the client sent too many, or this process has too many open",
             );
         }
         if !fds.is_empty() && command != Command::DMA_MAP && command != Command::DEVICE_SET_IRQS {
             add_len(&self.link.counters().stray_fds, fds.len());
-            return refuse(Errno::INVAL, format!("{} file descriptors came where none belongs", fds.len()));
+            return refuse(
+                Errno::INVAL,
+                format!("the client sent {} file descriptors with a message that carries none", fds.len()),
+            );
         }
         match command {
             Command::REGION_WRITE => return self.region_write(device, &header, body, out),
@@ -198,11 +201,11 @@ impl Session {
                 self.migration.was_reset();
                 self.configured = true;
             }
-            Command::VERSION => return refuse(Errno::INVAL, "the version has been negotiated already"),
+            Command::VERSION => return refuse(Errno::INVAL, "the version has already been negotiated"),
             Command::DEVICE_FEATURE => return self.feature(device, &header, body, out),
             Command::MIG_DATA_READ => return self.migration_read(device, &header, body, out),
             Command::MIG_DATA_WRITE => self.migration_write(device, body)?,
-            Command::DIRTY_PAGES => return refuse(Errno::NOTSUP, "dirty pages are told by device features"),
+            Command::DIRTY_PAGES => return refuse(Errno::NOTSUP, "dirty pages are reported through device features"),
             Command::DEVICE_GET_REGION_IO_FDS => return refuse(Errno::NOTSUP, "regions have no I/O file descriptors"),
             Command::DMA_READ | Command::DMA_WRITE => {
                 return refuse(Errno::INVAL, "only the server sends this command");
@@ -356,7 +359,8 @@ impl Session {
         };
         let fixed = wire_len(size_of::<RegionInfoBody>());
         if request.argsz < fixed {
-            let reason = format!("room for {} bytes, a region's description has {fixed}", request.argsz);
+            let reason =
+                format!("the client accepts {} bytes, and the description of a region has {fixed}", request.argsz);
             return refuse(Errno::INVAL, reason);
         }
         let mut info = RegionInfoBody { argsz: fixed, index: request.index, size: region.size(), ..Default::default() };
@@ -456,9 +460,9 @@ impl Session {
             tracing::error!(
                 gpa = format_args!("{gpa:#x}"),
                 file_bytes,
-                "guest memory is private to the VMM, the device would read zeros; start QEMU with share=on (for example \
-                 -object memory-backend-memfd,id=m0,size=...,share=on -machine memory-backend=m0), cloud-hypervisor with \
-                 --memory shared=on"
+                "guest memory is private to the VMM, so the device would read zeros; start QEMU with share=on (for \
+                 example -object memory-backend-memfd,id=m0,size=...,share=on -machine memory-backend=m0), or \
+                 cloud-hypervisor with --memory shared=on"
             );
             device.memory_not_shared(gpa);
         }
@@ -491,10 +495,7 @@ fn reply(header: &Header, body: &(impl IntoBytes + Immutable), out: &mut Outbox)
 }
 
 pub(super) fn too_short(body: &[u8], want: usize) -> Refusal {
-    Refusal {
-        errno: Errno::INVAL,
-        reason: format!("the message is cut short: {} bytes, {want} are needed", body.len()),
-    }
+    Refusal { errno: Errno::INVAL, reason: format!("the message has only {} of {want} bytes", body.len()) }
 }
 
 pub(super) fn parse<T: FromBytes>(body: &[u8]) -> Result<T, Refusal> {

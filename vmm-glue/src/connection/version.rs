@@ -77,7 +77,7 @@ fn capabilities(text: &[u8]) -> Result<Map<String, Value>, String> {
         return Ok(Map::new());
     }
     if text.len() > MAX_TEXT {
-        return Err(format!("capabilities of {} bytes, at most {MAX_TEXT} are taken", text.len()));
+        return Err(format!("capabilities of {} bytes; the maximum is {MAX_TEXT}", text.len()));
     }
     let text = text.strip_suffix(b"\0").ok_or("the capabilities do not end with NUL")?;
     let value: Value =

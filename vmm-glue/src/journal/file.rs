@@ -206,7 +206,7 @@ fn map(file: &OwnedFd, room: usize) -> io::Result<Room> {
 pub(super) fn adopt(file: &OwnedFd, message: usize, extra: usize) -> io::Result<Room> {
     let other = |what: &str| io::Error::other(what.to_owned());
     if !rustix::fs::fcntl_get_seals(file)?.contains(SEALS) {
-        return Err(other("the journal is no sealed memory file"));
+        return Err(other("the journal is not a sealed memory file"));
     }
     let room = room_for(message, extra);
     let size = usize::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(usize::MAX);

@@ -67,7 +67,7 @@ impl Revival {
     /// and gets its old configuration and the client's memory.
     pub fn carry_out(&self, device: &mut dyn Device, link: &Link) -> Result<(), Invalid> {
         let sizes: Vec<u64> = device.regions().iter().map(RegionInfo::size).collect();
-        Invalid::unless(device.is_renewable() && sizes == self.regions, || "the device has other regions now".into())?;
+        Invalid::unless(device.is_renewable() && sizes == self.regions, || "the device's regions have changed".into())?;
         if let Some(journal) = &self.device {
             device.take_journal(Arc::clone(journal)).map_err(Invalid::new)?;
         }
@@ -99,7 +99,7 @@ impl Revival {
         let now = read_words(device);
         let command = |words: &Words| words.get(COMMAND).map(|word| word & 0xffff);
         let same = others.into_iter().all(|(at, word)| now.get(at) == Some(word));
-        Invalid::unless(same && command(&now) == command(&self.words), || "it is a device of another kind now".into())
+        Invalid::unless(same && command(&now) == command(&self.words), || "the kind of the device has changed".into())
     }
 }
 
@@ -161,7 +161,7 @@ impl Journal {
                 }
             }
         }
-        let journal = journal.ok_or_else(|| Invalid::new("its journal is not there"))?;
+        let journal = journal.ok_or_else(|| Invalid::new("its journal is missing"))?;
         let there: Vec<u8> = (0u8..).zip(&slots).filter_map(|(at, slot)| slot.as_ref().map(|_| at)).collect();
         let saved = SavedJournal::newest(&journal)?;
         let SavedJournal {
@@ -191,7 +191,7 @@ impl Journal {
         Invalid::unless(ascend(files.iter().map(|(region, _)| region)), || "files of regions are not in order".into())?;
         let mapped = |(region, fd): (u8, u32)| -> Result<_, ParkError> {
             let region = RegionIndex::from_wire(region.into());
-            let region = region.ok_or_else(|| Invalid::new("a file is of a region that there is not"))?;
+            let region = region.ok_or_else(|| Invalid::new("a file belongs to a region that does not exist"))?;
             Ok((region, Arc::new(given.take(fd)?)))
         };
         let files = files.into_iter().map(mapped).collect::<Result<Vec<_>, ParkError>>()?;

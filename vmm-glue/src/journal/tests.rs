@@ -190,7 +190,7 @@ fn next_process_restores_client_memory_and_device_config() {
         assert_eq!((next.device.0[0], next.device.0[5], next.device.0[255]), (7, 7, 7));
         assert_eq!(next.link.counters().snapshot().daemon_deaths_survived, deaths);
         let slots: Vec<_> = [Kept::Journal].into_iter().chain((0..3).map(Kept::Slot)).collect();
-        assert_eq!(next.store.names(), slots, "nothing was given twice");
+        assert_eq!(next.store.names(), slots, "no descriptor was stored twice");
         process = next;
         process.device = Words::of(7);
     }
@@ -296,8 +296,8 @@ fn invalid_or_incomplete_journal_is_rejected() {
         let kept = process.store.remains().into_iter().filter(|(of, _)| *of != what).collect();
         process.next(kept).err().unwrap().to_string()
     };
-    assert!(without(Kept::Journal).contains("its journal is not there"));
-    assert!(without(Kept::Slot(0)).contains("did not come along"));
+    assert!(without(Kept::Journal).contains("its journal is missing"));
+    assert!(without(Kept::Slot(0)).contains("descriptor 0 is missing"));
     let instead = |what: Kept, fd: OwnedFd| {
         let mut kept = process.store.remains();
         kept.iter_mut().filter(|(of, _)| *of == what).for_each(|(_, there)| *there = fd.try_clone().unwrap());
@@ -324,7 +324,7 @@ fn device_of_another_kind_is_not_the_clients() {
     let mut next = process.next(process.store.remains()).unwrap();
     next.device = Words(vec![0; 512], None);
     let said = next.connection.resume(&mut next.device).unwrap_err().to_string();
-    assert!(said.contains("other regions"), "{said}");
+    assert!(said.contains("regions have changed"), "{said}");
 }
 
 #[test]

@@ -25,13 +25,16 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum MapFileError {
-    #[error("cannot look at the file: {0}")]
+    #[error("cannot read the file's properties: {0}")]
     Stat(Errno),
-    #[error("not a regular file; memory comes as memfd, a file in /dev/shm or on hugetlbfs")]
+    #[error("not a regular file; lend memory as a memfd, or as a file in /dev/shm or on hugetlbfs")]
     NotRegular,
-    #[error("file system type {0:#x} can block the device; memory comes as memfd, a file in /dev/shm or on hugetlbfs")]
+    #[error(
+        "file system type {0:#x} can block the device; lend memory as a memfd, or as a file in /dev/shm or on \
+        hugetlbfs"
+    )]
     FileSystem(u64),
-    #[error("the file has {file_size:#x} bytes, the region wants {size:#x} from {offset:#x}")]
+    #[error("the file has {file_size:#x} bytes, and the region needs {size:#x} at {offset:#x}")]
     TooShort { file_size: u64, offset: u64, size: u64 },
     #[error("the file offset {offset:#x} and size {size:#x} do not fit this host")]
     TooLarge { offset: u64, size: u64 },

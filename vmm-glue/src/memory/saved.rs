@@ -62,7 +62,7 @@ impl GuestMemory {
             let added = match self.add(request()?, limits, wake) {
                 Err(AddError::File(error)) => {
                     let gpa = format_args!("{gpa:#x}");
-                    tracing::warn!(gpa, size, %error, "memory of a VMM cannot be mapped again, its connection ends");
+                    tracing::warn!(gpa, size, %error, "memory of a VMM cannot be mapped again; closing its connection");
                     self.add_withdrawn(request()?, limits, wake)
                 }
                 added => added,

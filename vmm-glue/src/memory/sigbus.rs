@@ -146,7 +146,7 @@ fn install() {
     };
     if installed != 0 {
         let error = std::io::Error::last_os_error();
-        tracing::error!(%error, "cannot handle SIGBUS; a VMM that cuts its memory file short will end this process");
+        tracing::error!(%error, "cannot handle SIGBUS; a VMM that truncates its memory file will crash this process");
     }
 }
 

@@ -123,7 +123,7 @@ fn unmappable_memory_is_withdrawn_on_restore_and_rest_is_kept() {
     // Lent memory stays valid when the limits are lowered.
     let fewer = MemoryLimits { files: 1, ..limits };
     next.restore(saved, &given, &fewer, &wake).unwrap();
-    assert!(withdrawals() >= before + 2, "its server looks for it");
+    assert!(withdrawals() >= before + 2, "its server checks for it");
     let mut data = [0; 4];
     next.read(0, &mut data).unwrap();
     assert_eq!(data, [7; 4]);

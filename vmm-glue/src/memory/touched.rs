@@ -60,8 +60,8 @@ impl FirstTouches {
         if !added && self.refused.fetch_add(1, Ordering::Relaxed) == 0 {
             tracing::warn!(
                 limit,
-                "an access to RAM that its VM never touched goes nowhere: the daemon may touch no more of it first \
-                 (`memory.ram.touch_mib`); `mediatorctl vm show` tells of which VM"
+                "an access to RAM that its VM never touched is dropped: the limit of memory that the daemon may touch \
+                 first is reached (`memory.ram.touch_mib`); `mediatorctl vm show` shows which VM"
             );
         }
         added
@@ -160,8 +160,8 @@ mod tests {
         assert_eq!(touches.bytes(), 2 * PAGE_SIZE);
         assert!(looked.may_touch(0, 8 * PAGE, data));
         assert_eq!(touches.bytes(), 6 * PAGE_SIZE, "0 to 3, 5 and 7");
-        assert!(looked.may_touch(0, 8 * PAGE, |_| unreachable!("all are known")));
-        assert!(looked.may_touch(99 * PAGE, PAGE, |_| usize::MAX), "nothing up to the end");
+        assert!(looked.may_touch(0, 8 * PAGE, |_| unreachable!("all pages are known")));
+        assert!(looked.may_touch(99 * PAGE, PAGE, |_| usize::MAX), "no data up to the end");
         assert_eq!((touches.bytes(), touches.refused()), (7 * PAGE_SIZE, 0));
     }
 
@@ -172,11 +172,11 @@ mod tests {
         touches.set_limit(3 * PAGE_SIZE);
         assert!(!looked.may_touch(0, 4 * PAGE, data));
         assert_eq!((touches.bytes(), touches.refused()), (3 * PAGE_SIZE, 1));
-        assert!(looked.may_touch(0, 3 * PAGE, data), "what was counted stays allowed");
-        assert!(looked.may_touch(4 * PAGE, PAGE, data), "and what has data");
+        assert!(looked.may_touch(0, 3 * PAGE, data), "counted pages stay allowed");
+        assert!(looked.may_touch(4 * PAGE, PAGE, data), "pages with data are allowed too");
         assert!(!looked.may_touch(5 * PAGE, PAGE, data));
         touches.set_limit(4 * PAGE_SIZE);
-        assert!(looked.may_touch(5 * PAGE, PAGE, data), "the operator allows more");
+        assert!(looked.may_touch(5 * PAGE, PAGE, data), "the operator raises the limit");
         touches.forget();
         assert_eq!(touches.bytes(), 0);
     }
