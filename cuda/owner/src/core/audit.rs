@@ -5,14 +5,14 @@ use super::{Body, Core, OWN_NUMBERS, WORK_AT_ONCE};
 use cuda_protocol::{MAX_EXPORTED, MAX_PENDING};
 use std::collections::BTreeMap;
 
-/// Maximum units of work of one event: the deferrable part, a message's own, and checks of all connections.
+/// Maximum units of work of one event: deferrable work, the message's own work, and checks of all connections.
 const STEPS_MOST: u64 = WORK_AT_ONCE as u64 + 6 * MAX_EXPORTED as u64 + 2048;
 
 impl Core {
     /// Checks sums, bounds and holders.
     ///
     /// # Panics
-    /// If the accounts disagree, or an event exceeded its limit. `steps` is the work of the last event.
+    /// Panics if the accounts disagree, or if an event exceeded its limit. `steps` is the work of the last event.
     pub(crate) fn audit(&self, steps: u64) {
         assert!(steps <= STEPS_MOST, "an event of {steps} steps");
         let mut owners = BTreeMap::new();
@@ -78,10 +78,10 @@ impl Core {
         assert!(self.next - self.first_number < OWN_NUMBERS);
     }
 
-    /// Checks that no state is left.
+    /// Checks that no state is left behind.
     ///
     /// # Panics
-    /// If any state is left.
+    /// Panics if any state is left.
     pub(crate) fn audit_empty(&self) {
         assert!(self.sessions.is_empty() && self.machine.relocations.is_idle() && self.releases.is_empty());
         assert!(

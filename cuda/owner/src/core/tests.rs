@@ -1,4 +1,4 @@
-//! The owner's state machine with programs and workers that follow its orders, in any order.
+//! Runs the owner's state machine with programs and workers that execute its orders in any order.
 
 mod accounts;
 mod bounds;
@@ -131,7 +131,7 @@ fn retired_tenant_releases_programs_memory_and_name() {
         world.pass(1_000 * MS);
         world.check();
         assert_eq!((world.core.tenant("one"), world.places(two)), (None, (6, 0)), "kills: {kills}");
-        // The name and the guarantee of the removed tenant are free.
+        // The name and the guarantee of the removed tenant are available again.
         let all = Limits { guarantee: 2, ..Limits::default() };
         world.core.add_tenant(spec("one", 8, all)).expect("it may be");
         let again = world.connect("one");
@@ -363,7 +363,7 @@ fn a_program_that_declines_keeps_running_and_is_asked_again() {
     world.programs.get_mut(&one).expect("there").mute = true;
     let two = world.connect("two");
     world.ask(two, 1, 4);
-    // The program also does not report if it has empty chunks.
+    // The program does not report whether it has empty chunks either.
     world.pass(50 * MS);
     let order = world.programs[&one].quiet.expect("it is asked to be quiet");
     let program = world.programs.get_mut(&one).expect("there");
@@ -467,7 +467,7 @@ fn next_program_is_notified_shortly_before_recalled_slice_ends() {
     let ending = FromTenant::Ending { card: 0, turn, in_us: u32::MAX };
     world.say(one, ending.clone());
     assert_eq!(world.programs[&other].soon, None, "the turn goes on");
-    // The slice ends; the program has not answered yet.
+    // The slice ends before the program has replied.
     for program in world.programs.values_mut() {
         program.mute = true;
     }

@@ -1,15 +1,15 @@
-//! Unmanaged processes that use the card: the library was bypassed, or they belong to no tenant.
+//! Unmanaged processes that use the card. They bypass the library, or do not belong to a tenant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Core;
 use super::types::{Action, OnStranger, UnmanagedProcess, User};
 
-/// Number of polls that must find a process before it counts as unmanaged: a process that is starting or ending may be
-/// found once.
+/// Number of polls that must list a process before it counts as unmanaged. A process that is starting or exiting may
+/// appear once.
 const MIN_POLLS_PRESENT: u32 = 2;
 
-/// Unmanaged processes, each with the number of polls that found it.
+/// Unmanaged processes, each with the number of polls that listed it.
 #[derive(Debug, Default)]
 pub(super) struct UnmanagedProcesses(BTreeMap<u32, (UnmanagedProcess, u32)>);
 

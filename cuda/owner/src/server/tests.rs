@@ -1,5 +1,5 @@
-//! The threads, over a real socket, with the model of a driver: programs are threads of this process that act like the
-//! library, and access their chunks through the descriptors.
+//! Tests the threads over a real socket with the model of a driver. Programs are threads of this process that act like
+//! the library and access their chunks through the descriptors.
 
 use super::*;
 use crate::core::{OnStuck, TenantSpec};
@@ -16,7 +16,7 @@ fn config(card: u64) -> CardConfig {
         host_bytes: 32 * CHUNK,
         chunk_bytes: CHUNK,
         host_ready_bytes: 2 * CHUNK,
-        // Chunks are shared here, without quanta.
+        // Chunks are shared in these tests, without quanta.
         quanta: vram::QuantaConfig { mode: vram::Mode::Off, ..vram::QuantaConfig::default() },
         ..CardConfig::new(card * CHUNK)
     }
@@ -41,10 +41,10 @@ fn start(driver: &Arc<Model>, card: u64, folder: &Path) -> Server {
     server
 }
 
-/// Memory of a program: each chunk with the descriptor of its mapping.
+/// Memory of a program: the place of each chunk, and the descriptor of its mapping.
 type Chunks = BTreeMap<ChunkId, (cuda_protocol::Place, File)>;
 
-/// A program whose library answers orders on a separate thread.
+/// A program whose library replies to orders on a separate thread.
 struct Program {
     link: Arc<Link>,
     chunks: Arc<Mutex<Chunks>>,
@@ -101,7 +101,7 @@ impl Program {
         self.chunks.lock().expect("whole").values().filter(|(place, _)| *place == cuda_protocol::Place::Host).count()
     }
 
-    /// Closes the program's connection; the caller keeps its chunks.
+    /// Closes the program's connection. The caller keeps its chunks.
     fn leave(mut self) -> Chunks {
         rustix::net::shutdown(&*self.link, rustix::net::Shutdown::Both).expect("shut down");
         self.thread.take().expect("once").join().expect("no panic");
@@ -275,7 +275,7 @@ fn program_that_reads_no_chunks_does_not_block_neighbour() {
             break share;
         }
     };
-    // Descriptors of 20 times 100 times 16 chunks would be in transit: more than the limit.
+    // The descriptors of 20 times 100 times 16 chunks would be in transit, which exceeds the limit.
     for request in 0..100 {
         for link in &deaf {
             link.send(&FromTenant::Open { request, share }, &[]).expect("sent");
@@ -288,7 +288,7 @@ fn program_that_reads_no_chunks_does_not_block_neighbour() {
         two.chunks.lock().expect("whole").clear();
         two.say(FromTenant::Free { chunks });
     }
-    // Once the programs read, they get all chunks that they requested, without a loss.
+    // Once the programs read, they get all chunks that they have requested.
     let mut granted = vec![0; deaf.len()];
     until("all that was asked for comes", || {
         for (link, granted) in deaf.iter().zip(&mut granted) {

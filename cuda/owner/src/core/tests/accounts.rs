@@ -1,13 +1,13 @@
-//! The accounts compared with NVML and the driver.
+//! Tests that compare the accounts with NVML and the driver.
 
 use super::*;
 
 /// Size of one context in bytes.
 const CONTEXT: u64 = 512 << 20;
-/// Bytes in use that NVML counts for no process while no tenant exists.
+/// Bytes in use while no tenant exists that NVML does not attribute to any process.
 const IDLE: u64 = 483 << 20;
 
-/// Creates two tenants of eight chunks each on a card of 32.
+/// Creates two tenants of eight chunks each on a card of 32 chunks.
 fn small() -> World {
     let mut world = World::new(32, 8);
     world.core.set_margin(CHUNK);
@@ -24,7 +24,8 @@ fn pid(world: &World, session: SessionId) -> u32 {
     *all.iter().find(|pid| **pid == 100 + session.0 as u32).expect("it is served")
 }
 
-/// Reports these bytes of processes in addition to their contexts, and `lost` bytes without a process, like NVML.
+/// Simulates a poll of NVML: these bytes of processes in addition to their contexts, and `lost` bytes without a
+/// process.
 fn look(world: &mut World, users: &[(u32, u64)], lost: u64) {
     let user = |&(pid, bytes): &(u32, u64)| User {
         pid,
@@ -43,8 +44,8 @@ fn twice(world: &mut World, users: &[(u32, u64)], lost: u64) {
     look(world, users, lost);
 }
 
-/// Returns the bytes of a tenant: its processes' bytes beyond the account, kept bytes, and bytes beyond its quota; and
-/// the total number of its chunks.
+/// Returns a tenant's bytes beyond the account, its kept bytes, and its bytes beyond the quota, and the total number of
+/// its chunks.
 fn past(world: &World, tenant: usize) -> (u64, u64, u64, u32) {
     let card = world.core.view(0);
     let (view, memory) = (&card.tenants[tenant], card.memory_of(tenant));
@@ -58,7 +59,7 @@ fn process_above_its_account_is_charged_when_seen_twice() {
     let one = world.connect("one");
     let pid = pid(&world, one);
     world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Array, bytes: 2 * CHUNK });
-    // NVML does not count managed memory for the process, so it cannot explain other memory.
+    // NVML does not attribute managed memory to the process, so managed memory cannot explain other memory.
     world.say(one, FromTenant::Fix { request: 2, card: 0, kind: FixedKind::Managed, bytes: CHUNK });
     twice(&mut world, &[(pid, 3 * CHUNK)], 0);
     assert_eq!(past(&world, 0), (0, 0, 0, 3), "its account, and the margin");
@@ -96,7 +97,7 @@ fn process_beyond_tenant_quota_is_killed_when_configured() {
     assert_eq!(world.core.view(0).tenants[0].killed, 1);
 }
 
-/// Makes a program free `count` chunks, `missing` bytes of which stay in use.
+/// Makes a program free `count` chunks. `missing` bytes of them remain in use.
 fn frees(world: &mut World, session: SessionId, tenant: u32, count: usize, missing: u64) {
     let chunks: Vec<ChunkId> =
         world.programs.get_mut(&session).expect("there").chunks.keys().copied().take(count).collect();
@@ -161,7 +162,7 @@ fn tenant_is_not_charged_for_memory_of_uncertain_owner() {
     let pids = [one, two].map(|session| (pid(&world, session), 0));
     twice(&mut world, &pids, 0);
     let hidden = 3 * (8 << 20);
-    // Both programs end, and their memory is freed a little later: `missing` bytes may belong to either.
+    // Both programs exit, and their memory is freed a little later. `missing` bytes may belong to either.
     for tenant in [1, 2] {
         world.event(Event::Missing { tenant: vram::TenantId(tenant), sure: false, bytes: 8 * CHUNK });
     }

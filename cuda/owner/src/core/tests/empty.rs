@@ -1,8 +1,8 @@
-//! Empty chunks that programs keep, and empty chunks that they have given up.
+//! Tests empty chunks that programs keep, and empty chunks that they have returned.
 
 use super::*;
 
-/// A world of two tenants that are refused chunks that do not fit on the card.
+/// Creates a world of two tenants. Requests for chunks that do not fit on the card are refused.
 fn refusing(card: u64) -> World {
     let mut world = World::new(card, 8);
     for name in ["one", "two"] {
@@ -12,7 +12,7 @@ fn refusing(card: u64) -> World {
     world
 }
 
-/// Makes a program keep `count` of its chunks empty.
+/// Makes a program keep `count` of its chunks as empty chunks.
 fn empty(world: &mut World, session: SessionId, count: usize) {
     let program = world.programs.get_mut(&session).expect("there");
     program.empty = program.chunks.keys().copied().take(count).collect();
@@ -30,7 +30,7 @@ fn empty_chunks_of_busy_program_prevent_rejection() {
     assert_eq!((world.places(one), world.places(two)), ((3, 0), (5, 0)));
     assert_eq!(world.programs[&two].refused, [0u32; 0]);
     world.check();
-    // Other chunks stay with their program.
+    // All other chunks stay with their program.
     world.pass(300 * MS);
     world.ask(two, 2, 1);
     world.pass(100 * MS);

@@ -1,4 +1,4 @@
-//! Programs that the owner gives up: neither they nor the system can affect the state of their turns and memory.
+//! Tests programs that the owner gives up. Neither they nor the system can affect the state of their turns and memory.
 
 use super::world::*;
 use super::*;
@@ -14,7 +14,7 @@ fn two(card: u64, kills: bool) -> World {
     world
 }
 
-/// Sets up a program that fills the card and has the turn but does not answer, and a program that waits for both.
+/// Creates an unresponsive program that fills the card and has the turn, and a program that waits for both.
 fn held(world: &mut World) -> (SessionId, SessionId) {
     let one = world.connect("one");
     world.ask(one, 1, 8);
@@ -168,7 +168,7 @@ fn tenant_whose_work_exceeds_its_limit_is_quarantined() {
     let mut world = two(16, true);
     let other = world.connect("two");
     world.say(other, FromTenant::Waiting { card: 0 });
-    // The third program of a tenant with work that does not end; the default is three strikes.
+    // Give up three programs of a tenant for work that does not end. The default limit is three strikes.
     for strikes in 1..=3 {
         let one = world.connect("one");
         world.say(one, FromTenant::Waiting { card: 0 });
@@ -192,7 +192,7 @@ fn tenant_whose_work_exceeds_its_limit_is_quarantined() {
     world.core.release(id);
     world.settle();
     assert_eq!(world.core.view(0).strikes(0), (0, false));
-    // The tenant gets turns again when it has paid for the time that the others had to share.
+    // The tenant gets turns again when it has paid for the time that the other tenants lost.
     let has_turn = (0..8_000).any(|_| {
         world.pass(5 * MS);
         world.programs[&one].run.is_some()

@@ -1,4 +1,4 @@
-//! Memory and processes outside the memory that the owner moves: fixed, shared, and unaccounted.
+//! Tests memory and processes that the owner does not move: fixed, shared, and unaccounted memory.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn a_token_cannot_be_computed() {
         let chunks: Vec<_> = world.programs[&one].chunks.keys().copied().collect();
         world.say(one, FromTenant::Export { request: 2, chunks });
         let share = world.programs[&one].share.expect("shared");
-        // The other program knows the numbers, but not the keys.
+        // The other program has the numbers, but not the keys.
         let other = world.connect("one");
         let mut guess = share;
         guess.0[31] ^= 1;
@@ -93,8 +93,8 @@ fn process_outside_owner_is_unmanaged_when_seen_twice() {
     assert_eq!(pids(&world), [0; 0]);
 }
 
-/// Runs a program that fills the card and does not answer, and a program that needs memory, for `ms`; returns true if
-/// the first program still runs.
+/// Runs an unresponsive program that fills the card, and a program that needs memory, for `ms`. Returns true if the
+/// first program still runs.
 fn mute_beside_one_in_need(suspends: Option<bool>, ms: u64) -> (World, bool) {
     let mut world = World::new(8, 16);
     world.suspends = suspends;
@@ -155,7 +155,7 @@ fn guarantee_is_granted_after_memory_of_others_has_moved() {
     world.settle();
     world.pass(100 * MS);
     let told = world.told;
-    // Longer than the minimum stay of a moved chunk.
+    // This is longer than the minimum stay of a moved chunk.
     world.pass(1_000 * MS);
     assert_eq!((world.places(one), world.told), ((2, 6), told), "nothing comes back before it is given");
     world.core.change_tenant(id, &promised(6)).expect("there is room");
@@ -195,7 +195,7 @@ fn unreturned_slice_ends_at_limit_without_other_events() {
     world.say(two, FromTenant::Waiting { card: 0 });
     let limit = sched::VgpuParams::default().max_run_ns.expect("there is one");
     while world.now < 2 * limit && world.programs.contains_key(&one) {
-        // As in the server, use only the wakeups that the owner requested.
+        // As in the server, use only the wakeups that the owner has requested.
         world.now += world.core.next_wakeup().expect("the turn's end is awaited");
         world.event(Event::Tick);
         world.settle();
@@ -241,8 +241,8 @@ fn program_without_slice_pays_for_delaying_another_tenant() {
     assert_eq!((past, held_up), (1, 2), "and the tenant's own work has its limit once more, and no longer");
 }
 
-/// Returns the time, in limits of a turn, until a program is given up that occupies the card at every poll while
-/// another tenant works. It has a turn after each poll if `has_turns`.
+/// Returns the time until a program is given up that occupies the card at every poll while another tenant works, as a
+/// multiple of the limit on a turn. The program has a turn after each poll if `has_turns` is set.
 fn given_up_after(has_turns: bool) -> Option<u64> {
     let mut world = World::new(16, 16);
     for name in ["one", "two"] {
@@ -292,7 +292,7 @@ fn program_with_turns_between_looks_is_never_given_up() {
 #[test]
 fn program_being_suspended_has_the_drivers_limit() {
     let mut world = World::new(16, 16);
-    // The driver does not answer in this time.
+    // The driver does not reply in this time.
     world.suspends = None;
     let mut suspended = TenantSpec { on_stuck: OnStuck::Suspend, ..spec("one", 64, Limits::default()) };
     suspended.time.max_run_ns = Some(1_000 * MS);

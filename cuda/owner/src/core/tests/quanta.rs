@@ -1,4 +1,4 @@
-//! Quanta, and the host memory that they need.
+//! Tests quanta, and the host memory that they need.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn quantum_waits_for_memory_of_ending_program() {
     }
     world.pass(500 * MS);
     assert_eq!(world.places(one), (4, 4), "the card is shared");
-    // From now on this program maps nothing.
+    // The program maps nothing after this.
     world.programs.get_mut(&other).expect("there").ends = true;
     world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
     world.pass(100 * MS);
@@ -45,7 +45,7 @@ fn quantum_waits_for_memory_of_ending_program() {
     assert_eq!(terms.idle_us, 10_000, "nobody else could use the card");
 }
 
-/// Sets up two programs whose memory does not fit on the card together, with quanta of 20 s.
+/// Creates two programs whose memory does not fit on the card together, with quanta of 20 s.
 fn two_that_take_turns() -> (World, [SessionId; 2]) {
     let mut world = two(16, 32);
     let config = world.core.config().clone();
@@ -70,7 +70,7 @@ fn wait_for_memory_of_others_is_bounded() {
     }
     let [first, other] = sessions;
     assert_eq!((world.places(first), world.places(other)), ((12, 0), (4, 8)));
-    // From now on this program maps nothing.
+    // The program maps nothing after this.
     world.programs.get_mut(&other).expect("there").ends = true;
     world.ask(first, 2, 2);
     world.pass(400 * MS);

@@ -1,5 +1,5 @@
-//! Programs that allocate, free, write, connect and disconnect, answer late or in another order, on a card that is too
-//! small.
+//! Tests programs that allocate, free, write, connect and disconnect, and reply late or in another order, on a card
+//! that is too small.
 
 use super::*;
 use proptest::prelude::*;

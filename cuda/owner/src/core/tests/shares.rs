@@ -1,4 +1,4 @@
-//! Shares of time of tenants whose memory does not fit together, with any settings.
+//! Tests the shares of time of tenants whose memory does not fit together, with arbitrary settings.
 
 use super::*;
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ const CARD: u64 = 64;
 #[derive(Clone, Copy, Debug)]
 struct Busy {
     weight: u32,
-    /// Number of chunks that its program has.
+    /// Number of chunks of its program.
     chunks: u32,
     quota: u32,
     guarantee: u32,
@@ -22,11 +22,11 @@ impl Busy {
     }
 }
 
-/// Lets the tenants work for `seconds`, and returns each tenant's part of the total slice time, in permille.
+/// Lets the tenants work for `seconds`. Returns each tenant's part of the total slice time, in permille.
 fn shares(tenants: &[Busy], seconds: u64) -> (World, Vec<u64>) {
     let mut world = World::new(CARD, 512);
     let config = world.core.config().clone();
-    // Short quanta, because the last cycle is cut off at an arbitrary point.
+    // Use short quanta, because the last cycle ends at an arbitrary point.
     let quanta = vram::QuantaConfig { max_ns: 2_000 * MS, ..config.quanta };
     world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
     let mut sessions = Vec::new();
@@ -41,7 +41,7 @@ fn shares(tenants: &[Busy], seconds: u64) -> (World, Vec<u64>) {
         world.ask(*session, 1, tenant.chunks);
         world.say(*session, FromTenant::Waiting { card: 0 });
     }
-    // Quanta have begun, and the first ones have ended.
+    // After this time quanta have begun, and the first ones have ended.
     world.pass(20_000 * MS);
     let mut ran = vec![0u64; tenants.len()];
     for _ in 0..seconds * 200 {
@@ -97,7 +97,7 @@ fn tenant_outside_of_quanta_keeps_its_share() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
-    /// A tenant's memory settings do not affect any tenant's share of time.
+    /// Checks that a tenant's memory settings do not affect any tenant's share of time.
     #[test]
     fn shares_of_time_ignore_memory_settings(
         tenants in prop::collection::vec((1u32..=4, 8u32..=56, 8u32..=64, 0u32..=16), 2..=3),

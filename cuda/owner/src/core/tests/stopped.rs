@@ -1,8 +1,8 @@
-//! Programs that are stopped during a turn, and kernels that do not end.
+//! Tests programs that are stopped during a turn, and kernels that do not end.
 
 use super::*;
 
-/// A tenant whose program is stopped with its gate open, and another tenant with work.
+/// Creates a tenant whose program is stopped with an open gate, and another tenant with work.
 fn stopped_beside_another() -> (World, SessionId, SessionId) {
     let mut world = two(16, 16);
     let [one, other] = ["one", "two"].map(|name| world.connect(name));
@@ -21,7 +21,7 @@ fn runs(world: &World, session: SessionId) -> bool {
     world.programs[&session].run.is_some()
 }
 
-/// Makes NVML list both programs; the first one has work on the card if `occupies`.
+/// Makes NVML list both programs. The first one has work on the card if `occupies` is set.
 fn users(world: &mut World, occupies: bool) {
     let users = world.programs.keys().map(|session| {
         let (pid, program) = (100 + session.0 as u32, String::new());
@@ -32,7 +32,7 @@ fn users(world: &mut World, occupies: bool) {
     world.settle();
 }
 
-/// Returns the longest time in ms for which a program's gate is closed within the next `ms`.
+/// Returns the longest time in ms for which a program's gate stays closed within the next `ms`.
 fn longest_gap(world: &mut World, session: SessionId, ms: u64) -> u64 {
     let (mut gap, mut longest) = (0, 0);
     for _ in 0..ms / 5 {
@@ -65,7 +65,7 @@ fn stopped_program_without_work_loses_its_turn_only() {
     let charged = world.core.view(0).charged_ns(0);
     let gap = longest_gap(&mut world, other, 20_000);
     assert_eq!((gap, world.core.view(0).charged_ns(0)), (0, charged), "it is alone");
-    // The program runs again: it answers, and gets its share.
+    // The program runs again, replies, and gets its share.
     let program = world.programs.get_mut(&one).expect("it is not killed");
     program.stopped = false;
     world.settle();
