@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 const CARD: Location = Location::FIRST_CARD;
 const ALL: i32 = 3;
 
-/// Memory whose handle is released immediately: the mapping keeps it alive.
+/// Allocates memory and releases its handle immediately, because the mapping keeps the memory alive.
 pub fn allocate(cuda: Cuda, bytes: u64) -> Result<u64, Failed> {
     let handle = cuda.create_own(bytes)?;
     let at = cuda.map(handle, bytes)?;
@@ -19,7 +19,7 @@ pub fn allocate(cuda: Cuda, bytes: u64) -> Result<u64, Failed> {
     Ok(at)
 }
 
-/// A handle with its mappings.
+/// A handle and its mappings.
 #[derive(Debug)]
 struct Buffer {
     handle: u64,
@@ -28,11 +28,11 @@ struct Buffer {
     /// A second address, which may be read-only.
     other: u64,
     writes: bool,
-    /// Set if the handle is mapped at the first address.
+    /// Set while the handle is mapped at the first address.
     mapped: bool,
-    /// Value of the first word.
+    /// Expected value of the first word.
     value: u64,
-    /// Number of the memory block, from the driver.
+    /// Number of the memory block, as reported by the driver.
     block: u64,
 }
 
@@ -41,7 +41,7 @@ impl Buffer {
         self.bytes / 8 / 64
     }
 
-    /// Returns the address that this round's work uses.
+    /// Returns the address for this round's work.
     fn place(&self, round: u64) -> u64 {
         if self.mapped && (round.is_multiple_of(2) || !self.writes) { self.at } else { self.other }
     }
@@ -54,7 +54,7 @@ impl Buffer {
             ensure!(ends == good, "buffer {number} has {ends:?} at {at:#x} instead of {good:?}");
             let (start, bytes) = cuda.range(at + last)?;
             ensure!((start, bytes) == (at, self.bytes), "{at:#x} lies in {bytes} bytes from {start:#x}");
-            // Memory type, device, and the mapping's bytes and base: they do not depend on the memory's location.
+            // Memory type, device, and the mapping's size and base. They do not depend on the memory's location.
             let said = cuda.attributes(&[2, 9, 18, 19], at + 8)?;
             ensure!(said == [2, 0, self.bytes, at], "{at:#x} is said to be {said:x?}");
             ensure!(cuda.attribute(20, at)? == self.block, "another number of its memory");
@@ -64,7 +64,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Maps the memory at its first address, and sets its access.
+    /// Maps the memory at its first address and sets its access.
     fn map(&mut self, cuda: Cuda) -> Result<()> {
         cuda.map_at(self.at, self.bytes, 0, self.handle)?;
         cuda.allow(self.at, self.bytes, CARD, ALL)?;
@@ -80,7 +80,7 @@ impl Buffer {
 }
 
 /// Works on handles of several sizes, each mapped at two addresses, while mappings and handles are created and
-/// released. Returns a checksum. Handles are created with `property`.
+/// released. The handles have the properties `property`. Returns a checksum.
 pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64) -> Result<String> {
     const SIZES: [u64; 4] = [2, 4, 6, 10];
     let (fill, add, sum, spin) =
@@ -107,7 +107,7 @@ pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64)
         buffers.push(buffer);
     }
     cuda.finish(stream)?;
-    // A graph keeps addresses: it uses the handles that stay mapped.
+    // A graph stores addresses, so it uses handles that stay mapped.
     let stays = |n: usize| n.is_multiple_of(4);
     let graph = cuda.capture(stream, || {
         let mut all = buffers.iter().enumerate().filter(|(n, _)| stays(*n));
@@ -146,7 +146,7 @@ pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64)
         ensure!(cuda.property(buffer.handle)?[..4] == property[..4], "another description");
         cuda.release(buffer.handle)?;
     }
-    // Unmaps all mappings of each half in one call.
+    // Unmap all mappings of each half in one call.
     cuda.unmap_at(base, used)?;
     cuda.unmap_at(base + mib * MIB, used)?;
     for buffer in &buffers {
@@ -156,7 +156,7 @@ pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64)
     Ok(format!("{total:016x}"))
 }
 
-/// Maps a handle again, unmaps it, or replaces it with another handle.
+/// Maps a handle again, unmaps it, or replaces it with another one.
 fn change(
     cuda: Cuda,
     buffers: &mut [Buffer],
@@ -181,7 +181,7 @@ fn change(
         return Ok(());
     }
     cuda.unmap_at(buffer.other, buffer.bytes)?;
-    // The memory now has no mappings, and is freed unless its handle keeps it alive.
+    // The memory has no mappings now, and is freed unless its handle keeps it alive.
     if round % 8 == 7 {
         let old = buffer.handle;
         buffer.handle = cuda.create_of(cuda.property(old)?, buffer.bytes, 0)?;
@@ -198,7 +198,7 @@ fn change(
     buffer.check(cuda, number)
 }
 
-/// Exports a handle and imports it as another process would; both refer to the same memory.
+/// Exports a handle and imports it as another process would. Both handles refer to the same memory.
 fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     let imported = cuda.import(&cuda.export(buffer.handle)?)?;
     let at = cuda.map(imported, buffer.bytes)?;
@@ -216,8 +216,8 @@ fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     Ok(())
 }
 
-/// Creates a handle of one chunk in each of many threads concurrently, twice. Returns the number of successes each
-/// time.
+/// Creates a one-chunk handle in each of many threads concurrently, twice. Returns the number of successes in each
+/// round.
 pub fn burst(cuda: Cuda, threads: usize) -> Result<String> {
     let start = std::sync::Barrier::new(threads);
     let mut made = Vec::new();
@@ -238,7 +238,8 @@ pub fn burst(cuda: Cuda, threads: usize) -> Result<String> {
     Ok(made.join(" "))
 }
 
-/// Maps handles until one is refused, releases all of them, and repeats this; returns the MiB of both times.
+/// Maps handles until one is refused, releases all of them, and repeats this. Returns the amount in MiB for both
+/// rounds.
 pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
     let bytes = step_mib * MIB;
     let mut line = String::new();
@@ -326,7 +327,7 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
     let range = [11, 12].map(|kind| cuda.attribute(kind, base + 5 * G));
     ensure!(range == [Ok(base), Ok(64 * G)], "the reservation is said to be {range:x?}");
     ensure!(cuda.reference(base + 3 * G)? == four, "another handle");
-    // Exportable memory belongs to the driver and is adjacent to the library's memory.
+    // Exportable memory belongs to the driver, and is adjacent to memory of the library.
     let shared = cuda.create(false, 2 * G)?;
     all.extend([
         ("map-shared", code(cuda.map_at(base + 6 * G, 2 * G, 0, shared))),

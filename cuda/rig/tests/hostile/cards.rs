@@ -1,11 +1,11 @@
-//! Cards that a tenant does not have, on a machine with several cards: its programs cannot find them.
+//! Tests that programs cannot find cards that their tenant does not have, on a machine with several cards.
 
 use serde_json::{Value, json};
 
 use super::support::hostile::*;
 use super::support::{Program, Rig, built, describe, owner};
 
-/// Sets up a machine with two cards, of which the second has an owner.
+/// Creates a machine with two cards. The second one has an owner.
 fn second() -> (Rig, Program) {
     let mut rig = Rig::new(256);
     rig.cards = 2;
@@ -13,7 +13,7 @@ fn second() -> (Rig, Program) {
     (rig, serving)
 }
 
-/// Returns the results of a search for cards, with this value in NVIDIA's variable.
+/// Returns the results of a search for cards. `seen` is the value of NVIDIA's variable.
 fn cards(rig: &Rig, library: &str, seen: Option<&str>) -> Value {
     let mut command = rig.command(built("cuda-hoard"), library);
     if library == "shim" {
@@ -36,7 +36,7 @@ fn tenant_of_second_card_sees_only_that_card_as_first() {
     let plain = cards(&rig, "plain", None);
     assert_eq!(plain["devices"].as_array().map(Vec::len), Some(2), "{plain}");
     assert_eq!(plain["nvml_found"], json!([0, 0, 0, 0]), "{plain}");
-    // The variable chooses among the tenant's cards, by number or by name, and is unchanged for the program.
+    // The variable selects among the tenant's cards, by number or by name. Its value is unchanged in the program.
     for seen in [None, Some("0"), Some("0,1"), Some(SECOND)] {
         let found = cards(&rig, "shim", seen);
         assert_eq!(found["devices"], json!([["fake cuda card 1", "0000:02:00.0"]]), "{seen:?}: {found}");

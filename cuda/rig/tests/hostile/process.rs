@@ -1,4 +1,4 @@
-//! A program's own process: children, signals, limits, descriptors, and memory that it has freed.
+//! Tests a program's own process: children, signals, limits, descriptors, and memory that it has freed.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -95,7 +95,7 @@ fn memory_freed_by_busy_program_is_reused_without_copy() {
     assert_eq!(free, 64 - 2, "all is free but the chunk of its word");
     let mut other = rig.program("b", &["hold", "--mib", "48"]);
     assert_eq!(other.line(), "holds");
-    // The first program was alone, and may have had a tenth of a second of work in flight.
+    // The first program was alone, so it may have had a tenth of a second of work in flight.
     let view = until_accounts(&mut serving, "what is free is kept", |view| account(view, 1, "chunks_on_card") == 24);
     assert_eq!(account(&view, 0, "moved_out"), 0, "chunks that nothing lies in were copied: {view}");
     other.end();
@@ -112,7 +112,7 @@ fn memory_freed_by_busy_program_returns_without_demand() {
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);
     assert!(busy.line().starts_with("free"));
     until_accounts(&mut serving, "what is free is kept", |view| account(view, 0, "chunks_on_card") == 1);
-    // Both tenants always want the card.
+    // Both tenants always request the card.
     assert_has_share(&mut serving, &mut neighbour, 500);
     neighbour.end();
     assert_eq!(busy.end(), "worked");
@@ -134,7 +134,7 @@ fn program_that_drops_environment_and_folder_is_adopted() {
     describe(second);
 }
 
-/// Returns chunks in host memory that were granted to a program, with their files.
+/// Allocates chunks in host memory for a program. Returns them with their files.
 fn host_chunks(link: &Link, request: u32, chunks: u32) -> Vec<(ChunkId, File)> {
     link.send(&FromTenant::Allocate { request, card: 0, chunks }, &[]).expect("sent");
     let mut host = Vec::new();
