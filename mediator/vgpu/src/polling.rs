@@ -1,4 +1,4 @@
-//! Polls doorbells under apertures that the client maps, because they cause no messages.
+//! Polls doorbells under apertures that the client maps, because such doorbells cause no messages.
 
 use super::device::{Core, MediatedVm};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 const POLL_SELDOM: Duration = Duration::from_millis(20);
 
 impl MediatedVm {
-    /// Polls doorbells under mapped apertures. Returns true if any doorbell had rung, and `None` if no channel has its
+    /// Polls doorbells under mapped apertures. Returns true if any doorbell had rung, or `None` if no channel has its
     /// doorbell there.
     fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();

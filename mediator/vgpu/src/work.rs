@@ -121,7 +121,7 @@ impl Work {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.bound?)))
     }
 
-    /// Records a channel, and its address space, that must still leave the card.
+    /// Records a channel that must still leave the card, with its address space.
     pub(crate) fn depart(&mut self, bound: Bound) {
         self.departing.insert(bound.physical, bound);
     }
@@ -179,8 +179,8 @@ impl Work {
         self.channels.get_mut(&channel).is_some_and(|channel| channel.seen.replace(put) != Some(put))
     }
 
-    /// Records that the guest blocks engines, or unblocks them if `blocked` is false. Returns true if any is blocked
-    /// now.
+    /// Records that the guest blocks engines, or unblocks them if `blocked` is false. Returns true if any engine is
+    /// blocked now.
     pub(crate) fn block(&mut self, engines: u32, blocked: bool) -> bool {
         if blocked {
             self.blocked |= engines;

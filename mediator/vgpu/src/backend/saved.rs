@@ -47,7 +47,7 @@ impl VmBackend {
     /// Saves the VM's use of the card.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if any work is in progress.
+    /// Returns [`ManagerError::Unsettled`] if work is in progress.
     pub(crate) fn save_side(&self) -> Result<SavedBackend, ManagerError> {
         let Self {
             host: _,
@@ -60,7 +60,7 @@ impl VmBackend {
             writes: _,
             stop,
             faults,
-            // This is computed again after the restore.
+            // Computed again after the restore.
             quiet: _,
             doorbell,
             counts,
@@ -96,11 +96,11 @@ impl VmBackend {
     }
 
     /// Restores the state of a VM that arrives from another card: its address spaces, and the state of its channels on
-    /// that card. The VM's memory is already on this card. The VM is paused and not served yet. The caller must discard
-    /// the VM after an error.
+    /// that card. The VM's memory is already on this card. The VM is paused and not served yet. After an error, the
+    /// caller must discard the VM.
     ///
     /// # Errors
-    /// If the state is invalid, or the card has too little memory or too few channels.
+    /// Returns an error if the state is invalid, or if the card has too little memory or too few channels.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedBackend,
@@ -146,7 +146,7 @@ impl VmBackend {
     /// Restores the saved state, for a card that has not been taken over yet.
     ///
     /// # Errors
-    /// If the state is invalid, or the client has not lent the same memory.
+    /// Returns an error if the state is invalid, or if the client does not lend the same memory.
     pub(crate) fn restored(
         host: Arc<ManagedCard>,
         description: Description,

@@ -20,7 +20,7 @@ impl VmBackend {
         true
     }
 
-    /// Queues work whose memory is not placed, as long as the mover may find memory or the operator's limit permits.
+    /// Queues work whose memory is not placed, as long as the mover may find memory or the operator's limit allows it.
     /// Returns `false` if the work has reached the limit.
     pub(super) fn may_wait(&mut self, state: &mut CardState, doorbell: Doorbell) -> bool {
         let channel = doorbell.virtual_channel;
@@ -52,7 +52,7 @@ impl VmBackend {
         }
         let waiting = self.pending.work();
         if waiting.is_empty() && self.host.lock().vram_mut().was_short(self.vm) {
-            // Only other accesses were denied the memory, not the waiting work. The next work that needs the memory
+            // Memory was denied to other accesses, and not to the waiting work. The next work that needs the memory
             // checks again.
             self.memory.granted();
         }

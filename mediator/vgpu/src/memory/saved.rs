@@ -24,7 +24,7 @@ pub(crate) struct SavedMemory {
     ram: SavedRam,
 }
 
-/// Parts of a VM that have been restored already.
+/// Parts of a VM that were already restored.
 pub(crate) struct Restored {
     pub(crate) spaces: AddressSpaces,
     pub(crate) tables: Option<Tables>,
@@ -57,7 +57,7 @@ impl Memory {
             pool: _,
             bar1,
             bar3,
-            // A saved register sets this.
+            // A saved register determines this value.
             pramin: _,
             // Statistics restart at 0.
             report: _,
@@ -70,11 +70,11 @@ impl Memory {
         }
     }
 
-    /// Restores the memory from its restored parts, and the client's memory through `link`. The card is only told where
-    /// that memory is.
+    /// Restores the memory from its restored parts, and the client's memory through `link`. The card only gets the
+    /// location of that memory.
     ///
     /// # Errors
-    /// If the client lends different memory, or the host does not map it.
+    /// Returns an error if the client lends different memory, or if the host does not map it.
     pub(crate) fn restored(
         host: Arc<ManagedCard>,
         vm: TenantId,
@@ -105,7 +105,8 @@ impl Memory {
     /// client's memory is already mapped for the card. Returns the old and the new address of each directory.
     ///
     /// # Errors
-    /// If the client lends different memory than on the old card, or the card has no memory for the directories.
+    /// Returns an error if the client lends different memory than on the old card, or if the card has no memory for the
+    /// directories.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedMemory,

@@ -31,10 +31,10 @@ impl Interface {
     /// Saves the interface.
     ///
     /// # Errors
-    /// If a batch is in progress.
+    /// Returns an error if a batch is in progress.
     pub(crate) fn save(&self) -> Result<SavedInterface, ManagerError> {
         let Self {
-            // The settings restore these.
+            // The settings determine these fields.
             party: _,
             table_bytes: _,
             offered: _,
@@ -75,7 +75,7 @@ impl SavedInterface {
     /// Restores the interface of a VM whose RAM is `memory`.
     ///
     /// # Errors
-    /// If the saved state is invalid.
+    /// Returns an error if the saved state is invalid.
     pub(crate) fn restored(
         self,
         settings: &PvSettings,

@@ -1,4 +1,4 @@
-//! Tests of successful work, and of faults that the guest itself causes.
+//! Tests successful work, and faults that the guest itself causes.
 
 use super::{A, B, driver, rig};
 use nvspec::instance::userd;

@@ -1,4 +1,4 @@
-//! Tests of a card that does not answer: memory that the card may still access must not be reused.
+//! Tests a card that does not respond: memory that the card may still access must not be reused.
 
 use super::oversubscribe::eventually;
 use super::relocate::{driver_of, move_all, still};
@@ -23,11 +23,11 @@ use vram::{Limits, TenantId, To};
 struct Failing {
     /// Directory of the last TLB invalidation, in the register's encoding.
     flushed: Arc<AtomicU32>,
-    /// Directory whose TLB invalidations never end; 0 for none.
+    /// Directory whose TLB invalidations never complete; 0 for none.
     deaf_to: Arc<AtomicU32>,
     /// Set if channels never leave their engines.
     holds: Arc<AtomicBool>,
-    /// Number of further polls in which no channel leaves its engine.
+    /// Number of further polls during which no channel leaves its engine.
     hesitates: Arc<AtomicU32>,
     /// Directory whose TLB invalidations are watched, in the register's encoding.
     watched: Arc<AtomicU32>,
@@ -78,7 +78,7 @@ fn failing_with(division: Division) -> (Rig, Failing) {
     (Rig::made(&config, &sharing, |card| Altered::over(card, altered)), failing)
 }
 
-/// Returns a driver with a channel that has done work, so that its directory was the last one to be flushed.
+/// Returns a driver with a channel that has done work, so that its directory was flushed last.
 fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Channel, u32) {
     let mut driver = driver_of(rig, 0, 16);
     let mut channel = driver.channel(1);
@@ -120,7 +120,8 @@ fn evicted_chunks_are_flushed_from_tlb_one_at_a_time() {
     driver.wait(&channel);
     card.watched.store(directory, Ordering::SeqCst);
     let moved = move_all(&rig, 0, To::Host).moved;
-    // The card drops the GPU's translation of each chunk when that chunk moves, and not after all chunks have moved.
+    // The card drops the GPU's translation of each chunk when that chunk moves, and not only after all chunks have
+    // moved.
     let flushes = card.flushes.load(Ordering::SeqCst);
     assert!(flushes > 1 && flushes <= moved, "{moved} chunks, {flushes} flushes");
 }
@@ -141,7 +142,7 @@ fn channel_leaving_late_keeps_ring_and_number_until_off_card() {
     let (rig, card) = failing();
     let (mut driver, channel, _) = at_work(&rig, &card);
     let bound = rig.host.channels_in_use();
-    // Make the card need more polls than the guest's write makes.
+    // Make the card need more polls than the guest's write performs.
     card.hesitates.store(100, Ordering::SeqCst);
     card.flushed.store(0, Ordering::SeqCst);
     driver.unbind(&channel);
@@ -177,7 +178,7 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
             });
         }
         for _ in 0..2000 {
-            // The polls of the guest's write fail, and the next poll finds that the channel has left.
+            // The polls during the guest's write fail, and the next poll finds that the channel has left.
             card.hesitates.store(16, Ordering::SeqCst);
             driver.unbind(&channel);
             driver.bind(&channel);

@@ -55,8 +55,7 @@ pub(super) fn copy(driver: &mut Driver, channel: &mut Channel, by: u32) {
     driver.submit(channel, &words);
 }
 
-/// Hands the card over in each round, with work in progress and queued, and with memory both on the card and in host
-/// memory.
+/// Hands the card over in each round, with work in progress and queued, and with memory on the card and in host memory.
 fn work_goes_on(handover: &Handover, rounds: u32) {
     let mut rig = handover.rig();
     let mut drivers: Vec<Driver> = (0..3).map(|vm| driver(&rig, vm, &free_settings(16))).collect();

@@ -1,4 +1,4 @@
-//! Tests of VMs whose client migrates their state over vfio-user.
+//! Tests VMs whose client migrates their state over vfio-user.
 
 use super::handover::{copy, handover, slow};
 use super::moving::{Traveller, card, use_up};
@@ -28,7 +28,7 @@ fn next(rig: &Rig, vm: u32, of: &Guest) -> Guest {
     guest
 }
 
-/// Stops a VM and returns its whole state.
+/// Stops a VM and returns its complete state.
 pub(crate) fn state_of(guest: &mut Guest) -> Vec<u8> {
     let device = guest.migration();
     device.stop().unwrap();
@@ -109,7 +109,7 @@ fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
 
 #[test]
 fn stopped_device_does_nothing_and_resumes_unchanged() {
-    // Work takes time, so some of it is unfinished when the VM is stopped.
+    // Work takes time, so some of it is not complete when the VM is stopped.
     let mut handover = handover(0);
     handover.config.time = Some(slow());
     let card = handover.rig();
@@ -117,7 +117,7 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     let mut stay = Traveller::new(&card, 2);
     one.begin(3);
     one.driver.guest.migration().stop().unwrap();
-    // Work whose doorbells have rung waits; other channels continue.
+    // Work whose doorbells have rung must wait; other channels continue.
     let submissions = one.driver.guest.counter("submissions");
     stay.begin(4);
     stay.check();
@@ -139,7 +139,7 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     one.driver.guest.migration().start();
     one.check();
     assert!(done() > done_before, "something was left to do");
-    // Two readings of the same state differ only in the time.
+    // Two reads of the same state differ only in the time.
     one.begin(6);
     let state = state_of(&mut one.driver.guest);
     let again = {
@@ -190,7 +190,7 @@ fn corrupt_state_fails_device_until_reset() {
     let mut driver = Driver::new(victim);
     let mut channel: Channel = driver.channel(1);
     works(&mut driver, &mut channel, 9);
-    // The same holds for a VM that is removed while a migration has stopped it.
+    // The same must hold for a VM that is removed while a migration has stopped it.
     let mut victim = driver.guest;
     victim.migration().stop().unwrap();
     victim.migration().begin_loading().unwrap();

@@ -1,5 +1,5 @@
-//! Tests of paravirtual guests: page tables that the mediator keeps for them, channels, memory, and segments; and tests
-//! of hostile guests.
+//! Tests paravirtual guests: page tables that the mediator keeps for them, channels, memory, and segments. Also tests
+//! hostile guests.
 
 mod hostile;
 mod share;
@@ -204,7 +204,7 @@ fn aperture_is_led_by_a_directory_that_the_mediator_keeps() {
     let mut word = 0x1234_5678u32.to_le_bytes();
     driver.guest.write(RegionIndex::Bar3, 5 * PAGE + 8, &word);
     assert_eq!(driver.guest.peek(page + 8), 0x1234_5678);
-    // The channel uses another page after a flush, but another directory immediately.
+    // Mapping another page takes effect after a flush, and binding another directory takes effect immediately.
     let other = driver.vram(1);
     driver.guest.poke(other + 8, 77);
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().run(2, 5, 1, pte(other), 0).flush(1)).status, 0);
@@ -251,7 +251,7 @@ fn long_batch_releases_vm_lock_between_parts_and_answers_once() {
     let mut data = vec![0; BYTES as usize];
     driver.guest.vram_read(b, &mut data);
     assert!(data.chunks_exact(4).all(|word| word == 0x5a5a_1234u32.to_le_bytes()));
-    // The stored progress of the last batch must not delay the next one. Each flush takes its own critical section.
+    // The stored progress of the last batch must not delay the next one. Each flush takes a separate critical section.
     let held = driver.guest.counter("pv_holds");
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().flush(0).flush(0).flush(0)).status, 0);
     assert_eq!(driver.guest.counter("pv_holds") - held, 3);

@@ -1,4 +1,4 @@
-//! Tests of the mediator's own memory needs on a card that is full of guest memory: the mediator finds memory or waits.
+//! Tests the mediator's own memory needs on a card that is full of guest memory. The mediator must find memory or wait.
 
 use super::oversubscribe::{driver_with, fast, rig_with};
 use super::{A, B, MIB};

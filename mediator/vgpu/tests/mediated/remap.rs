@@ -1,4 +1,4 @@
-//! Tests of apertures that the client maps. The tests act as the guest's CPU, through the client's file.
+//! Tests apertures that the client maps. The tests act as the guest's CPU, through the client's file.
 
 mod travelled;
 mod upgraded;
@@ -21,7 +21,7 @@ use vmm_glue::RegionIndex::{self, Bar0, Bar1, Bar3};
 
 /// Number of pages that PRAMIN shows.
 const WINDOW_PAGES: u64 = pramin::BYTES as u64 / PAGE;
-/// An address in the mapped part of BAR1. The next constant is one in BAR3, above the driver's own pages.
+/// An address in the mapped part of BAR1. The next constant is an address in BAR3, above the driver's own pages.
 const BAR1_MAPPED_AT: u64 = 32 << 20;
 const HIGH3: u64 = 8 << 20;
 
@@ -74,7 +74,7 @@ fn hide_window(driver: &mut Driver) {
     driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, pbus::PRAMIN_WINDOW::BASE.mask());
 }
 
-/// Copies pages with the copy engine and waits for the end.
+/// Copies pages with the copy engine, and waits until the copy completes.
 fn copy(driver: &mut Driver, channel: &mut Channel, from: u64, to: u64, pages: u32) {
     driver.submit(channel, &[object(CE0), ce_copy(from, to, pages)].concat());
     driver.wait(channel);
@@ -397,7 +397,7 @@ fn doorbells_in_mapped_aperture_work_and_progress_is_shown() {
     let mut driver = driver(&rig, 0);
     let (cpu, cpu3) = (Cpu::for_region(&driver.guest, Bar1), Cpu::for_region(&driver.guest, Bar3));
     let mut channel = driver.channel(2);
-    // BAR3 shows USERD at offset 0; the corresponding part of BAR1 is trapped.
+    // BAR3 shows USERD at offset 0. The corresponding part of BAR1 is trapped.
     let mut at = (&cpu3, 2 * PAGE);
     for round in 1..6u32 {
         if round == 4 {
@@ -521,7 +521,7 @@ impl Alter for Mapped {
 
 #[test]
 fn a_reset_leaves_the_memory_mapped_for_the_card() {
-    // With an emulated IOMMU, mapping needs one call per page; QEMU once gave up on a reset that mapped 64 MiB.
+    // With an emulated IOMMU, mapping needs one call per page. QEMU once gave up on a reset that mapped 64 MiB.
     let mapped = Arc::new(AtomicUsize::new(0));
     let counts = Mapped(Arc::clone(&mapped));
     let rig =
@@ -614,7 +614,7 @@ fn pages_under_another_vms_aperture_cannot_be_reached() {
         evil.unbind(&channel);
         evil.rewind();
     }
-    // The attacker's own aperture must only show its own memory, for any address.
+    // The attacker's own aperture must show only its own memory, whatever the address.
     let own = Cpu::for_region(&evil.guest, Bar1);
     for (page, at) in [(0, VM_MIB * MIB), (1, 63 * MIB), (2, 0xff_ffff_f000)] {
         show(&mut evil, 0, BAR1_MAPPED_AT + page * PAGE, at, 1);

@@ -51,7 +51,7 @@ fn saving_changes_nothing_and_restore_brings_back_saved_state() {
     one.begin(5);
     let saved = one.driver.guest.save().unwrap();
     let ram = ram_of(&one.driver.guest);
-    // The VM continues, and restoring then undoes its later changes.
+    // The VM continues, and the restore then undoes its later changes.
     one.check();
     let places = one.places;
     places.into_iter().for_each(|place| one.driver.guest.vram_write(place, &[0; 4096]));
@@ -227,7 +227,7 @@ fn hostile_guest_during_save_and_move_harms_only_itself() {
                 for _ in 0..3 {
                     vm += 1;
                     let to = 1 - at;
-                    // Any result is permitted, because it only affects the VM itself.
+                    // Any result is allowed, because it affects only the VM itself.
                     if round % 2 == 0 {
                         if driver.guest.move_to(&cards[to], vm, vm % 2 == 0).is_ok() {
                             at = to;
@@ -242,7 +242,7 @@ fn hostile_guest_during_save_and_move_harms_only_itself() {
             over.store(true, Ordering::Relaxed);
         });
         stay.iter_mut().for_each(Traveller::check);
-        // The VM's channels may be dead, but a reset makes it usable again.
+        // The VM's channels may be dead, but a reset makes the VM usable again.
         hostile.driver.guest.reset();
         hostile = {
             let Traveller { driver, .. } = hostile;

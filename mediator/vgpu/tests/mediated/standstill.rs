@@ -1,4 +1,4 @@
-//! Tests of a quiesced card whose guests continue to run.
+//! Tests a quiesced card whose guests continue to run.
 
 use super::oversubscribe::eventually;
 use super::relocate::{driver_of, free_settings, rig_of, work_until};
@@ -129,7 +129,7 @@ struct Same<'a> {
     rig: &'a Rig,
     own: u32,
     origins: Vec<VGpuConfig>,
-    /// Number of directories that have been written.
+    /// Number of directories written.
     written: usize,
 }
 
@@ -170,8 +170,8 @@ fn read(file: &[u8]) -> SavedCard {
     saved
 }
 
-/// Saves a quiesced card with guests that have work, one of which has freed a channel, and reads the same state from
-/// the file.
+/// Saves a quiesced card with guests that have work, one of which has freed a channel. The file must restore the same
+/// state.
 #[test]
 fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     // The file does not contain the state of clearing PGRAPH yet.
@@ -223,7 +223,7 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     assert_eq!(text(&(again.balancer, again.quanta, again.pool)), text(&(saved.balancer, saved.quanta, saved.pool)));
     for (again, saved) in again.vms.iter().zip(&saved.vms) {
         assert_eq!(text(&(again.vm, &again.gpu, &again.tables)), text(&(saved.vm, &saved.gpu, &saved.tables)));
-        // Shadow tables are rebuilt on demand. Their pages are free until then, as are the pages of old tables that
+        // Shadow tables are rebuilt on demand. Until then their pages are free, and so are the pages of old tables that
         // TLBs may have cached.
         let directories = |vm: &SavedVm| text(&vm.spaces).split("old").next().map(str::to_owned);
         assert_eq!(directories(again), directories(saved));

@@ -1,4 +1,4 @@
-//! Tests of the copy engines zeroing memory that changes owners.
+//! Tests that the copy engines zero memory that changes owners.
 
 use super::relocate::{driver_of, free_settings, move_all, still};
 use super::{A, MIB};
@@ -108,7 +108,7 @@ fn vm_needing_chunk_being_zeroed_gets_it_afterwards() {
         let next = rig.guest_with(2 * round + 1, &free_settings(40));
         std::thread::scope(|scope| {
             scope.spawn(|| rig.host.scrub());
-            // The VM uses all chunks, which is more than have been zeroed.
+            // The VM uses all chunks, which are more than were zeroed.
             for mib in &all {
                 assert!(next.vram_try_write(mib * MIB + 8, &[9; 8]), "round {round}: MiB {mib}");
             }

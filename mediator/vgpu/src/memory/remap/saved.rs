@@ -1,6 +1,6 @@
 //! Saved state of apertures that the VMM maps: the records, and the card's addresses of the memory. The memory is in
-//! files, which are handed over separately. The client keeps using them during the handover: its guest's CPUs may write
-//! at any time.
+//! files, which are handed over separately. The client uses them during the handover too: its guest's CPUs may write at
+//! any time.
 
 use super::{MappedWindow, PageTarget, Remap, Slot, Window};
 use card_manager::{ManagedCard, ManagerError};
@@ -40,7 +40,7 @@ struct SavedPage {
     places: Vec<SavedSlot>,
 }
 
-/// A slot: the number of its window, and the number of the page.
+/// A slot: the number of its window, and the number of its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct SavedSlot(u8, u32);
 
@@ -60,13 +60,13 @@ impl Remap {
     /// Saves the apertures and the files of their memory, if any are mapped.
     ///
     /// # Errors
-    /// If the process has no free file descriptors.
+    /// Returns an error if the process has no free file descriptors.
     pub(crate) fn save(&self) -> Result<Option<(SavedRemap, Vec<OwnedFd>)>, ManagerError> {
         let Self {
             windows,
             homes,
             waiting,
-            // This is false for a quiescent VM.
+            // This is false in a quiescent VM.
             closing: _,
             // The next process may log the warning again.
             warned: _,
@@ -118,7 +118,7 @@ impl SavedRemap {
     /// bytes of VRAM. Maps the memory for the card at its old address.
     ///
     /// # Errors
-    /// If the saved state is invalid, the files do not match, or the host cannot map them.
+    /// Returns an error if the saved state is invalid, if the files do not match, or if the host cannot map them.
     pub(crate) fn restored(
         self,
         host: &ManagedCard,

@@ -32,8 +32,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// For any mappings by the guest, a page has a single home among the slots that map it, which is in PRAMIN only if
-    /// no other slot maps the page. The data is only in the home, and other slots show zeros.
+    /// Checks that, for any mappings by the guest, a page has only one home among the slots that map it, which is in
+    /// PRAMIN only if no other slot maps the page. The data is only in the home, and other slots show zeros.
     #[test]
     fn every_page_has_one_home_and_its_data(
         steps in prop::collection::vec((0usize..3, prop::collection::vec((0u32..12, 0u32..10), 1..8)), 1..40),
@@ -47,7 +47,7 @@ proptest! {
             let (start, _) = remap.extent(showing).unwrap();
             let mut found = BTreeMap::new();
             for (page, want) in changes {
-                // Do not use page 0, so that a blank slot differs from one with data.
+                // Do not use page 0, so that a blank slot differs from one that contains data.
                 let place = match want {
                     0 => None,
                     9 => Some(Place::Ram(nvspec::addr::Gpa(0))),

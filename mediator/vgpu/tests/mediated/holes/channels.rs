@@ -136,7 +136,7 @@ fn hole_05_target_bits_are_decoded_or_denied() {
         });
         scene.denied(&format!("runlist {at:#x}, target {target}"), |s| {
             s.evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, target << 28 | (at >> 12) as u32);
-            // The first list is one entry too long; the second one is short.
+            // The first list is one entry too long; the second one is too short.
             s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0081);
             s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0004);
         });
@@ -154,7 +154,8 @@ fn hole_05_target_bits_are_decoded_or_denied() {
         scene.denied(&format!("peephole's block {at:#x}, target {target}"), |s| {
             s.evil.guest.wr(pbus::PEEPHOLE_BLOCK::OFFSET, pointer(at, target));
         });
-        // These registers set the memory that the hardware writes on flushes and faults, and for compression tags.
+        // These registers contain the addresses that the hardware writes to on flushes and faults, and for compression
+        // tags.
         scene.virtual_only(&format!("sinks at {at:#x}"), |s| {
             for register in [
                 pfb::NISO_ADDRESS::OFFSET,
@@ -180,7 +181,7 @@ fn hole_05_target_bits_are_decoded_or_denied() {
             s.evil.list(&[ID]);
             let put = s.evil.queue_fenced(&mut channel, &[]);
             s.evil.guest.poke(userd + nvspec::instance::userd::GP_PUT, put);
-            // The card's USERD must be a page that belongs to no guest, for any block.
+            // The card's USERD must be a page that does not belong to a guest, whatever the block contains.
             if let Some(instance) = s.card_instance(EVIL, ID) {
                 let at = s.card_word64(instance + ramfc::USERD_LO);
                 let guests = s.blocks_of(&[EVIL, GOOD, IDLE]);
@@ -243,7 +244,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
     scene.finish();
 }
 
-/// Returns the offset of element `index` in an array of registers, from the offsets of its first two elements.
+/// Returns the offset of element `index` in an array of registers, computed from the offsets of its first two elements.
 fn behind(first: u32, second: u32, index: u32) -> u32 {
     first + index * (second - first)
 }

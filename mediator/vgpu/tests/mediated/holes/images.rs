@@ -1,4 +1,4 @@
-//! Context images: PGRAPH's firmware writes the registers that an image lists, at any offset of BAR0.
+//! Context images. PGRAPH's firmware writes the registers that an image lists, at any offset of BAR0.
 
 use super::{A, CE0, EVIL, GOOD, ID, M2MF, PAGE, Scene, ce_copy, m2mf_copy, object, pfifo, pmc};
 use card::Card;
@@ -6,8 +6,8 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pgraph;
 use rig::driver::{IMAGE_VA, methods, release};
 
-/// The mediator's own pages at the start of a channel's range that hold the images of the copy engines and the first
-/// page of PGRAPH's image.
+/// The mediator's own pages at the start of a channel's range. They contain the images of the copy engines and the
+/// first page of PGRAPH's image.
 const IMAGES: std::ops::Range<u64> = 4..8;
 
 /// Offset of a state register of PGRAPH that the mediator never writes.

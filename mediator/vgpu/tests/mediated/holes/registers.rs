@@ -6,7 +6,7 @@ use nvspec::Access;
 use nvspec::regs::{fecs, gpccs, pclock, pdisp, pfuse, pmc, pmu, ppci, ptop, windows};
 use vmm_glue::RegionIndex;
 
-/// Distance in bytes between two writes of the sweep over undeclared offsets.
+/// Distance between two writes in the sweep over undeclared offsets, in bytes.
 const STRIDE: u32 = 0x100;
 
 #[test]
@@ -215,7 +215,7 @@ fn written_timer_does_not_change_time_of_others() {
             }
         });
         let now = time(&mut scene);
-        // If the low word wrapped between the two reads, the result decreases by less than 2^32 ns.
+        // If the low word wraps between the two reads, the result decreases by less than 2^32 ns.
         assert!(now + (1 << 32) > last && now < last + (1 << 40), "from {last} to {now}");
         last = now;
     }
@@ -317,7 +317,7 @@ fn configuration_writes_move_nothing_but_the_guests_own() {
     assert_eq!(u16::from_le_bytes([identity[0], identity[1]]), 0x10de, "identity is read-only");
     scene.fresh();
 
-    // Disable bus mastering while work runs: this must affect only the VM's own accesses to RAM.
+    // Disable bus mastering while work runs. This must affect only the VM's own accesses to RAM.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 8, 1);
     scene.evil.map(channel.space, C, At::Ram(0), 8);

@@ -74,14 +74,14 @@ fn hole_08_large_pages_are_checked_in_all_their_parts() {
                 let entry = entry(16 * MIB, aperture);
                 scene.denied(what, |s| s.faults_at(what, entry, Size::Large, offset, offset % 2 == 0));
             }
-            // All missing parts behave alike, so only one variant tries each of them.
+            // The variants with missing parts behave alike, so try each of the cases with only one variant.
             if regions.is_empty() {
                 break;
             }
         }
         scene.fresh();
     }
-    // Try addresses without RAM, and a page that starts before the end of the share.
+    // Try addresses without RAM, and a page that starts before the end of the VM's share and extends beyond it.
     for (what, at) in scene.foreign_ram() {
         let at = at & !(LARGE_PAGE - 1);
         if at >= RAM {
@@ -131,8 +131,8 @@ fn hole_11_entries_for_missing_memory_fault() {
 fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
     let mut scene = Scene::new();
     let foreign = scene.on_card(super::IDLE, super::SECRET_AT);
-    // Use a directory as its own table, first of small pages and then of large pages: its first entry refers to itself
-    // as a table, and is also an entry for a page.
+    // Use a directory as its own table, first for small pages and then for large pages: its first entry refers to the
+    // directory as a table, and is also an entry for a page.
     for half in [0, 4] {
         let mut channel = scene.evil.prepare(ID);
         let directory = channel.space.directory;
@@ -142,7 +142,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         scene.denied("a directory as its own table", |s| s.does_not_run("its own table", &mut channel));
         scene.fresh();
     }
-    // Use a page of entries as a directory: each page entry then acts as the address of a large-page table.
+    // Use a page of entries as a directory. Each page entry then acts as the address of a large-page table.
     for at in [foreign, SHARE_BYTES, 0x1_0000] {
         let mut channel = scene.evil.prepare(ID);
         let entries: Vec<u8> = (0..PAGE / 8).flat_map(|_| entry(at, 0).to_le_bytes()).collect();
@@ -168,7 +168,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
     });
     scene.fresh();
 
-    // Let a copy engine rewrite the channel's own table, which the mediator does not see.
+    // Let a copy engine rewrite the channel's own table, which the mediator cannot observe.
     for (what, at, aperture) in [("VRAM of the neighbour", foreign, 0), ("its RAM", scene.bus[1], 2)] {
         let mut channel = scene.evil.channel(ID);
         let space = channel.space;
@@ -186,7 +186,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         let mut written = vec![0; PAGE as usize];
         scene.evil.guest.vram_read(page, &mut written);
         assert!(written == entries, "the guest's own table was written");
-        // Use the entry in the same submission without a flush, and after a flush: it must fault in both cases.
+        // Use the entry in the same submission without a flush, and after a flush. It must fault in both cases.
         scene.denied(&format!("{what}, used"), |s| {
             s.evil.flush();
             s.evil.submit(&mut channel, &[object(CE0), ce_copy(first, A, 1)].concat());
@@ -216,7 +216,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
 fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
     let mut scene = Scene::new();
     let foreign = scene.on_card(super::IDLE, super::SECRET_AT);
-    // While the channel runs, zero the directory and the table, fill them with entries for other VMs' memory, or fill
+    // While the channel runs, zero the directory and the table, fill them with entries for other VMs' memory, and fill
     // them with random bytes.
     let noise = pattern(0x5eed, 3);
     let fills: [(&str, Vec<u8>); 3] = [
@@ -237,7 +237,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
             scene.denied(what, |s| {
                 let (at, pages) = if whole { (channel.space.directory, 16) } else { (channel.space.table, 64) };
                 (0..pages).for_each(|page| s.evil.guest.vram_write(at + page * PAGE, &fill));
-                // Work in progress may also end or fault, because its tables are gone after the flush.
+                // Work in progress may either complete or fault, because its tables are gone after the flush.
                 let before = stops(&s.evil.guest);
                 s.evil.flush();
                 s.evil.submit(&mut channel, &copy);
@@ -307,7 +307,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
         });
         scene.fresh();
     }
-    // Control entries and entries of all ones must have no effect, or cause an error only for the attacker.
+    // Control entries and entries of all ones must have no effect, or must cause an error only for the attacker.
     for raw in [1, 3, u64::MAX, 0] {
         let mut channel = scene.evil.channel(ID);
         scene.contained(&format!("ring entry {raw:#x}"), |s| {

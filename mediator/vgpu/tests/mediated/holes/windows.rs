@@ -1,4 +1,4 @@
-//! Holes 1, 2, 10 and 14: the CPU's windows to memory.
+//! Holes 1, 2, 10 and 14: the windows through which the CPU accesses memory.
 
 use super::{At, PAGE, RAM, SHARE_BYTES, Scene, entry, pattern};
 use card::Card;
@@ -9,7 +9,7 @@ use vmm_glue::RegionIndex;
 
 /// An offset in an aperture outside USERD.
 const OFFSET: u64 = 0x40_0000;
-/// Word that is written to addresses where it must not remain.
+/// Word that is written to addresses where it must not be found later.
 const BRAND: u32 = 0xa77a_c4ed;
 
 /// Region of each aperture, and the register that sets its instance block.
@@ -46,7 +46,7 @@ fn hole_01_pramin_ends_with_the_share() {
         scene.denied(&format!("reading {what}"), |s| assert_eq!(s.evil.guest.peek(at), u32::MAX, "{what}"));
         scene.denied(&format!("writing {what}"), |s| s.evil.guest.poke(at, BRAND));
     }
-    // At 64 KiB below 2^40, the window itself would wrap to address 0.
+    // If the window starts 64 KiB below 2^40, it would wrap to address 0.
     for base in [SHARE_BYTES - 0x1_0000, (1 << 40) - 0x1_0000] {
         scene.denied(&format!("past the end from {base:#x}"), |s| {
             s.evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, (base >> 16) as u32);
@@ -106,7 +106,7 @@ fn hole_10_aperture_entries_for_ram_reach_ram_and_never_vram() {
             assert_eq!(s.evil.guest.ram_word(page), BRAND, "RAM was written");
         });
         assert!(scene.evil.vram_holds(page, 1, 11), "VRAM at that number was not");
-        // Addresses of VRAM, and of other VMs' RAM, are not valid as guest RAM.
+        // Addresses of VRAM and of other VMs' RAM are not valid as guest RAM.
         let numbers = [scene.outside(), scene.foreign_ram()].concat();
         for (what, at) in numbers {
             for aperture in [1, 2, 3] {
@@ -192,7 +192,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
             scene.evil.guest.poke(space.directory, 0);
         }
 
-        // Use tables that cross the end of VRAM: entries beyond the end would be in a neighbour's memory.
+        // Use tables that cross the end of VRAM. Entries beyond the end would be in a neighbour's memory.
         for table in [SHARE_BYTES - PAGE, SHARE_BYTES] {
             scene.denied(&format!("table at {table:#x}"), |s| {
                 s.evil.guest.poke(space.directory + 4, ((table >> 12) as u32) << 4 | 1);

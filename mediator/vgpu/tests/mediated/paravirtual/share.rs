@@ -1,4 +1,4 @@
-//! Tests of segments that channels of a VM, or several VMs, share.
+//! Tests segments that channels of a VM, or several VMs, share.
 
 use super::*;
 use crate::handover::edited::{edit_one, length, zero_one};
@@ -65,7 +65,7 @@ fn detached_segment_is_unreachable_and_last_detach_frees_memory() {
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().control(id as u32, control::REMOVE, 0)).status, 0);
     refused(&get(&mut driver, &mut interface, 1, 0, 0), 0, Status::NoObject);
     transfer(&mut driver, &mut work, A, va);
-    // Even a segment that was in use cannot be reached after the answer.
+    // Even a segment that was in use cannot be accessed after the reply.
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().detach(id as u32, 0)).status, 0);
     refused(&interface.call(&mut driver.guest, &Ops::new().detach(id as u32, 0)), 0, Status::NoObject);
     driver.submit(&mut work, &[object(CE0), ce_copy(A, va, 1)].concat());
@@ -121,7 +121,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     transfer(&mut one, &mut writer, A, here);
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));
-    // Kill the owner: VMs that have attached the segment keep it, but it can no longer be found.
+    // Kill the owner. VMs that have attached the segment keep it, but it can no longer be found.
     one.guest.remove().expect("removed");
     two.guest.vram_write(to, &[0; 2 * PAGE as usize]);
     transfer(&mut two, &mut reader, there, A);
@@ -197,7 +197,7 @@ fn segment_attach_waits_until_card_has_memory() {
             attach(&mut driver, &mut interface, id, last, 0)
         });
         has_begun.recv().expect("it begins");
-        // By now the request has been refused or is waiting. On a slow host the test could miss a refusal.
+        // By now the request was refused or is waiting. On a slow host the test could miss a refusal.
         std::thread::sleep(std::time::Duration::from_millis(100));
         drop(stopped);
         attaches.join().expect("it ends")
@@ -235,7 +235,7 @@ fn attached_segments_survive_hand_over() {
         assert_eq!((count, two.guest.counter("pv_attachments")), (2, 2));
         refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Exists);
     }
-    // Edited parts must be refused or be valid variants, and the running VMs must not change.
+    // Modified parts must be refused or be valid variants, and the running VMs must not change.
     let mut dice = Rng::with_seed(5);
     let mut denied = 0;
     for _ in 0..80 {
@@ -243,8 +243,8 @@ fn attached_segments_survive_hand_over() {
         denied += u32::from(handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], edit).is_err());
     }
     assert!(denied > 20, "{denied} were refused");
-    // Every byte that is zeroed causes a refusal, except the access mode of a mapping. One change moves a mapping over
-    // another one.
+    // Every byte that is zeroed must cause a refusal, except for the access mode of a mapping. One change moves a
+    // mapping over another one.
     let of_segments = |name: &str| name == "vgpu.segments";
     let mut bytes = 0;
     let measured = |file: &mut Vec<u8>| bytes = length(file, of_segments);

@@ -1,5 +1,5 @@
-//! Tests of VMs with mapped apertures that continue under another owner. The client keeps the same memory mapped, and
-//! the guest's CPUs use it meanwhile.
+//! Tests VMs with mapped apertures that continue under another owner. The client keeps the same memory mapped, and the
+//! guest's CPUs use it in the meantime.
 
 use super::super::handover::handover;
 use super::*;
@@ -23,7 +23,7 @@ fn aperture_contents_stay_in_place_after_hand_over() {
     let from = driver.buffer(&channel, A, 4, 1);
     let to = driver.buffer(&channel, B, 4, 2);
     show(&mut driver, 0, BAR1_MAPPED_AT, from, 4);
-    // Map one page twice: the first mapping is its home.
+    // Map one page twice. The first mapping is its home.
     show(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, from, 1);
     // This page of the channel's table contains the entry for B.
     let entry = channel.space.table + (B >> 12) * 8;
