@@ -1,4 +1,4 @@
-//! Recomputes all cached state from the mirrors.
+//! Recomputes all cached state from the mirrors, and compares the results.
 
 use super::world::PAGE;
 use crate::AddressSpaces;
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 impl AddressSpaces {
     /// Panics if counts, the reverse map, the index of table pages or the queues disagree with the mirrors. All spaces
-    /// must have been flushed. `unseen` contains the addresses of the pages that the CPU can write unseen.
+    /// must have been flushed. `unseen` contains the addresses of the pages that the CPU can write without a trap.
     pub(crate) fn audit(&self, unseen: &BTreeSet<u64>) {
         let mut records: BTreeMap<u64, u32> = BTreeMap::new();
         let mut writable: BTreeMap<u32, (u32, u32)> = unseen.iter().map(|at| ((at / PAGE) as u32, (0, 1))).collect();

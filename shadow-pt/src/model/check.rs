@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Indices of the mediator's directory entries: for shared pages, and for its own pages.
 const HOST_ENTRIES: [u64; 2] = [8190, 8191];
 
-/// Degree to which a shadow must agree with the guest's current tables.
+/// How closely a shadow must agree with the guest's current tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     /// The shadow maps only granted memory.
@@ -24,7 +24,7 @@ pub(crate) enum Fit {
 /// The mediator's own pages in a space, with their card addresses and rights.
 pub(crate) type HostPages = BTreeMap<HostPage, (u64, Rights)>;
 
-/// The card's view of one space, and the state that it should have.
+/// The card's view of one space, and its expected state.
 pub(crate) struct View<'a> {
     pub(crate) guest: &'a Guest,
     pub(crate) grants: &'a Grants,
@@ -60,7 +60,7 @@ impl View<'_> {
     /// Checks everything that the card can reach.
     pub(crate) fn check(&self, fit: Fit) {
         let (card, ram, guest) = self.directories();
-        // Hundreds of directory entries may be the same, so check each pair of tables only once.
+        // Hundreds of directory entries may be equal, so check each pair of tables only once.
         let mut seen = BTreeSet::new();
         for (index, shadow) in (0u64..).zip(self.card.entries(card, 8192)) {
             if HOST_ENTRIES.contains(&index) {

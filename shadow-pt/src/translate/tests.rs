@@ -86,7 +86,7 @@ fn scattered_or_unaligned_large_page_becomes_small_entries() {
     grants.map(0x1000, 0x8001, 32, true);
     let shifted: Vec<_> = (0..32).map(|page| (3, 0x8001 + page)).collect();
     assert_eq!(split(raw(3, 0x1000 * PAGE), &grants), shifted);
-    // Move one page of VRAM to host memory; then all of them, first contiguously and then without alignment.
+    // Move one page of VRAM to host memory. Then move all of them, first contiguously and then without alignment.
     grants.hosted.insert(64 + 5, 0xf005);
     let mixed: Vec<_> = (0..32).map(|page| if page == 5 { (2, 0xf005) } else { (0, 7 * 32 + page) }).collect();
     assert_eq!(split(raw(0, 2 * LARGE), &grants), mixed);

@@ -1,4 +1,4 @@
-//! Evictions and returns, one behaviour per test. Random sequences are in `random`.
+//! Tests evictions and returns, one behaviour per test. Random sequences are in `random`.
 
 mod random;
 mod world;
@@ -9,7 +9,7 @@ use world::{MS, World};
 
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 
-/// Creates a card of `chunks` chunks, and VMs 1, 2, .. of 64 chunks each with these limits.
+/// Creates a card of `chunks` chunks, and VMs numbered from 1 with 64 chunks each and these limits.
 fn world(chunks: u32, vms: &[Limits]) -> World {
     let mut world = World::new(chunks, 1000, Config::default());
     for (vm, &limits) in (1..).zip(vms) {
@@ -46,8 +46,8 @@ fn a_request_for_many_chunks_is_planned_as_a_whole() {
     world.use_chunks(1, 0..60);
     world.use_chunks(2, 0..40);
     world.balancer.set_config(Config { steps_max: 8, ..Config::default() });
-    // The VM is entitled to 10 of the 24 additional chunks: 14 are placed in host memory, and one plan cannot hold all
-    // steps.
+    // The VM is entitled to 10 of the 24 additional chunks. The other 14 are placed in host memory, and one plan cannot
+    // contain all steps.
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 24 });
     assert_eq!(world.plan(request).len(), 8);
     assert_eq!(world.plan(request).len(), 2);
@@ -128,7 +128,8 @@ fn vm_keeps_returned_memory_for_a_while_despite_requests() {
     assert_eq!(world.card(1), 20);
     let came = world.table.summary().vms[&TenantId(1)].moved_in;
     assert!(came > 0);
-    // The second VM requests its whole share at once: it gets the first VM's long-held chunks now, and the rest later.
+    // The second VM requests its whole share at once. It gets the chunks that the first VM has had for a long time now,
+    // and the rest later.
     world.now += 5 * MS;
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 20 });
     assert_eq!(world.plan(request).len(), 5, "of 15");
@@ -142,7 +143,7 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
-    // One VM frees memory and allocates it again immediately: all chunks that the other VM gained return, but only
+    // One VM frees memory and allocates it again immediately. All chunks that the other VM gained return, but only
     // after they have settled.
     for index in 0..15 {
         world.table.unplace(TenantId(2), GuestVramAddr(index * CHUNK)).unwrap();
@@ -344,7 +345,7 @@ fn chunks_owed_to_raised_guarantee_return() {
     let mut world = world(10, &[ANY, Limits { guarantee: 4, ..ANY }]);
     world.use_chunks(1, 0..10);
     assert_eq!(world.card(1), 6, "four are kept for the other");
-    // The first VM gets the other VM's guarantee while its own chunks are in host memory: no chunk is spare.
+    // The first VM gets the other VM's guarantee while its own chunks are in host memory. No chunk is spare.
     world.table.set_limits(TenantId(2), ANY).unwrap();
     world.table.set_limits(TenantId(1), Limits { guarantee: 10, ..ANY }).unwrap();
     assert_eq!(world.table.spare(), 0);

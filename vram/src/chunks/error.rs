@@ -4,7 +4,7 @@ use super::limits::OnFull;
 use super::state::Tier;
 use crate::{GuestVramAddr, TenantId};
 
-/// Limit that keeps a VM from getting a chunk of the card or a host slot.
+/// Limit that prevents a VM from getting a chunk of the card or a host slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The card has no chunk that is not promised.
@@ -22,7 +22,7 @@ pub enum Limit {
     HostBudget(u32),
     /// The VM's swap cap of this many chunks is used up.
     SwapCap(u32),
-    /// The VM's policy for a full card is not to swap.
+    /// The VM's policy for a full card does not allow swapping.
     Policy(OnFull),
 }
 
@@ -39,8 +39,8 @@ impl Limit {
         }
     }
 
-    /// Returns which of two limits an operator has to change: the limit that excludes a VM from host memory, or the
-    /// card's limit if the VM's policy forbids host memory.
+    /// Returns the one of two limits that an operator must change: the limit that excludes a VM from host memory, or
+    /// the card's limit if the VM's policy forbids host memory.
     #[must_use]
     pub const fn decisive(self, host: Option<Self>) -> Self {
         match host {
@@ -66,13 +66,13 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// Reason that the table refused a request.
+/// Reasons for which the table refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The chunk size is not a power of two from 128 KiB to 64 MiB.
     #[error("chunk size {0:#x} is not a power of two from 0x20000 to 0x4000000 bytes")]
     ChunkSize(u64),
-    /// The card has no whole chunk, or more chunks than can be counted.
+    /// The card does not have a whole chunk, or has more chunks than can be counted.
     #[error("{0:#x} bytes of VRAM are no number of chunks that can be managed")]
     CardSize(u64),
     /// No chunk is available for a VM.
@@ -80,9 +80,9 @@ pub enum Error {
     Full {
         /// The VM.
         vm: TenantId,
-        /// Limit of the preferred memory; at the first use of a chunk, the preferred memory is the card.
+        /// Limit of the preferred memory. At the first use of a chunk, this is the card.
         limit: Limit,
-        /// Limit of host memory, if host memory would have sufficed.
+        /// Limit of host memory, if host memory would have been enough.
         host: Option<Limit>,
     },
     /// The card has too little VRAM for the mediator in addition to the VRAM that is promised to VMs.
@@ -109,9 +109,9 @@ pub enum Error {
         vm: TenantId,
         /// The requested guarantee.
         wanted: u32,
-        /// Number of chunks that can be promised now, including those promised to the VM already.
+        /// Number of chunks that can be promised now, including those already promised to the VM.
         now: u32,
-        /// Number of chunks of the card left after the guarantees of the other VMs and the mediator's share.
+        /// Number of card chunks that remain after the guarantees of the other VMs and the mediator's share.
         left: u32,
     },
     /// The guarantee exceeds the quota.
@@ -127,7 +127,7 @@ pub enum Error {
     /// The weight is below 1.
     #[error("VM {0}: weight must be at least 1")]
     Weight(TenantId),
-    /// Enough chunks will be free after zeroing: take scrub work and retry. If no scrub work can be taken, another
+    /// Enough chunks will be free after zeroing. Take scrub work and retry. If no scrub work can be taken, another
     /// thread is doing it.
     #[error("{short} chunks of {} must be scrubbed first", match .tier { Tier::Card => "VRAM", Tier::Host => "host memory" })]
     NeedsScrub {
@@ -175,7 +175,7 @@ pub enum Error {
     /// The reserve of this many chunks is used up.
     #[error("the reserve of {0} chunks is used up")]
     ReserveFull(u32),
-    /// The guest chunk is moving; it can move again afterwards.
+    /// The guest chunk is moving. It can move again afterwards.
     #[error("guest chunk {index} of VM {vm} is moving")]
     Moving {
         /// The VM.

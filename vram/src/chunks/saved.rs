@@ -1,6 +1,6 @@
-//! The chunk table in its saved form: the owner of each chunk, by places alone, without the chunks' contents.
+//! The saved form of the chunk table: the owner of each chunk, by place, without the chunks' contents.
 //!
-//! Owners are stored once, in the states of chunks and slots; the VMs' maps, the totals and the promises are derived
+//! Owners are stored once, in the states of chunks and slots. The VMs' maps, the totals and the promises are derived
 //! from them.
 
 use super::moves::{Fate, Flight};
@@ -16,15 +16,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use super::map::SavedVm;
 
-/// Maximum number of chunks of a card in a saved table, so that a sum of a few such numbers fits 32 bits.
+/// Maximum number of chunks of a card in a saved table, chosen so that a sum of a few such numbers fits into 32 bits.
 const CHUNKS_MAX: u32 = 1 << 29;
 /// Maximum number of guest chunks of all VMs in a saved table. Each has an entry in a map, with or without a place.
 const GUEST_CHUNKS_MAX: u64 = 1 << 25;
 /// Maximum value of an event counter.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
 
-/// A chunk table with or without moves in flight. Chunks and slots that were being scrubbed must be scrubbed again,
-/// because the scrubbing process is gone.
+/// A chunk table, with or without moves in flight. Chunks and slots that were being scrubbed must be scrubbed again,
+/// because the process that scrubbed them is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedChunks {
     /// log2 of the chunk size in bytes.
@@ -72,7 +72,7 @@ pub(crate) enum SavedSpot {
     Host(u32),
 }
 
-/// Behaviour when a VM needs a chunk and the card has no chunk left for the VM.
+/// Behaviour when a VM needs a chunk and the card has none for the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedOnFull {
     Swap,
@@ -204,7 +204,7 @@ impl TryFrom<SavedChunks> for ChunkTable {
 }
 
 impl SavedChunks {
-    /// Checks the values that do not depend on others.
+    /// Checks the values that are independent of each other.
     fn check_numbers(&self) -> Result<(), Invalid> {
         let Self { shift, card, host: _, set_aside, reserve, borrowed, claimed: _, vms, flights, next_move, moved } =
             self;
@@ -239,7 +239,7 @@ impl SavedChunks {
     }
 }
 
-/// Checks that the states of the moves' destinations name these moves, and that each move has its own destination.
+/// Checks that the states of the moves' destinations refer to these moves, and that each move has its own destination.
 fn check_destinations(card: &Stock, host: &Stock, flights: &BTreeMap<MoveId, Flight>) -> Result<(), Invalid> {
     for (id, flight) in flights {
         let stock = if flight.to.tier() == Tier::Card { card } else { host };
@@ -252,7 +252,7 @@ fn check_destinations(card: &Stock, host: &Stock, flights: &BTreeMap<MoveId, Fli
     Invalid::unless(count == flights.len(), || "a piece of memory waits for a move that there is not".into())
 }
 
-/// Returns the places of guest chunks by VM, from the states.
+/// Places of guest chunks, by VM.
 type Places = BTreeMap<TenantId, BTreeMap<u32, Spot>>;
 
 fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
@@ -346,11 +346,11 @@ impl ChunkTable {
 }
 
 impl UnclaimedChunks {
-    /// Claims `count` chunks from `first` on for a user.
+    /// Claims `count` chunks, starting with `first`, for a user.
     ///
     /// # Errors
-    /// If one of the chunks does not belong to the mediator or already has a user; other chunks may have been claimed
-    /// by then.
+    /// Returns an error if one of the chunks does not belong to the mediator or already has a user. Other chunks may
+    /// have been claimed by then.
     pub fn claim(&mut self, first: u32, count: u32) -> Result<(), Invalid> {
         let end = first.checked_add(count).ok_or_else(|| Invalid::new("a run of chunks has no end"))?;
         for chunk in first..end {
@@ -359,10 +359,10 @@ impl UnclaimedChunks {
         Ok(())
     }
 
-    /// Makes sure that each chunk has a user.
+    /// Checks that each chunk has a user.
     ///
     /// # Errors
-    /// If a chunk has no user.
+    /// Returns an error if a chunk has no user.
     pub fn finish(self) -> Result<(), Invalid> {
         let left = self.0.first();
         Invalid::unless(left.is_none(), || format!("nothing uses chunk {left:?} of the mediator"))

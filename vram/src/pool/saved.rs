@@ -1,4 +1,4 @@
-//! A page pool in its saved form: its runs of chunks and its allocations. Free blocks are derived.
+//! The saved form of a page pool: its runs of chunks and its allocations. Free blocks are derived from them.
 
 use super::{ORDER_MAX, PAGE_BYTES, PAGE_SHIFT, PagePool, Run};
 use crate::{ChunkTable, chunks::UnclaimedChunks};
@@ -30,10 +30,11 @@ impl PagePool {
         }
     }
 
-    /// Restores a pool in its chunks of `table`. `unclaimed` are the chunks that no other pool has claimed.
+    /// Restores a pool in its chunks of `table`. `unclaimed` contains the chunks that no other pool has claimed.
     ///
     /// # Errors
-    /// If the chunks do not belong to the mediator or belong to another pool, or allocations are outside them.
+    /// Returns an error if the chunks do not belong to the mediator or belong to another pool, or if allocations are
+    /// outside them.
     pub fn restored(saved: SavedPool, table: &ChunkTable, unclaimed: &mut UnclaimedChunks) -> Result<Self, Invalid> {
         let SavedPool { limit, runs, used } = saved;
         let orders = used.iter().all(|(_, order)| *order <= ORDER_MAX);
@@ -61,7 +62,7 @@ impl PagePool {
         Ok(pool)
     }
 
-    /// Finds the free blocks within the block of 2^`order` pages at `start`. Returns the number of valid allocations in
+    /// Finds the free blocks in the block of 2^`order` pages at `start`. Returns the number of valid allocations in
     /// that block.
     fn fill(&mut self, start: u64, order: u32) -> usize {
         let end = start + (PAGE_BYTES << order);

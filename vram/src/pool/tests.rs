@@ -89,7 +89,7 @@ fn freeing_twice_is_caught() {
     pool.free(page);
 }
 
-/// A pool with an allocation of two chunks and an allocation of one page, in its saved form.
+/// Creates the saved form of a pool with an allocation of two chunks and an allocation of one page.
 fn saved() -> (ChunkTable, SavedPool) {
     let (mut table, mut pool) = (table(8), PagePool::new(u64::MAX));
     pool.alloc(&mut table, 2 * CHUNK).unwrap();
@@ -137,8 +137,8 @@ fn chunks_of_the_mediator_have_one_user() {
 }
 
 proptest! {
-    /// Allocations never overlap, are aligned, and are in the mediator's chunks; after all are freed, all chunks are
-    /// returned.
+    /// Checks that allocations never overlap, are aligned, and are in the mediator's chunks, and that all chunks are
+    /// returned after all allocations were freed.
     #[test]
     fn allocations_are_disjoint_and_all_comes_back(
         ops in prop::collection::vec((any::<bool>(), 1u64..3 * CHUNK, any::<usize>()), 1..150)

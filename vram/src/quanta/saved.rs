@@ -1,4 +1,4 @@
-//! Quanta in their saved form. Times use the caller's clock.
+//! The saved form of quanta. Times use the caller's clock.
 
 use super::probes::Probes;
 use super::sets::{WorkingSet, WorkingSets};
@@ -62,7 +62,7 @@ impl Quanta {
     /// Saves the quanta.
     #[must_use]
     pub fn save(&self) -> SavedQuanta {
-        // Running quanta are assumed to help; observations start again.
+        // Running quanta are assumed to help. Observations start again.
         let Self { config, traffic, bandwidth, round_bandwidth, sets, idle, turn, fits_since, probes: _ } = self;
         let WorkingSets { capacity, by_vm } = sets;
         let saved = |&WorkingSet { bytes, resident, weight }: &WorkingSet| SavedSet { bytes, resident, weight };

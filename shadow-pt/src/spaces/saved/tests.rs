@@ -1,4 +1,4 @@
-//! Tests of saved address spaces that were edited, or that refer to memory that is not theirs.
+//! Tests saved address spaces that were modified, or that refer to memory that does not belong to them.
 
 use super::*;
 use crate::model::world::Card;

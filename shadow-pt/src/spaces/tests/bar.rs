@@ -1,4 +1,4 @@
-//! Tests of disabling and enabling bus mastering: tables that map RAM are unlinked and linked again, and keep their
+//! Tests disabling and enabling bus mastering: tables that map RAM are unlinked and linked again, and keep their
 //! entries.
 
 use super::*;
@@ -15,7 +15,7 @@ impl World {
         report
     }
 
-    /// Adds a second directory entry, whose table only maps VRAM, to one whose table is full of RAM.
+    /// Adds a second directory entry, whose table maps only VRAM, to one whose table is full of RAM.
     fn both() -> Self {
         let mut world = Self::mapped();
         world.write(vram(DIRECTORY + 8), pde(None, Some(SPT + 0x8000), EIGHTH));
@@ -57,7 +57,7 @@ fn no_change_of_a_guests_tables_brings_barred_ram_back() {
     world.sync();
     world.prepare();
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // Removing the last entry of RAM links the table again.
+    // Removing the last entry for RAM links the table again.
     for page in 0..=65 {
         if page != 64 {
             world.write(vram(SPT + page * 8), 0);
@@ -66,7 +66,7 @@ fn no_change_of_a_guests_tables_brings_barred_ram_back() {
     world.sync();
     assert!(world.at(64 * PAGE).is_some(), "a table that maps no RAM any more stays unlinked");
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // Entries that were denied meanwhile are mapped once they are granted.
+    // Entries that were denied in the meantime are mapped once they are granted.
     world.grants.ram = ram;
     world.bar(false);
     world.spaces.granted();

@@ -1,4 +1,4 @@
-//! Tests of the modes and of the pages that they read: the GPU's own writes, shared pages, withdrawal, and relocation.
+//! Tests the modes and the pages that they read: the GPU's own writes, shared pages, withdrawal, and relocation.
 
 use super::*;
 use crate::{HOST_PAGES, HostPage, SHARED_PAGES};
@@ -36,7 +36,7 @@ fn flush_reads_one_page_after_one_change_and_none_without() {
         world.write(vram(DIRECTORY + 16), pde(Some(LPT), None, EIGHTH));
         let report = world.flush(false);
         assert_eq!((report.pages, report.entries_written, report.lost_permission), (1, 1, false));
-        // Pages that hold no tables are not read.
+        // Pages that do not contain tables are not read.
         world.write(vram(0x9_0000), 1);
         assert_eq!(world.flush(false), SyncReport::default());
     }
@@ -80,7 +80,7 @@ fn permission_gains_are_deferred_and_losses_are_not() {
     world.prepare();
     assert!(world.at(0).is_some());
 
-    // A page without entries gains one, which can wait. A page with entries loses one, which cannot.
+    // A page without entries gains one, which can wait. A page with entries loses one, which cannot wait.
     world.write(vram(SPT + 512 * 8), pte(0, PAGE));
     world.write(vram(SPT), 0);
     let report = world.flush(false);
@@ -117,7 +117,7 @@ fn the_gpu_writes_tables_that_it_maps_and_is_seen() {
         world.guest.write64(vram(SPT + 8), pte(0, PAGE));
         assert!(world.flush(false).lost_permission);
         assert_eq!(world.at(PAGE), Some((0, 40 * LARGE + PAGE)));
-        // The page is now mapped read-only. It is read once more, because of possible earlier writes.
+        // The page is now mapped read-only. It is read once more, because earlier writes are possible.
         world.write(vram(SPT), pte(0, SPT) | 4);
         assert_eq!(world.flush_only(false).pages, 1);
         // The GPU writes through stale entries of the card's TLBs.

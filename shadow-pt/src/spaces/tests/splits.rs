@@ -1,4 +1,4 @@
-//! Tests of split large pages, whose 4 KiB pages are not contiguous for the card.
+//! Tests split large pages, whose 4 KiB pages are not contiguous for the card.
 
 use super::*;
 use crate::model::world::walk;
@@ -7,7 +7,7 @@ use crate::model::world::walk;
 const HOST: u64 = 0x2_0000;
 
 impl World {
-    /// Moves pages of guest VRAM to host memory, from I/O page `to` on, or back to the card.
+    /// Moves pages of guest VRAM to host memory, starting at I/O page `to`, or back to the card.
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) -> SyncReport {
         for page in first..first + pages {
             self.grants.hosted.remove(&page);
@@ -145,8 +145,8 @@ fn split_page_waits_for_card_memory() {
 
 #[test]
 fn entries_that_are_reached_stay_reachable_while_they_change() {
-    // Check the card's tables after each single write: the page must be reachable at all times, and never map another
-    // page.
+    // Check the card's tables after each single write. The page must be accessible at all times, and must never map
+    // another page.
     let mut world = World::mapped();
     world.write(vram(LPT), pte(0, 2 * LARGE));
     world.write(vram(SPT + 3 * 8), pte(0, LARGE));

@@ -1,4 +1,4 @@
-//! Saved tables that were edited are refused, or are valid.
+//! Tests that saved tables that were modified are either refused or valid.
 
 use super::super::moves::To;
 use super::super::stock::SavedPiece;
@@ -67,8 +67,8 @@ fn owners_that_disagree_are_refused() {
         saved.card.states.iter().position(|piece| wanted(*piece)).unwrap()
     };
     let of_vm = |vm: u32| move |piece: SavedPiece| matches!(piece, SavedPiece::Vm { vm: of, .. } if of == vm);
-    // The same chunk twice, a chunk beyond the guest's VRAM, a chunk without a VM, and a chunk that is the source of a
-    // move.
+    // Test the same chunk twice, a chunk beyond the guest's VRAM, a chunk without a VM, and a chunk that is the source
+    // of a move.
     assert!(
         refused(|saved| {
             let at = piece(saved, &of_vm(2));
@@ -105,7 +105,7 @@ fn owners_that_disagree_are_refused() {
 fn scrub_list_that_differs_from_dirty_chunks_is_rejected() {
     assert!(refused(|saved| saved.card.to_scrub.clear()).contains("to scrub are others"));
     assert!(refused(|saved| saved.card.to_scrub.push(saved.card.to_scrub[0])).contains("to scrub are others"));
-    // If this were accepted, the next owner would see the VM's content.
+    // If this were accepted, the next owner could read the VM's data.
     assert!(
         refused(|saved| {
             let at = saved.card.to_scrub[0] as usize;
@@ -164,7 +164,7 @@ fn numbers_out_of_bounds_are_refused() {
     assert!(refused(promised).contains("13 chunks of a card of 12 are guaranteed"));
 }
 
-/// Uses a table as its owner would; ignores errors.
+/// Uses a table like its owner. Ignores errors.
 fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
     let mut works = Vec::new();
     for &(what, vm, index) in steps {
@@ -193,7 +193,7 @@ fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
 }
 
 proptest! {
-    /// A corrupted saved table is rejected, or restored as a working table.
+    /// Checks that a corrupted saved table is either rejected, or restored as a working table.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

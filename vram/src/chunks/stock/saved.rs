@@ -1,4 +1,4 @@
-//! The units of one memory in their saved form.
+//! The saved form of the units of one memory.
 
 use super::Stock;
 use crate::TenantId;
@@ -37,7 +37,7 @@ impl Stock {
         let being_scrubbed = (0u32..).zip(states).filter(|(_, state)| **state == ChunkState::Scrubbing);
         SavedStock {
             states: states.iter().map(|state| SavedPiece::from(*state)).collect(),
-            // Units that were being scrubbed are first in the queue.
+            // Units that were being scrubbed come first in the queue.
             to_scrub: being_scrubbed.map(|(number, _)| number).chain(to_scrub.iter().copied()).collect(),
             condemned: condemned.iter().copied().collect(),
             scrubbed: *scrubbed,
@@ -79,7 +79,7 @@ impl Stock {
         Ok(stock)
     }
 
-    /// Returns all units that are in use or were used, with their states.
+    /// Returns all units that are or were in use, with their states.
     pub(in crate::chunks) fn states(&self) -> impl Iterator<Item = (u32, ChunkState)> + '_ {
         (0u32..).zip(self.states.iter().copied())
     }
