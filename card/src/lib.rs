@@ -49,7 +49,7 @@ pub enum Aperture {
     Bar3,
 }
 
-/// How the card signals interrupts. In both modes, edges are signalled on the event descriptor.
+/// The way in which the card signals interrupts. In both modes, edges are signalled on the event descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptMode {
     /// One MSI message per edge. The driver allows the next message by writing the card's re-arm register.

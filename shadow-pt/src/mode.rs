@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-/// How flushes work. Some modes exist only for measurements.
+/// Behaviour of flushes. Some modes exist only for measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// Each flush reads every table, and translates and writes every entry.

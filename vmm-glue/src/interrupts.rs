@@ -74,7 +74,7 @@ pub enum IrqError {
 /// interrupts locked; it must neither wait nor call back.
 pub type Deliver = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// How to signal a client.
+/// A way to signal a client.
 enum Signal {
     Event(ClientEvent),
     Deliver(Deliver),

@@ -20,7 +20,7 @@
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
 //! - `client`, `fuzz` (feature `client`): a client, and the body of the fuzz target.
 //!
-//! The crate is independent of GPUs. It does not support: copying a device's state while the device runs (`PRE_COPY`),
+//! The crate does not depend on GPUs. It does not support: copying a device's state while the device runs (`PRE_COPY`),
 //! the dirty page messages of older specification editions, I/O file descriptors of regions, the twin-socket mode,
 //! transports other than UNIX sockets.
 //!

@@ -11,7 +11,7 @@ pub struct ServerOptions {
     pub memory: MemoryLimits,
     /// Maximum size of the data in one message in bytes, 4 KiB to 1 MiB.
     pub max_transfer: usize,
-    /// How long to poll for the next message before sleeping; zero disables polling. Polling halves the latency of
+    /// Time to poll for the next message before sleeping; zero disables polling. Polling halves the latency of
     /// reads, costs nothing while the client is idle, and is suspended while it does not help.
     pub spin: Duration,
     /// Maximum total size of the queued replies of a client, in bytes. A client that does not read is disconnected if

@@ -61,7 +61,7 @@ use vram::{ChunkTable, Contents, Place, QuantaConfig, TenantId};
 /// cannot tell whether processes were late.
 const STEP_MOST: u64 = 100_000_000;
 
-/// How long memory is moved for a guarantee after the last request for it.
+/// Time for which memory is moved for a guarantee after the last request for it.
 // TIMEOUT: the daemon repeats the request every 50 ms.
 const PROMISE_NS: u64 = 2_000_000_000;
 

@@ -24,8 +24,7 @@ use vmm_glue::{
 };
 use vram::TenantId;
 
-/// The vGPU and its side of the card, under a single lock, so that a register access and an interrupt cannot
-/// interleave.
+/// The vGPU and its side of the card, under one lock, so that a register access and an interrupt cannot interleave.
 pub(super) struct Core {
     pub(super) gpu: VGpu,
     pub(super) backend: Backend,
@@ -74,7 +73,7 @@ pub struct Settings {
     pub share: Share,
     /// Mode of TLB flushes.
     pub shadow: shadow_pt::Mode,
-    /// How BAR1 and BAR3 are served.
+    /// Mode of serving BAR1 and BAR3.
     pub apertures: Apertures,
     /// Maximum time that work may wait for memory.
     pub queue_limit: Duration,
@@ -335,8 +334,7 @@ impl MediatedDevice {
         Self { vm: Arc::clone(vm), pci, config_bytes, settings: settings.clone(), migration_state: Box::new(()) }
     }
 
-    /// Serves a write once. The VM is unlocked when this returns, because memory may have to move before the next
-    /// attempt.
+    /// Serves a write once. Returns with the VM unlocked, because memory may have to move before the next attempt.
     fn write_once(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<WriteOutcome, AccessError> {
         let core = &mut *self.enter();
         let Core { gpu, backend, .. } = core;

@@ -16,7 +16,7 @@
 //!
 //! Lock order: `locks::rank`.
 //!
-//! The crate is independent of the configuration file and of the admin API; the daemon converts their types.
+//! The crate does not depend on the configuration file or on the admin API; the daemon converts their types.
 
 mod backend;
 mod batches;
@@ -43,7 +43,7 @@ pub use moving::{Left, Parts};
 pub use saved::SavedSide;
 pub use saving::{Coming, Saving};
 
-/// How the apertures BAR1 and BAR3, and PRAMIN, are served to the VMM.
+/// Mode of serving the apertures BAR1 and BAR3, and PRAMIN, to the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Apertures {
     /// Each access is a message.

@@ -36,8 +36,7 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Resets the VM, whose work is stopped, to its initial state. Its client stays connected, and the VM stays
-    /// stopped.
+    /// Resets the VM, whose work is stopped, to its initial state. Its client stays connected; the VM stays stopped.
     fn forget_all(&self, settings: &Settings) -> Result<(), ManagerError> {
         {
             let core = &mut *self.core();

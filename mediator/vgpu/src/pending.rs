@@ -122,8 +122,8 @@ impl Pending {
         true
     }
 
-    /// Queues work, or keeps it queued. Returns `Some(true)` if the work was not queued before, and `None` if its time
-    /// limit has expired.
+    /// Queues work, or keeps it queued. Returns `Some(true)` if it was not queued before, and `None` if its time is
+    /// over.
     pub(crate) fn add_work(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);

@@ -1,7 +1,6 @@
 //! Saved state of a VM's use of the card, without its registers and address spaces.
 //!
-//! The connection of the VM's VMM is saved separately. The process that restores the VM provides a link to the same
-//! client.
+//! The connection of the VMM is saved separately. The process that restores the VM provides a link to the same client.
 
 use super::backend::{Description, SavedBackend, VmBackend};
 use super::device::{Client, Core, MediatedDevice, MediatedVm, Settings, StatusCell};
@@ -171,8 +170,8 @@ impl MediatedVm {
     /// client must lend the same memory.
     ///
     /// # Errors
-    /// Returns an error if the state is invalid or does not match the settings, or if the host does not map the
-    /// client's memory.
+    /// Returns an error if the state is invalid or does not match the settings, or if the client's memory is not
+    /// mapped.
     pub fn reopen(
         card: &mut Reopened,
         vm: TenantId,
@@ -216,8 +215,7 @@ impl MediatedVm {
         Ok((MediatedDevice::for_vm(&this, pci, settings), this))
     }
 
-    /// Resumes after the card was taken over: requests memory again for waiting work, and polls doorbells under mapped
-    /// apertures.
+    /// Resumes after the card was taken over: requests memory again for waiting work, and polls doorbells.
     pub fn go_on(self: &Arc<Self>) {
         self.core().backend.poll_again();
         self.ring_again();

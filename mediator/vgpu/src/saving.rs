@@ -249,8 +249,8 @@ impl Reading {
     }
 }
 
-/// A saved VM that is being loaded. Its memory is written directly to the waiting VM. All other state is checked and
-/// stored until the end.
+/// A saved VM that is being loaded. Its memory is written directly to the waiting VM. Other state is checked and stored
+/// until the end.
 #[must_use]
 pub struct Coming {
     there: Arc<MediatedVm>,
@@ -321,8 +321,8 @@ impl Coming {
         Ok(Migrating { departing: come.departing.beyond(strikes), ..come })
     }
 
-    /// Replaces `old` with the VM that has received all bytes. `old` must not be served, and its work ends: a channel
-    /// that does not leave its engines within `limit` is killed as hung. The new VM may be served before the result is
+    /// Replaces `old` with the VM that has received all bytes. `old` must not be served. Its work ends: a channel that
+    /// does not leave its engines within `limit` is killed as hung. The new VM may be served before the result is
     /// dropped.
     ///
     /// # Errors

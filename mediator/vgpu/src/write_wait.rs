@@ -33,8 +33,8 @@ impl WriteWait {
         Self { limit: limit.min(MAX_WAIT), ..Self::default() }
     }
 
-    /// Handles a write for which no memory is free. Returns true if the write must be retried after [`RETRY_INTERVAL`];
-    /// otherwise it is lost.
+    /// Handles a write for which no memory is free. Returns true if the write must be
+    /// retried after [`RETRY_INTERVAL`], and false if it is lost.
     pub(crate) fn waits(&mut self, state: &CardState, vm: TenantId) -> bool {
         let looks = state.vram().looks(vm);
         let rests =

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Indices of the mediator's directory entries: for shared pages, and for its own pages.
 const HOST_ENTRIES: [u64; 2] = [8190, 8191];
 
-/// How closely a shadow must agree with the guest's current tables.
+/// Degree to which a shadow must agree with the guest's current tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     /// The shadow maps only granted memory.

@@ -83,7 +83,7 @@ pub(super) enum Source {
     Lent(#[expect(dead_code, reason = "kept until the mapping is dropped")] Box<dyn LentPages>),
 }
 
-/// Whether a client shares the memory of a file, or uses a private copy of it (`share=off`).
+/// Sharing of a file's memory: the client shares the memory, or uses a private copy of it (`share=off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Not determined yet.

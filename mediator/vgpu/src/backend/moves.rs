@@ -1,5 +1,4 @@
-//! Moves pages of guest VRAM to the slots that the guest's aperture tables require, and back. `remap` contains the
-//! records.
+//! Moves pages of guest VRAM to the slots that the guest's aperture tables require, and back. `remap` has the records.
 
 use super::VmBackend;
 use crate::memory::{MappedWindow, Moves, PageTarget, Slot, ranges};
@@ -73,8 +72,7 @@ impl VmBackend {
         self.refresh_at_once(MappedWindow::Pramin);
     }
 
-    /// Makes PRAMIN show no page until it is [placed](Self::show_window) again. None of the VM's work may be on the
-    /// card.
+    /// Makes PRAMIN show no page until it is [placed](Self::show_window) again. The VM must have no work on the card.
     pub(crate) fn hide_window(&mut self) {
         self.show_window(None);
     }

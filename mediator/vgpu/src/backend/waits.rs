@@ -52,8 +52,7 @@ impl VmBackend {
         }
         let waiting = self.pending.work();
         if waiting.is_empty() && self.host.lock().vram_mut().was_short(self.vm) {
-            // Memory was denied to other accesses, and not to the waiting work. The next work that needs the memory
-            // checks again.
+            // Memory was denied only to other accesses. The next work that needs memory checks again.
             self.memory.granted();
         }
         for doorbell in waiting {

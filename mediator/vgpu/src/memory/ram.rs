@@ -117,8 +117,7 @@ impl RamMap {
         self.regions.values().map(|region| (region.iova, region.size))
     }
 
-    /// Removes the region at `gpa`, so that no page table may map it any longer. [`Lent::give_back`] unmaps it for the
-    /// card.
+    /// Removes the region at `gpa`. Page tables may no longer map it. [`Lent::give_back`] unmaps it for the card.
     pub(crate) fn take(&mut self, gpa: u64) -> Option<Lent> {
         self.regions.remove(&gpa).map(|Region { size, iova, .. }| Lent { size, iova })
     }
@@ -135,8 +134,7 @@ impl RamMap {
         self.regions.first_key_value().map(|(&gpa, region)| (gpa, region.size))
     }
 
-    /// Returns the card's address of `gpa`, and the number of contiguous bytes there. Returns `None` if access is
-    /// denied.
+    /// Returns the card's address of `gpa` and the number of contiguous bytes there, or `None` if access is denied.
     #[must_use]
     pub(crate) fn translate(&self, gpa: Gpa, write: bool) -> Option<(Iova, u64)> {
         let (&start, region) = self.regions.range(..=gpa.0).next_back()?;

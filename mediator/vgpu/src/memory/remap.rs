@@ -133,7 +133,7 @@ pub(crate) struct Moves {
     pub(crate) ins: Vec<(u32, Slot)>,
 }
 
-/// Where a range of guest VRAM is stored.
+/// The location that stores a range of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
     /// The range is in its chunk.
@@ -286,8 +286,7 @@ impl Remap {
     /// Replaces the window's memory with zeroed memory in `file`, which the client of a killed process still maps.
     ///
     /// # Errors
-    /// Returns an error if the whole window is trapped, if it is not empty, or if the file is not the one that the
-    /// client maps.
+    /// Returns an error if the whole window is trapped or not empty, or if the client does not map this file.
     pub(crate) fn take_file(
         &mut self,
         host: &ManagedCard,
@@ -375,8 +374,8 @@ impl Remap {
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Returns a page and its new target, if the guest's tables have changed the target. `vram_bytes` is the size of
-    /// the guest's VRAM.
+    /// Returns a page and its new target, if the guest's tables have changed it. `vram_bytes` is the size of the
+    /// guest's VRAM.
     pub(crate) fn difference(
         &self,
         showing: MappedWindow,

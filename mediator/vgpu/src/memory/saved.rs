@@ -70,8 +70,8 @@ impl Memory {
         }
     }
 
-    /// Restores the memory from its restored parts, and the client's memory through `link`. The card only gets the
-    /// location of that memory.
+    /// Restores the memory from its restored parts, and the client's memory through `link`. The card only gets its
+    /// location.
     ///
     /// # Errors
     /// Returns an error if the client lends different memory, or if the host does not map it.
@@ -105,8 +105,7 @@ impl Memory {
     /// client's memory is already mapped for the card. Returns the old and the new address of each directory.
     ///
     /// # Errors
-    /// Returns an error if the client lends different memory than on the old card, or if the card has no memory for the
-    /// directories.
+    /// Returns an error if the client lends different memory than before, or if the card has no memory for directories.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedMemory,

@@ -98,8 +98,7 @@ impl Interface {
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
 
-    /// Returns true if a guest's error should be logged: all of the first errors, and fewer and fewer of the later
-    /// ones.
+    /// Returns true if a guest's error should be logged: all of the first errors, and ever fewer of the later ones.
     fn may_complain(&mut self) -> bool {
         self.complaints += 1;
         vmm_glue::worth_logging(self.complaints)
@@ -177,8 +176,7 @@ pub(crate) enum Progress {
     Batch,
     /// A batch can continue immediately.
     Part,
-    /// A batch continues after pages under mapped apertures were moved, or after a channel that waits for memory was
-    /// bound.
+    /// A batch continues after pages under mapped apertures have moved, or after a waiting channel was bound.
     Waits,
 }
 

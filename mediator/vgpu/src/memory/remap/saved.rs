@@ -1,6 +1,6 @@
 //! Saved state of apertures that the VMM maps: the records, and the card's addresses of the memory. The memory is in
-//! files, which are handed over separately. The client uses them during the handover too: its guest's CPUs may write at
-//! any time.
+//! files, which are handed over separately. The client uses them during the handover, and its CPUs may write at any
+//! time.
 
 use super::{MappedWindow, PageTarget, Remap, Slot, Window};
 use card_manager::{ManagedCard, ManagerError};
