@@ -53,12 +53,12 @@ impl Pipe {
         open: impl FnOnce(&Settings) -> Result<Arc<dyn Driver>, String>,
         watches: bool,
     ) -> Result<(Self, Answer), String> {
-        let settings: Settings = serde_json::from_str(line).map_err(|error| format!("no settings: {error}"))?;
+        let settings: Settings = serde_json::from_str(line).map_err(|error| format!("invalid settings: {error}"))?;
         let driver = open(&settings)?;
         let (name, total_bytes) = (driver.device().name.clone(), driver.device().total_bytes);
         if settings.card_bytes > total_bytes {
             return Err(format!(
-                "{} bytes are to be shared, but the card {name} has {total_bytes}",
+                "the settings share {} bytes, but the card {name} has {total_bytes}",
                 settings.card_bytes
             ));
         }
@@ -84,7 +84,7 @@ impl Pipe {
     pub(crate) fn answer(&mut self, line: &str) -> Answer {
         match serde_json::from_str(line) {
             Ok(request) => answer(&mut self.0, request).unwrap_or_else(Answer::Failed),
-            Err(error) => Answer::Failed(format!("no request: {error}")),
+            Err(error) => Answer::Failed(format!("invalid request: {error}")),
         }
     }
 }
@@ -167,10 +167,10 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
         }
         Request::Record(limit) => {
             let begun = server.call(move |core| core.start_record(limit)).ok_or(ENDED)?;
-            begun.then_some(Answer::Done).ok_or_else(|| "a record is being made already".to_owned())
+            begun.then_some(Answer::Done).ok_or_else(|| "a recording is already in progress".to_owned())
         }
         Request::EndRecord => {
-            let record = server.call(Core::end_record).ok_or(ENDED)?.ok_or("no record is being made")?;
+            let record = server.call(Core::end_record).ok_or(ENDED)?.ok_or("no recording is in progress")?;
             Ok(Answer::Record(String::from_utf8_lossy(&record).into_owned()))
         }
         Request::View { since_ns } => {
@@ -297,7 +297,7 @@ mod tests {
             share_group: None,
         };
         let one = spec("one", 0);
-        promise(&server, move |core| core.add_tenant(one)).expect("it may be").expect("at once");
+        promise(&server, move |core| core.add_tenant(one)).expect("the request is valid").expect("at once");
         server.call(|core| {
             let hello = Hello {
                 version: VERSION,
@@ -317,8 +317,8 @@ mod tests {
             drop(core.take_actions());
         });
         let (two, more) = (spec("two", 4), spec("three", 9));
-        let answer = promise(&server, move |core| core.add_tenant(two)).expect("it may be later");
+        let answer = promise(&server, move |core| core.add_tenant(two)).expect("the guarantee is given later");
         assert!(matches!(answer, Err(Answer::Moving(_))), "{answer:?}");
-        assert!(promise(&server, move |core| core.add_tenant(more)).is_err(), "the card never has that much");
+        assert!(promise(&server, move |core| core.add_tenant(more)).is_err(), "the card never has this much memory");
     }
 }

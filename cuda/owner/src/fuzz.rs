@@ -90,7 +90,7 @@ impl World {
                 on_stuck: OnStuck::Kill,
                 share_group: None,
             })
-            .expect("it may be");
+            .expect("the request is valid");
         }
         let (pieces, seen, programs, work, heard) = Default::default();
         let mut world = Self { core, now: 0, pieces, seen, programs, shares: Vec::new(), work, next: 0, heard };
@@ -130,8 +130,8 @@ impl World {
         self.heard.extend(kind.split([' ', '(']).next().map(str::to_owned));
         for piece in pieces {
             assert!(self.pieces.contains_key(piece), "{piece:?} is sent and does not exist");
-            let tenant = program.tenant.expect("memory is for tenants");
-            assert_eq!(*self.seen.entry(*piece).or_insert(tenant), tenant, "{piece:?} has been another tenant's");
+            let tenant = program.tenant.expect("only tenants get memory");
+            assert_eq!(*self.seen.entry(*piece).or_insert(tenant), tenant, "{piece:?} belonged to another tenant");
         }
         match message {
             FromOwner::Welcome(welcome) => program.tenant = Some(welcome.tenant),
@@ -296,7 +296,7 @@ impl World {
         }
         self.core.audit_empty();
         let left: Vec<_> = self.pieces.iter().filter(|(_, memory)| **memory == Memory::Device).collect();
-        assert!(left.is_empty(), "pieces of the card are nobody's: {left:?}");
+        assert!(left.is_empty(), "pieces of the card without an owner are left: {left:?}");
     }
 }
 
@@ -509,7 +509,7 @@ mod tests {
             "Shared",
             "Goodbye",
         ] {
-            assert!(heard.contains(kind), "no seed has the owner say {kind}: {heard:?}");
+            assert!(heard.contains(kind), "no seed makes the owner send {kind}: {heard:?}");
         }
     }
 

@@ -397,7 +397,7 @@ impl Serving {
             match action {
                 Action::Send { session, message, pieces } => {
                     if let Err(error) = self.send(session, message, &pieces) {
-                        self.warn_of(session, "program does not take a message: its connection ends", &error);
+                        self.warn_of(session, "program does not accept a message; closing its connection", &error);
                         lost.push(session);
                     }
                 }

@@ -284,7 +284,10 @@ fn queue(driver: &Real, queue: Queue, to: &Pieces, from: &Pieces, bytes: u64, ch
 fn measure(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<()> {
     let (bytes, chunk) = (options.gib << 30, options.chunk_mib << 20);
     if !bytes.is_multiple_of(chunk) || driver.free_bytes()? < 2 * bytes + (2 << 30) {
-        bail!("the card has no room for twice {} GiB, or they are no whole chunks: take fewer", options.gib);
+        bail!(
+            "the card has no space for twice {} GiB, or this is not a whole number of chunks: use a smaller size",
+            options.gib
+        );
     }
     let (card, other) = (make(driver, Memory::Device, bytes, chunk)?, make(driver, Memory::Device, bytes, chunk)?);
     let (host, second) = (make(driver, Memory::Host, bytes, chunk)?, make(driver, Memory::Host, bytes, chunk)?);

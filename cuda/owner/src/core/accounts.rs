@@ -336,7 +336,7 @@ impl Core {
             kept,
             over_quota = over,
             ?processes,
-            "a tenant has memory of the card past its account: it is charged for it"
+            "a tenant has card memory beyond its account and is charged for it"
         );
     }
 
@@ -353,7 +353,7 @@ impl Core {
         for (session, pid) in sessions {
             // A process always loses all of its connections together.
             if self.sessions.get(&session).is_some_and(|session| !session.stuck) {
-                tracing::warn!(tenant = id.0, pid, "a program with memory past its tenant's account is killed");
+                tracing::warn!(tenant = id.0, pid, "killing a program that has memory beyond its tenant's account");
                 self.give_up(session, Reason::Memory);
             }
         }

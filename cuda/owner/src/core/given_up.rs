@@ -54,7 +54,7 @@ impl Reason {
             Self::Unsuspended => "the driver did not suspend it in time",
             Self::Occupied => "it occupied the card without a turn for longer than its limit",
             Self::HeldUp => "it occupied the card for all of another tenant's turn",
-            Self::Memory => "it has memory past its tenant's account, beyond the limit",
+            Self::Memory => "it has memory beyond its tenant's account and limit",
             Self::Removed => "its tenant was removed",
         }
     }

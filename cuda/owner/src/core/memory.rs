@@ -146,7 +146,7 @@ impl Core {
             return false;
         }
         if self.clock.saturating_sub(since) >= ROOM_NS {
-            tracing::debug!(tenant = tenant.0, chunks, "others' memory does not go in time");
+            tracing::debug!(tenant = tenant.0, chunks, "memory of other tenants was not evicted in time");
             self.deadlines.set(Deadline::EvictionWait, self.clock + CROWDED_NS);
             return false;
         }

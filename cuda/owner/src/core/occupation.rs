@@ -78,7 +78,7 @@ impl Core {
             .map(|(&id, session)| (id, session.pid))
             .collect();
         for (session, pid) in culprits {
-            tracing::warn!(pid, "a program occupies the card without a turn for longer than its limit: it is given up");
+            tracing::warn!(pid, "giving up a program that occupies the card without a turn for longer than its limit");
             self.give_up(session, Reason::Occupied);
         }
     }
@@ -103,7 +103,7 @@ impl Core {
             tracing::warn!(
                 pid,
                 held_up = tenant.0,
-                "a program occupies the card without a turn and holds another tenant up: it is given up"
+                "giving up a program that occupies the card without a turn and delays another tenant"
             );
             self.give_up(session, Reason::HeldUp);
         }

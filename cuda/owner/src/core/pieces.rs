@@ -286,7 +286,7 @@ mod tests {
         pieces.share(first);
         actions.clear();
         pieces.let_go(first, &mut actions);
-        assert_eq!(actions, [Action::Drop { piece: first }], "the other one may have kept it");
+        assert_eq!(actions, [Action::Drop { piece: first }], "the other process may have kept it");
     }
 
     #[test]

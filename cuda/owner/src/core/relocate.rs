@@ -207,7 +207,7 @@ impl Core {
             }
         }
         for (user, reason) in given_up {
-            tracing::warn!(session = ?user, ?reason, "program does not carry out orders about its memory");
+            tracing::warn!(session = ?user, ?reason, "program does not execute orders about its memory");
             let silent = reason == relocation::Reason::Silent;
             self.stuck(user, if silent { Reason::Order } else { Reason::Declined });
         }

@@ -238,7 +238,7 @@ impl Core {
         let Some(session) = self.sessions.get(&id) else { return };
         let (uid, pid, bound) = (session.uid, session.pid, session.bound);
         if self.given_up.contains_key(&pid) || self.sessions.values().any(|other| other.stuck && other.pid == pid) {
-            tracing::warn!(pid, "a program that was given up connects again: it is refused");
+            tracing::warn!(pid, "refusing a program that was given up and connects again");
             return self.end(id, End::Denied);
         }
         let by_user = |tenant: &super::Tenant| uid == 0 || tenant.spec.uid.is_none_or(|allowed| allowed == uid);
@@ -379,7 +379,7 @@ impl Core {
             self.suspended(id, false);
         }
         for id in adopting {
-            tracing::warn!(session = ?id, "program does not go on to tell what it has of the owner before");
+            tracing::warn!(session = ?id, "program does not continue to report its memory from the previous owner");
             self.stuck(id, Reason::Adoption);
         }
     }

@@ -117,11 +117,11 @@ mod tests {
         assert!(!shares.has_room(ONE, 1));
         assert!(shares.has_room(TWO, 1));
         assert_eq!(shares.sweep(ONE, |&(index, _)| index != 2), 2 * SWEPT_AT_ONCE);
-        assert!(shares.has_room(ONE, 1), "a token went with its chunk");
+        assert!(shares.has_room(ONE, 1), "the token was removed with its chunk");
         assert_eq!((shares.chunks(ONE, share(2)), shares.token(ONE, &[(2, 1), (1 << 20, 1)])), (None, None));
         assert_eq!(shares.chunks(TWO, share(6)), None, "another tenant's");
         shares.forget(ONE);
-        assert!(shares.0.is_empty(), "nothing is kept");
+        assert!(shares.0.is_empty(), "no tokens are left");
     }
 
     #[test]

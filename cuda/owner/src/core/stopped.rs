@@ -35,12 +35,12 @@ impl Core {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.stuck) else { return };
         let (Some(turn), Some(tenant)) = (session.run, session.tenant) else { return };
         if stopped {
-            tracing::info!(session = ?id, pid = session.pid, "a stopped program's turn ends");
+            tracing::info!(session = ?id, pid = session.pid, "the turn of a stopped program ends");
             (session.run, session.waiting, session.stopped_in) = (None, false, Some(turn));
             return self.look_whether_ended(tenant);
         }
         if is_overdue {
-            tracing::warn!(tenant = tenant.0, session = ?id, "work does not end within the tenant's limit");
+            tracing::warn!(tenant = tenant.0, session = ?id, "the work does not end within the tenant's limit");
             self.stuck(id, Reason::Turn);
         }
     }

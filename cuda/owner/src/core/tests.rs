@@ -22,7 +22,7 @@ use world::{CHUNK, MS, World, spec};
 fn two(card: u64, host: u64) -> World {
     let mut world = World::new(card, host);
     for name in ["one", "two"] {
-        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("the request is valid");
     }
     world
 }
@@ -61,7 +61,7 @@ fn memory_of_ended_program_is_free_and_not_leaked() {
 fn tenant_accepts_only_its_own_user_and_root() {
     let mut world = two(8, 8);
     let owned = TenantSpec { uid: Some(77), ..spec("private", 8, Limits::default()) };
-    world.core.add_tenant(owned).expect("it may be");
+    world.core.add_tenant(owned).expect("the request is valid");
     let stranger = world.connect_as("private", 1000, false);
     assert!(!world.programs.contains_key(&stranger), "a stranger's connection ends");
     let owner = world.connect_as("private", 77, false);
@@ -112,7 +112,7 @@ fn a_quota_that_is_lowered_takes_effect_on_a_running_program() {
     world.write(one);
     let id = world.core.tenant("one").expect("there");
     let lower = Limits { quota: 4, ..Limits::default() };
-    world.core.change_tenant(id, &spec("one", 64, lower)).expect("it may be");
+    world.core.change_tenant(id, &spec("one", 64, lower)).expect("the request is valid");
     world.pass(100 * MS);
     world.check();
     assert_eq!(world.places(one), (4, 8));
@@ -133,7 +133,7 @@ fn retired_tenant_releases_programs_memory_and_name() {
         assert_eq!((world.core.tenant("one"), world.places(two)), (None, (6, 0)), "kills: {kills}");
         // The name and the guarantee of the removed tenant are available again.
         let all = Limits { guarantee: 2, ..Limits::default() };
-        world.core.add_tenant(spec("one", 8, all)).expect("it may be");
+        world.core.add_tenant(spec("one", 8, all)).expect("the request is valid");
         let again = world.connect("one");
         world.ask(again, 1, 2);
         world.pass(1_000 * MS);
@@ -152,7 +152,7 @@ fn rules_change_while_programs_work() {
     let config = world.core.config().clone();
     let time = sched::Config { policy: sched::PolicyKind::Fifo, ..config.time };
     let quanta = vram::QuantaConfig { mode: vram::Mode::Forced, ..config.quanta };
-    world.core.tune(time, config.balance, quanta, config.host_bytes).expect("it may be");
+    world.core.tune(time, config.balance, quanta, config.host_bytes).expect("the request is valid");
     for session in [one, two] {
         world.say(session, FromTenant::Waiting { card: 0 });
     }
@@ -162,7 +162,7 @@ fn rules_change_while_programs_work() {
     world
         .core
         .tune(time, config.balance, vram::QuantaConfig { mode: vram::Mode::Off, ..quanta }, 0)
-        .expect("it may be");
+        .expect("the request is valid");
     world.pass(2_000 * MS);
     world.check();
     assert!(world.core.memory_turn().is_none(), "and not any more");
@@ -179,7 +179,7 @@ fn exhaustion_is_as_declared() {
     for (name, on_full) in [("refuse", OnFull::Refuse), ("queue", OnFull::Queue), ("swap", OnFull::Swap)] {
         let guarantee = if on_full == OnFull::Refuse { 4 } else { 0 };
         let limits = Limits { on_full, guarantee, ..Limits::default() };
-        world.core.add_tenant(spec(name, 8, limits)).expect("it may be");
+        world.core.add_tenant(spec(name, 8, limits)).expect("the request is valid");
     }
     let first = world.connect("refuse");
     world.ask(first, 1, 4);
@@ -241,7 +241,10 @@ fn one_gate_opens_at_a_time_and_solo_program_is_unbounded() {
 fn run_ahead_shrinks_while_better_class_is_connected() {
     let mut world = two(8, 8);
     let urgent = sched::VgpuParams { class: sched::LatencyClass::Interactive, ..sched::VgpuParams::default() };
-    world.core.add_tenant(TenantSpec { time: urgent, ..spec("urgent", 8, Limits::default()) }).expect("it may be");
+    world
+        .core
+        .add_tenant(TenantSpec { time: urgent, ..spec("urgent", 8, Limits::default()) })
+        .expect("the request is valid");
     let [one, _two] = ["one", "two"].map(|name| world.connect(name));
     let ahead = |world: &World, of: &SessionId| world.programs[of].run.expect("it runs").run_ahead_us;
     world.say(one, FromTenant::Waiting { card: 0 });
@@ -251,13 +254,13 @@ fn run_ahead_shrinks_while_better_class_is_connected() {
     world.pass(300 * MS);
     world.check();
     let id = world.core.tenant("urgent").expect("there");
-    world.core.change_tenant(id, &spec("urgent", 8, Limits::default())).expect("it may be");
+    world.core.change_tenant(id, &spec("urgent", 8, Limits::default())).expect("the request is valid");
     world.event(Event::Tick);
     assert_eq!(ahead(&world, &one), usual, "nobody is more urgent now");
     world
         .core
         .change_tenant(id, &TenantSpec { time: urgent, ..spec("urgent", 8, Limits::default()) })
-        .expect("it may be");
+        .expect("the request is valid");
     world.leave(third);
     assert_eq!(ahead(&world, &one), usual, "nor is anybody there");
 }

@@ -267,7 +267,7 @@ impl Core {
 
     pub(super) fn tick(&mut self) {
         if self.deadlines.take(Deadline::Reconnection, self.clock) && !self.expected.is_empty() {
-            tracing::warn!(processes = ?self.expected, "programs of an earlier daemon have not come back");
+            tracing::warn!(processes = ?self.expected, "programs of an earlier daemon have not reconnected");
             self.expected.clear();
             self.needs_plan = true;
         }

@@ -284,7 +284,7 @@ pub enum TenantError {
     #[error("there is no tenant {0}")]
     Unknown(TenantId),
     /// The tenant still has programs.
-    #[error("tenant `{name}` has {sessions} programs: end them first")]
+    #[error("tenant `{name}` still has {sessions} programs: end them first")]
     Busy {
         /// Name of the tenant.
         name: String,

@@ -22,7 +22,7 @@ impl Core {
             let looks = before.remove(&pid).map_or(0, |(_, looks)| looks) + 1;
             if looks == MIN_POLLS_PRESENT {
                 let kills = self.config.on_stranger == OnStranger::Kill;
-                tracing::warn!(pid, program, ?bytes, kills, "a process uses the card past its owner");
+                tracing::warn!(pid, program, ?bytes, kills, "a process bypasses the card's owner");
                 if kills {
                     self.actions.push(Action::KillStranger { pid });
                 }

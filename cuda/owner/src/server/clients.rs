@@ -57,7 +57,7 @@ impl Serving {
             Admission::Admitted => {}
             Admission::Replaces(silent) => self.lose(silent),
             Admission::Refused => {
-                let why = "as many connections as this tenant or user may have are there: end programs of it";
+                let why = "this tenant or user already has the maximum number of connections: end some of its programs";
                 return self.refuse(Some(cause), &link, End::Crowded, why);
             }
         }
@@ -127,7 +127,7 @@ impl Serving {
                 Err(LinkError::WouldBlock) => return number,
                 Err(error) => {
                     if !matches!(error, LinkError::Closed) {
-                        self.warn_of(session, "connection of a program fails", &error);
+                        self.warn_of(session, "the connection of a program failed", &error);
                     }
                     self.lose(session);
                     return number + 1;
@@ -156,7 +156,9 @@ impl Serving {
         let late: Vec<_> = self.silent().filter(|(_, since)| now >= since + SILENT_NS).map(|(id, _)| id).collect();
         for session in late {
             let cause = self.cause_of(session);
-            self.warn(cause, |left_out| tracing::warn!(?cause, left_out, "a connection without a message is ended"));
+            self.warn(cause, |left_out| {
+                tracing::warn!(?cause, left_out, "closing a connection that has sent no message")
+            });
             self.lose(session);
         }
     }
@@ -166,7 +168,7 @@ impl Serving {
         let (now, bounds) = (self.now(), self.limits.unread(self.core.tenant_count()));
         for (session, error) in self.outboxes.retry(&mut self.sessions, bounds, now) {
             if !matches!(error, LinkError::Closed) {
-                self.warn_of(session, "connection of a program fails", &error);
+                self.warn_of(session, "the connection of a program failed", &error);
             }
             self.lose(session);
         }

@@ -48,7 +48,7 @@ impl Journal {
         let new = self.path.with_extension("new");
         let written = replace(&new, &self.path, text.as_bytes());
         if let Err(error) = written {
-            tracing::warn!(path = %self.path.display(), %error, "cannot write down which programs use the card");
+            tracing::warn!(path = %self.path.display(), %error, "cannot record which programs use the card");
         }
     }
 }
@@ -96,6 +96,6 @@ mod tests {
         Journal::open(&path).keep([own, own].into_iter());
         assert_eq!(Journal::open(&path).alive().collect::<Vec<_>>(), [own]);
         std::fs::write(&path, format!("{own} 1\nnonsense\n4294967295 2\n")).expect("written");
-        assert_eq!(Journal::open(&path).alive().count(), 0, "another process has the number now");
+        assert_eq!(Journal::open(&path).alive().count(), 0, "another process has this process ID now");
     }
 }

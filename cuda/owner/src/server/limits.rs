@@ -143,7 +143,7 @@ mod tests {
             connections.insert(SessionId(number), connection(number as u32, number));
         }
         let admission = limits.admit(&connections, |id| id.0 <= own, cause(1 << 20), 1);
-        assert_eq!(admission, Admission::Replaces(SessionId(own + 1)), "the oldest silent one ends");
+        assert_eq!(admission, Admission::Replaces(SessionId(own + 1)), "the oldest silent connection is replaced");
         assert_eq!(limits.admit(&connections, |_| true, cause(1 << 20), 1), Admission::Refused);
         assert_eq!(limits.admit(&connections, |id| id.0 <= own, cause(1), 1), Admission::Refused, "others' stay");
     }

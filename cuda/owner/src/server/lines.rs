@@ -62,7 +62,7 @@ mod tests {
         let written = (0..1000).filter(|_| lines.may_write(one, 5).is_some()).count();
         assert_eq!(written as u64, AT_ONCE);
         assert_eq!(lines.may_write(two, 5), Some(0));
-        assert_eq!(lines.may_write(one, 5 + EACH_NS), Some(1000 - AT_ONCE), "what was left out is told");
+        assert_eq!(lines.may_write(one, 5 + EACH_NS), Some(1000 - AT_ONCE), "the number of omitted lines is reported");
         assert_eq!(lines.may_write(one, 6 + EACH_NS), None);
         assert_eq!(lines.may_write(one, 1000 * EACH_NS), Some(1));
     }

@@ -357,7 +357,7 @@ mod tests {
             sides.retry();
         }
         let stop = kinds.iter().position(|message| matches!(message, FromOwner::Stop { .. })).expect("it came");
-        assert_eq!(stop, UNREAD_MOST / MAX_CHUNKS, "behind what was sent before only");
+        assert_eq!(stop, UNREAD_MOST / MAX_CHUNKS, "after earlier messages only");
         assert_eq!(kinds.last(), Some(&FromOwner::Fixed { request: 7 }));
         assert_eq!(kinds.len(), 12);
     }

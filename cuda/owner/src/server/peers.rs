@@ -50,7 +50,7 @@ pub(super) enum Refused {
     #[error("the process is in a PID namespace that the owner cannot see: run the daemon in the host's PID namespace")]
     Invisible,
     /// The owner has given up the process, but the process still runs.
-    #[error("the process was given up since it did not answer: end it")]
+    #[error("the owner has given up the process because it did not respond: end it")]
     GivenUp,
     /// The system cannot identify the process.
     #[error("the process cannot be identified: {0}")]
@@ -256,7 +256,7 @@ impl Peers {
                     let pid = left.peer.pid();
                     tracing::warn!(
                         pid,
-                        "program goes on without its connection, with memory of the card: it is killed"
+                        "killing a program that continues without its connection and has memory of the card"
                     );
                 }
                 left.given_up = true;
@@ -288,8 +288,9 @@ impl Left {
                 first.then(|| {
                     tracing::error!(
                         pid = self.peer.pid(), uid = self.peer.uid, %error,
-                        "a program that was given up cannot be killed: it has lost its connection, its turn and its memory in \
-                         the accounts, and goes on: end it by hand, and give the daemon CAP_KILL (docs/guides/operating.md)"
+                        "a program that was given up cannot be killed: it has lost its connection, its turn and its \
+                         accounted memory, but still runs. End it manually, and give the daemon CAP_KILL \
+                         (docs/guides/operating.md)"
                     );
                     News::Signalled(self.tenant, false)
                 })
@@ -303,7 +304,7 @@ pub(super) fn kill(pid: u32) {
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
     let killed = pidfd_open(pid, PidfdFlags::empty()).and_then(|handle| pidfd_send_signal(handle, Signal::KILL));
     if let Err(error) = killed {
-        tracing::warn!(?pid, %error, "a process that uses the card past its owner cannot be killed");
+        tracing::warn!(?pid, %error, "a process that bypasses the card's owner cannot be killed");
     }
 }
 

@@ -73,7 +73,7 @@ impl Rights {
         let there = rustix::fs::fstat(&file)?;
         let is_ours = there.st_uid == rustix::process::geteuid().as_raw();
         if FileType::from_raw_mode(there.st_mode) != FileType::Socket || !is_ours {
-            return Err(io::Error::other("another file has taken the socket's place"));
+            return Err(io::Error::other("another file has replaced the socket"));
         }
         if self.uid.is_some() || self.gid.is_some() {
             let (uid, gid) = (self.uid.map(Uid::from_raw), self.gid.map(Gid::from_raw));
@@ -117,7 +117,7 @@ mod tests {
         let _listener = Rights { mode: Some(0o620), ..Rights::default() }.listen(&path).expect("listens");
         assert_eq!(std::fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o620);
         assert!(Link::connect(&path).is_ok());
-        assert_eq!(std::fs::read_dir(folder.path()).expect("readable").count(), 1, "nothing else is left");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("readable").count(), 1, "no other file is left");
     }
     #[test]
     fn an_owner_that_ends_late_leaves_the_socket_of_the_next() {

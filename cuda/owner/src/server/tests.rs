@@ -36,7 +36,7 @@ fn start(driver: &Arc<Model>, card: u64, folder: &Path) -> Server {
             on_stuck: OnStuck::Kill,
             share_group: None,
         };
-        server.call(move |core| core.add_tenant(spec)).expect("it serves").expect("it may be");
+        server.call(move |core| core.add_tenant(spec)).expect("it serves").expect("the request is valid");
     }
     server
 }

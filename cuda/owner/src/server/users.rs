@@ -72,7 +72,8 @@ impl Users {
                 if fails.0 == 1 {
                     tracing::warn!(
                         %path, %error, again_in = ?again,
-                        "NVML cannot say who uses the card: nobody learns who bypasses its owner until it can"
+                        "NVML cannot list the processes that use the card: until it can, processes that bypass the \
+                         owner are not detected"
                     );
                 } else {
                     tracing::debug!(%path, %error, again_in = ?again, "NVML fails still");
@@ -111,7 +112,7 @@ impl Fails {
     /// Records a successful call of NVML.
     fn none(&mut self) {
         if std::mem::take(&mut self.0) > 0 {
-            tracing::info!("NVML says again who uses the card");
+            tracing::info!("NVML lists the processes that use the card again");
         }
     }
 }
@@ -157,7 +158,7 @@ fn watch(
         }
         if comparable != Some(own) && !own {
             put(Note::Event(Event::Blind));
-            tracing::info!("NVML does not show this process: nobody learns who bypasses the card's owner");
+            tracing::info!("NVML does not list this process: processes that bypass the card's owner are not detected");
         }
         comparable = Some(own);
         if ended.recv_timeout(POLL_INTERVAL) != Err(RecvTimeoutError::Timeout) {

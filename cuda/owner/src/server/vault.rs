@@ -221,7 +221,7 @@ impl Vault {
             pieces.iter().filter_map(|(from, to)| Some((at(from)?, at(to)?))).collect()
         };
         if places.len() != pieces.len() {
-            return Err(DriverError::Missing("piece that is to be copied"));
+            return Err(DriverError::Missing("the piece to copy"));
         }
         for (from, to) in places {
             self.driver.copy(queue, to, from, self.bytes)?;
@@ -242,7 +242,7 @@ impl Vault {
         let done = self.driver.unmap(at, self.bytes).and_then(|()| self.driver.release(handle));
         match done {
             Ok(()) => self.lock().free.push(at),
-            Err(error) => tracing::error!(%error, "a chunk's memory cannot be given up"),
+            Err(error) => tracing::error!(%error, "the memory of a chunk cannot be released"),
         }
     }
 }

@@ -95,7 +95,7 @@ impl Workers {
         let failed = Event::Suspended { session, done: false };
         if suspending.fetch_add(1, Ordering::SeqCst) >= SUSPENDING_MOST {
             suspending.fetch_sub(1, Ordering::SeqCst);
-            tracing::warn!(pid, most = SUSPENDING_MOST, "too many programs are being suspended: this one is killed");
+            tracing::warn!(pid, most = SUSPENDING_MOST, "too many programs are being suspended: killing this program");
             return self.notes.put(Note::Event(failed));
         }
         let body = move || {
@@ -107,7 +107,7 @@ impl Workers {
             notes.put(Note::Event(Event::Suspended { session, done: done.is_ok() }));
         };
         if let Err(error) = std::thread::Builder::new().name("cuda-suspend".into()).spawn(body) {
-            tracing::warn!(pid, %error, "no thread to suspend a program: it is killed");
+            tracing::warn!(pid, %error, "no thread to suspend a program: killing the program");
             self.suspending.fetch_sub(1, Ordering::SeqCst);
             self.notes.put(Note::Event(failed));
         }

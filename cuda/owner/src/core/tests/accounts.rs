@@ -12,7 +12,7 @@ fn small() -> World {
     let mut world = World::new(32, 8);
     world.core.set_margin(CHUNK);
     for name in ["one", "two"] {
-        world.core.add_tenant(spec(name, 8, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 8, Limits::default())).expect("the request is valid");
     }
     look(&mut world, &[], 0);
     world

@@ -30,7 +30,7 @@ impl Bare {
         };
         let mut core = Core::new(config, 1).expect("the settings are in bounds");
         for name in ["one", "two"] {
-            core.add_tenant(spec(name, chunks, Limits::default())).expect("it may be");
+            core.add_tenant(spec(name, chunks, Limits::default())).expect("the request is valid");
         }
         let (answers, makes) = Default::default();
         Self { core, answers, makes, most: 0, next: 0 }
@@ -287,7 +287,7 @@ fn costliest_message_of_each_kind_is_bounded_on_largest_card() {
 fn requests_beyond_pending_limit_are_rejected_connection_stays() {
     let mut bare = Bare::new(200);
     let limits = Limits { on_full: OnFull::Queue, ..Limits::default() };
-    bare.core.add_tenant(spec("waits", 200, limits)).expect("it may be");
+    bare.core.add_tenant(spec("waits", 200, limits)).expect("the request is valid");
     for tenant in ["one", "two"] {
         let session = bare.connect(tenant);
         bare.say(session, FromTenant::Allocate { request: 0, card: 0, chunks: 200 });
@@ -339,7 +339,7 @@ fn adopted_duplicate_or_future_number_is_rejected() {
         bare.say(session, FromTenant::Adopt { chunks, more: false });
         assert_eq!(bare.answered(session, |m| matches!(m, FromOwner::Goodbye(End::Violation))), violations);
         bare.event(Event::Gone { session });
-        assert_eq!(bare.core.view(0).memory.summary.free, 16, "nothing is kept");
+        assert_eq!(bare.core.view(0).memory.summary.free, 16, "no tokens are left");
     }
 }
 
@@ -366,7 +366,7 @@ fn adopted_number_of_pending_request_is_rejected() {
     assert_eq!(bare.answered(session, |m| matches!(m, FromOwner::Goodbye(End::Violation))), 1);
     bare.event(Event::Gone { session });
     bare.settle();
-    assert_eq!(bare.core.view(0).memory.summary.free, 16, "nothing is kept");
+    assert_eq!(bare.core.view(0).memory.summary.free, 16, "no tokens are left");
 }
 
 #[test]

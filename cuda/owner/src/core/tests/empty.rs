@@ -7,7 +7,7 @@ fn refusing(card: u64) -> World {
     let mut world = World::new(card, 8);
     for name in ["one", "two"] {
         let limits = Limits { on_full: OnFull::Refuse, ..Limits::default() };
-        world.core.add_tenant(spec(name, 64, limits)).expect("it may be");
+        world.core.add_tenant(spec(name, 64, limits)).expect("the request is valid");
     }
     world
 }

@@ -9,7 +9,7 @@ fn two(card: u64, kills: bool) -> World {
     let mut world = World::new(card, 64);
     world.kills = kills;
     for name in ["one", "two"] {
-        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("the request is valid");
     }
     world
 }
@@ -116,8 +116,8 @@ fn a_program_that_declines_every_order_loses_its_memory_in_time() {
 fn a_program_may_decline_for_as_long_as_its_work_may_run() {
     let mut world = World::new(8, 64);
     let time = sched::VgpuParams { max_run_ns: Some(60_000 * MS), ..sched::VgpuParams::default() };
-    world.core.add_tenant(TenantSpec { time, ..spec("one", 64, Limits::default()) }).expect("it may be");
-    world.core.add_tenant(spec("two", 64, Limits::default())).expect("it may be");
+    world.core.add_tenant(TenantSpec { time, ..spec("one", 64, Limits::default()) }).expect("the request is valid");
+    world.core.add_tenant(spec("two", 64, Limits::default())).expect("the request is valid");
     let one = world.connect("one");
     world.ask(one, 1, 8);
     world.programs.get_mut(&one).expect("there").declines = Some(false);

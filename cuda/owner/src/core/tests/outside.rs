@@ -99,8 +99,8 @@ fn mute_beside_one_in_need(suspends: Option<bool>, ms: u64) -> (World, bool) {
     let mut world = World::new(8, 16);
     world.suspends = suspends;
     let mute = TenantSpec { on_stuck: OnStuck::Suspend, ..spec("one", 64, Limits::default()) };
-    world.core.add_tenant(mute).expect("it may be");
-    world.core.add_tenant(spec("two", 64, Limits::default())).expect("it may be");
+    world.core.add_tenant(mute).expect("the request is valid");
+    world.core.add_tenant(spec("two", 64, Limits::default())).expect("the request is valid");
     let one = world.connect("one");
     world.ask(one, 1, 8);
     world.programs.get_mut(&one).expect("there").mute = true;
@@ -143,7 +143,7 @@ fn a_program_that_the_driver_cannot_suspend_is_killed() {
 fn guarantee_is_granted_after_memory_of_others_has_moved() {
     let mut world = World::new(8, 16);
     for name in ["one", "two"] {
-        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("the request is valid");
     }
     let one = world.connect("one");
     world.ask(one, 1, 8);
@@ -171,7 +171,7 @@ fn guarantee_is_granted_after_memory_of_others_has_moved() {
 fn a_tenant_learns_of_its_own_processes_only() {
     let mut world = World::new(8, 16);
     for name in ["one", "two"] {
-        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("the request is valid");
     }
     let (first, other, second) = (world.connect("one"), world.connect("two"), world.connect("one"));
     for session in [first, other] {
@@ -186,7 +186,7 @@ fn a_tenant_learns_of_its_own_processes_only() {
 fn unreturned_slice_ends_at_limit_without_other_events() {
     let mut world = World::new(16, 16);
     for name in ["one", "two"] {
-        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("the request is valid");
     }
     let (one, two) = (world.connect("one"), world.connect("two"));
     world.say(one, FromTenant::Waiting { card: 0 });
@@ -208,7 +208,7 @@ fn unreturned_slice_ends_at_limit_without_other_events() {
 fn program_without_slice_pays_for_delaying_another_tenant() {
     let mut world = World::new(16, 16);
     for name in ["one", "two", "three"] {
-        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("the request is valid");
     }
     let (past, held_up, waiting) = (world.connect("one"), world.connect("two"), world.connect("three"));
     world.say(held_up, FromTenant::Waiting { card: 0 });
@@ -246,7 +246,7 @@ fn program_without_slice_pays_for_delaying_another_tenant() {
 fn given_up_after(has_turns: bool) -> Option<u64> {
     let mut world = World::new(16, 16);
     for name in ["one", "two"] {
-        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("the request is valid");
     }
     let (past, works) = (world.connect("one"), world.connect("two"));
     world.say(works, FromTenant::Waiting { card: 0 });
@@ -296,8 +296,8 @@ fn program_being_suspended_has_the_drivers_limit() {
     world.suspends = None;
     let mut suspended = TenantSpec { on_stuck: OnStuck::Suspend, ..spec("one", 64, Limits::default()) };
     suspended.time.max_run_ns = Some(1_000 * MS);
-    world.core.add_tenant(suspended).expect("it may be");
-    world.core.add_tenant(spec("two", 64, Limits::default())).expect("it may be");
+    world.core.add_tenant(suspended).expect("the request is valid");
+    world.core.add_tenant(spec("two", 64, Limits::default())).expect("the request is valid");
     let (mute, works) = (world.connect("one"), world.connect("two"));
     world.say(mute, FromTenant::Waiting { card: 0 });
     world.settle();

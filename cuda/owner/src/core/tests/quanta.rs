@@ -15,7 +15,7 @@ fn quantum_waits_for_memory_of_ending_program() {
         ..config.quanta
     };
     let off = vram::QuantaConfig { mode: vram::Mode::Off, ..quanta };
-    world.core.tune(config.time, config.balance, off, config.host_bytes).expect("it may be");
+    world.core.tune(config.time, config.balance, off, config.host_bytes).expect("the request is valid");
     let (one, other) = (world.connect("one"), world.connect("two"));
     world.ask(one, 1, 8);
     world.ask(other, 1, 8);
@@ -26,7 +26,7 @@ fn quantum_waits_for_memory_of_ending_program() {
     assert_eq!(world.places(one), (4, 4), "the card is shared");
     // The program maps nothing after this.
     world.programs.get_mut(&other).expect("there").ends = true;
-    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
+    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("the request is valid");
     world.pass(100 * MS);
     assert!(world.core.memory_turn().is_some());
     let runs = |world: &World| world.programs[&one].run.is_some();
@@ -51,7 +51,7 @@ fn two_that_take_turns() -> (World, [SessionId; 2]) {
     let config = world.core.config().clone();
     let length = 20_000 * MS;
     let quanta = vram::QuantaConfig { mode: vram::Mode::Forced, min_ns: length, max_ns: length, ..config.quanta };
-    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
+    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("the request is valid");
     let sessions = ["one", "two"].map(|name| world.connect(name));
     for session in sessions {
         world.ask(session, 1, 12);
@@ -144,7 +144,7 @@ fn stock_is_refilled_without_other_events() {
     let mut world = World::new(8, 16);
     let all = Limits { guarantee: 8, ..Limits::default() };
     for (name, limits) in [("one", all), ("two", Limits::default())] {
-        world.core.add_tenant(spec(name, 64, limits)).expect("it may be");
+        world.core.add_tenant(spec(name, 64, limits)).expect("the request is valid");
     }
     let one = world.connect("one");
     world.ask(one, 1, 8);

@@ -79,7 +79,10 @@ fn apply(world: &mut World, op: Op, request: u32) {
         Op::Quota(first, quota) => {
             let name = if first { "one" } else { "two" };
             let id = world.core.tenant(name).expect("there");
-            world.core.change_tenant(id, &spec(name, 12, Limits { quota, ..Limits::default() })).expect("it may be");
+            world
+                .core
+                .change_tenant(id, &spec(name, 12, Limits { quota, ..Limits::default() }))
+                .expect("the request is valid");
         }
     }
 }
@@ -89,7 +92,7 @@ proptest! {
     fn contents_follow_their_chunks_and_nothing_is_lost(ops in proptest::collection::vec(op(), 1..150)) {
         let mut world = World::new(8, 20);
         for name in ["one", "two"] {
-            world.core.add_tenant(spec(name, 12, Limits::default())).expect("it may be");
+            world.core.add_tenant(spec(name, 12, Limits::default())).expect("the request is valid");
         }
         for (number, op) in ops.into_iter().enumerate() {
             apply(&mut world, op, number as u32);

@@ -11,9 +11,9 @@ fn group(name: &str, sharing: Sharing) -> TenantSpec {
 /// Creates a card with the tenants `one` and `two` in one group, and `three` outside.
 fn world(sharing: Sharing) -> World {
     let mut world = World::new(16, 16);
-    world.core.add_tenant(group("one", sharing)).expect("it may be");
-    world.core.add_tenant(group("two", sharing)).expect("it may be");
-    world.core.add_tenant(spec("three", 64, Limits::default())).expect("it may be");
+    world.core.add_tenant(group("one", sharing)).expect("the request is valid");
+    world.core.add_tenant(group("two", sharing)).expect("the request is valid");
+    world.core.add_tenant(spec("three", 64, Limits::default())).expect("the request is valid");
     world
 }
 
@@ -111,12 +111,12 @@ fn strictest_mode_of_members_applies_and_changes_live() {
     want(&mut world, &[one, two]);
     observe(&mut world, &[one, two], 100);
     let id = world.core.tenant("two").expect("there");
-    world.core.change_tenant(id, &group("two", Sharing::Turns)).expect("it may be");
+    world.core.change_tenant(id, &group("two", Sharing::Turns)).expect("the request is valid");
     observe(&mut world, &[one, two], 100);
     assert_eq!(observe(&mut world, &[one, two], 500).0, 0);
-    world.core.change_tenant(id, &group("two", Sharing::Together)).expect("it may be");
+    world.core.change_tenant(id, &group("two", Sharing::Together)).expect("the request is valid");
     assert!(observe(&mut world, &[one, two], 500).0 >= 350);
-    world.core.change_tenant(id, &spec("two", 64, Limits::default())).expect("it may be");
+    world.core.change_tenant(id, &spec("two", 64, Limits::default())).expect("the request is valid");
     observe(&mut world, &[one, two], 100);
     assert_eq!(observe(&mut world, &[one, two], 500).0, 0, "it left the group");
 }
@@ -136,7 +136,7 @@ fn relocation_quiesces_only_member_with_moving_chunks() {
     // `one` gets less memory, so its chunks move to host memory.
     let id = world.core.tenant("one").expect("there");
     let lower = TenantSpec { limits: Limits { quota: 2, ..Limits::default() }, ..group("one", Sharing::Together) };
-    world.core.change_tenant(id, &lower).expect("it may be");
+    world.core.change_tenant(id, &lower).expect("the request is valid");
     world.event(Event::Tick);
     let mut quiet = false;
     for choice in 0..200 {
@@ -158,7 +158,7 @@ fn members_get_exclusive_time_when_they_fall_behind() {
     let mut world = world(Sharing::Together);
     let id = world.core.tenant("one").expect("there");
     let heavy = TenantSpec { time: sched::VgpuParams::weight(300), ..group("one", Sharing::Together) };
-    world.core.change_tenant(id, &heavy).expect("it may be");
+    world.core.change_tenant(id, &heavy).expect("the request is valid");
     let (one, two) = (client(&mut world, "one"), client(&mut world, "two"));
     want(&mut world, &[one, two]);
     let (_, each) = observe(&mut world, &[one, two], 2000);

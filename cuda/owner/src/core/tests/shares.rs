@@ -28,13 +28,13 @@ fn shares(tenants: &[Busy], seconds: u64) -> (World, Vec<u64>) {
     let config = world.core.config().clone();
     // Use short quanta, because the last cycle ends at an arbitrary point.
     let quanta = vram::QuantaConfig { max_ns: 2_000 * MS, ..config.quanta };
-    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
+    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("the request is valid");
     let mut sessions = Vec::new();
     for (at, tenant) in tenants.iter().enumerate() {
         let limits = Limits { quota: tenant.quota, guarantee: tenant.guarantee, ..Limits::default() };
         let name = format!("t{at}");
         let time = sched::VgpuParams::weight(tenant.weight);
-        world.core.add_tenant(TenantSpec { time, ..spec(&name, 256, limits) }).expect("it may be");
+        world.core.add_tenant(TenantSpec { time, ..spec(&name, 256, limits) }).expect("the request is valid");
         sessions.push(world.connect(&name));
     }
     for (session, tenant) in sessions.iter().zip(tenants) {

@@ -227,7 +227,7 @@ fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
     let mut timed = Timed::new(config);
     for name in ["one", "two"] {
         let spec = TenantSpec { memory_bytes: 640 * CHUNK, ..world::spec(name, 0, Limits::default()) };
-        timed.core.add_tenant(spec).expect("it may be");
+        timed.core.add_tenant(spec).expect("the request is valid");
     }
     // The stock is full after this time.
     timed.run(5_000 * MS);

@@ -237,11 +237,11 @@ impl World {
         let tenant = program.tenant;
         for piece in pieces {
             let (first, by) = self.seen.entry(*piece).or_insert((tenant.expect("a tenant"), BTreeSet::new()));
-            assert_eq!(Some(*first), tenant, "{piece:?} has been another tenant's");
+            assert_eq!(Some(*first), tenant, "{piece:?} belonged to another tenant");
             by.insert(session);
             let has = |other: &Program| other.chunks.values().any(|(held, _)| held == piece);
             let shared = || self.programs.iter().any(|(other, program)| *other != session && has(program));
-            assert!(by.len() == 1 || shared(), "{piece:?} has been another program's");
+            assert!(by.len() == 1 || shared(), "{piece:?} belonged to another program");
         }
         let Some(program) = self.programs.get_mut(&session) else { return };
         match message {
