@@ -103,7 +103,7 @@ use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};
 
 /// The guest has no memory at this address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no such guest memory")]
+#[error("the guest has no memory at this address")]
 pub struct Unreadable;
 
 /// Reads the guest's tables and instance blocks.

@@ -31,7 +31,7 @@ pub(crate) enum Scope {
 
 /// The name does not belong to a mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no shadowing mode is called {0:?}; there are naive, lazy, incremental and lazy-add")]
+#[error("{0:?} is not a shadowing mode; the modes are naive, lazy, incremental and lazy-add")]
 pub struct UnknownMode(String);
 
 impl Mode {

@@ -26,7 +26,7 @@ pub const RELINK_PIECES: u32 = 8;
 
 /// The card has no memory for a shadow directory, or the VM has too many spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no memory left for another shadow page directory or table of the mediator's, or the VM has too many")]
+#[error("no memory is left for another shadow page directory or table of the mediator, or the VM has too many")]
 pub struct NoMemory;
 
 /// A change that must be reported to the users of a page.

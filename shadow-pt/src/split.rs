@@ -346,9 +346,12 @@ impl Splits {
         assert!(self.orphans.is_empty());
         let mirror = |key: &TableKey| tables.get(number(key)?).map(|table| &table.mirror);
         for (pair, table) in &self.made {
-            assert!(self.pairs.get(pair).is_some_and(|count| *count != 0), "a table for a pair that is not named");
+            assert!(
+                self.pairs.get(pair).is_some_and(|count| *count != 0),
+                "a table for a pair that no entry refers to"
+            );
             let large = mirror(&pair.large).expect("a large-page table");
-            assert!(!large.splits.is_empty(), "a table that nothing needs");
+            assert!(!large.splits.is_empty(), "a table that is not needed");
             for (index, entry) in table.shadow.iter().enumerate() {
                 let small = pair.small.and_then(|key| mirror(&key)).map_or(0, |small| small.entry(index));
                 let wanted = large

@@ -74,7 +74,8 @@ pub enum PinError {
     Range(#[from] Error),
     /// The guarantee is too low, because pinned chunks count towards it.
     #[error(
-        "VM {vm} would have {pinned} chunks pinned, and is guaranteed {guarantee}: raise its guarantee, or unpin others"
+        "VM {vm} would have {pinned} pinned chunks, and its guarantee is {guarantee}: raise its guarantee, or unpin \
+         other chunks"
     )]
     Guarantee {
         /// The VM.

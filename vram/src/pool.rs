@@ -18,7 +18,7 @@ const ORDER_MAX: u32 = CHUNK_BYTES_MAX.trailing_zeros() - PAGE_SHIFT;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
     /// The size is not from 1 byte to 64 MiB.
-    #[error("{0:#x} bytes are not an allocation that a page pool makes")]
+    #[error("{0:#x} bytes are not a valid size of an allocation")]
     Size(u64),
     /// The pool has reached its limit.
     #[error("the pool holds {held:#x} bytes and may not grow beyond {limit:#x}")]
@@ -117,7 +117,7 @@ impl PagePool {
     /// # Panics
     /// Panics if `address` is not an allocation of this pool, which is a bug in the caller.
     pub fn free(&mut self, address: VramAddr) {
-        let order = self.used.remove(&address.0).expect("a page was given back that is not allocated");
+        let order = self.used.remove(&address.0).expect("freed a page that is not allocated");
         self.used_bytes -= PAGE_BYTES << order;
         self.insert_free(address.0, order);
     }

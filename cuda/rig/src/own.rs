@@ -53,13 +53,13 @@ impl Buffer {
             let good = (self.value, self.value + self.words() - 1);
             ensure!(ends == good, "buffer {number} has {ends:?} at {at:#x} instead of {good:?}");
             let (start, bytes) = cuda.range(at + last)?;
-            ensure!((start, bytes) == (at, self.bytes), "{at:#x} lies in {bytes} bytes from {start:#x}");
+            ensure!((start, bytes) == (at, self.bytes), "{at:#x} is in {bytes} bytes at {start:#x}");
             // Memory type, device, and the mapping's size and base. They do not depend on the memory's location.
             let said = cuda.attributes(&[2, 9, 18, 19], at + 8)?;
-            ensure!(said == [2, 0, self.bytes, at], "{at:#x} is said to be {said:x?}");
-            ensure!(cuda.attribute(20, at)? == self.block, "another number of its memory");
+            ensure!(said == [2, 0, self.bytes, at], "the attributes of {at:#x} are {said:x?}");
+            ensure!(cuda.attribute(20, at)? == self.block, "its memory has another number");
             let one = [2, 9, 19].map(|kind| cuda.attribute(kind, at));
-            ensure!(one == [Ok(2), Ok(0), Ok(at)], "{at:#x} is said to be {one:x?}");
+            ensure!(one == [Ok(2), Ok(0), Ok(at)], "the attribute of {at:#x} is {one:x?}");
         }
         Ok(())
     }
@@ -204,10 +204,10 @@ fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     let at = cuda.map(imported, buffer.bytes)?;
     let last = 8 * (buffer.words() - 1);
     let ends = (cuda.read(at, 1)?[0], cuda.read(at + last, 1)?[0]);
-    ensure!(ends == (buffer.value, buffer.value + buffer.words() - 1), "what was exported has {ends:?}");
+    ensure!(ends == (buffer.value, buffer.value + buffer.words() - 1), "the exported memory has {ends:?}");
     let place = if buffer.mapped { buffer.at } else { buffer.other };
     cuda.write(at + 8, &[4711])?;
-    ensure!(cuda.read(place + 8, 1)? == [4711], "what is written to one is not in the other");
+    ensure!(cuda.read(place + 8, 1)? == [4711], "data written to one mapping is missing in the other");
     cuda.write(at + 8, &[buffer.value + 1])?;
     cuda.unmap(at, buffer.bytes)?;
     cuda.release(imported)?;
@@ -292,7 +292,7 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
         ("map-beside", code(cuda.map_at(base + 4 * G, 2 * G, 0, two))),
         ("map-over-plain", code(cuda.map_at(plain, 2 * G, 0, two))),
     ];
-    ensure!(cuda.may(base)? == 0, "access that nobody gave");
+    ensure!(cuda.may(base)? == 0, "access without permission");
     all.extend([
         ("allow-part", code(cuda.allow(base, 2 * G, CARD, ALL))),
         ("allow-gap", code(cuda.allow(base, 8 * G, CARD, ALL))),
@@ -302,7 +302,7 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
         ("allow-what", code(cuda.allow(base, 6 * G, CARD, 2))),
         ("allow-reading", code(cuda.allow(base, 6 * G, CARD, 1))),
     ]);
-    ensure!(cuda.may(base + 5 * G)? == 1, "reading was given");
+    ensure!(cuda.may(base + 5 * G)? == 1, "the read permission is missing");
     all.extend([
         ("allow", code(cuda.allow(base, 6 * G, CARD, ALL))),
         ("access-unmapped", code(cuda.may(base + 20 * G))),
@@ -323,9 +323,9 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
     ]);
     // The memory stays alive where it is mapped.
     cuda.write(base + 3 * G, &[77])?;
-    ensure!(cuda.read(base + 3 * G, 1)? == [77], "what was written");
+    ensure!(cuda.read(base + 3 * G, 1)? == [77], "the written value");
     let range = [11, 12].map(|kind| cuda.attribute(kind, base + 5 * G));
-    ensure!(range == [Ok(base), Ok(64 * G)], "the reservation is said to be {range:x?}");
+    ensure!(range == [Ok(base), Ok(64 * G)], "the reported reservation is {range:x?}");
     ensure!(cuda.reference(base + 3 * G)? == four, "another handle");
     // Exportable memory belongs to the driver, and is adjacent to memory of the library.
     let shared = cuda.create(false, 2 * G)?;
@@ -338,7 +338,7 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
     ]);
     cuda.write(base + 4 * G, &[1, 2, 3])?;
     cuda.copy(base + 6 * G, base + 4 * G, 24, 0)?;
-    ensure!(cuda.read(base + 6 * G, 3)? == [1, 2, 3], "what was copied");
+    ensure!(cuda.read(base + 6 * G, 3)? == [1, 2, 3], "the copied value");
     all.extend([
         ("release-last", code(cuda.release(four))),
         ("unmap", code(cuda.unmap_at(base, 8 * G))),

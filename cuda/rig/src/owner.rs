@@ -92,7 +92,7 @@ pub struct Owner {
 impl Owner {
     /// Serves `socket` according to the script.
     pub fn start(socket: &Path, script: Script) -> Result<Self> {
-        let driver = script.driver.to_str().context("the driver's path is no text")?.to_owned();
+        let driver = script.driver.to_str().context("the driver's path is not valid text")?.to_owned();
         let cuda = Cuda::open(&driver)?;
         let listener = Link::listen(socket)?;
         let counts = Arc::new(Mutex::new(Counts::default()));
@@ -431,7 +431,7 @@ impl Session {
 
     /// Copies random chunks to the other memory, and redirects them.
     fn relocate(&mut self, number: u32) -> Result<()> {
-        let Some(mut order) = self.order.take() else { bail!("quiet without an order") };
+        let Some(mut order) = self.order.take() else { bail!("`Quiet` without an order") };
         let quiet = order.began.elapsed().as_micros() as u64;
         self.count(|c| {
             c.quiet_us += quiet;
@@ -465,7 +465,7 @@ impl Session {
     }
 
     fn redirected(&mut self, number: u32, moved: u32) -> Result<()> {
-        let Some(mut order) = self.order.take() else { bail!("redirected without an order") };
+        let Some(mut order) = self.order.take() else { bail!("`Redirected` without an order") };
         let part = order.moves.len().saturating_sub(order.answered).min(MAX_CHUNKS);
         for (at, (id, new)) in order.moves.iter().skip(order.answered).take(part).enumerate() {
             // If the tenant freed a chunk in the meantime, its new memory is gone.

@@ -157,7 +157,7 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub fn serve(socket: &Path) -> Result<()> {
     let mut connections = Vec::new();
     for line in std::io::stdin().lock().lines() {
-        let command = serde_json::from_str(&line?).context("standard input has something other than a command")?;
+        let command = serde_json::from_str(&line?).context("standard input contains a line that is not a command")?;
         let answer = obey(socket, &mut connections, command).unwrap_or_else(|error| Answer::Failed(error.to_string()));
         println!("{}", serde_json::to_string(&answer)?);
         std::io::stdout().flush()?;
@@ -197,7 +197,7 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
         }
         Command::Hear { link, count, within_ms } => {
             let connection = connections.get(link).context(missing)?;
-            ensure!(connection.reads, "nothing reads this connection");
+            ensure!(connection.reads, "no thread reads this connection");
             let until = Instant::now() + Duration::from_millis(within_ms);
             let (inbox, changed) = &*connection.inbox;
             let mut inbox = guard(inbox);

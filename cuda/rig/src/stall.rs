@@ -26,9 +26,9 @@ pub fn stop_answers() -> Result<()> {
         std::mem::forget((connection.try_clone_to_owned()?, end));
         // SAFETY: the library's descriptor stays valid, and refers to another connection.
         let put = unsafe { libc::dup2(std::os::fd::AsFd::as_fd(&silent).as_raw_fd(), number) };
-        ensure!(put == number, "the connection stays: {}", std::io::Error::last_os_error());
+        ensure!(put == number, "cannot replace the connection: {}", std::io::Error::last_os_error());
         found += 1;
     }
-    ensure!(found == 1, "{found} connections of the library's");
+    ensure!(found == 1, "found {found} connections of the library");
     Ok(())
 }

@@ -51,7 +51,7 @@ impl DeviceLink {
             }
         }
         // The reader of standard error may have exited with the daemon.
-        let _ = writeln!(std::io::stderr(), "cuda-worker: no daemon has come back within {limit:?}: the program ends");
+        let _ = writeln!(std::io::stderr(), "cuda-worker: no daemon has started within {limit:?}: ending the program");
         false
     }
 }

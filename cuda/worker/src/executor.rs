@@ -358,7 +358,7 @@ impl Executor {
         if self.reported.len() >= MAX_REPORTED || !self.reported.insert((op, code)) {
             return;
         }
-        let call = CALLS.get(usize::from(op)).map_or("a message of its own", |call| call.name);
+        let call = CALLS.get(usize::from(op)).map_or("a call with its own message", |call| call.name);
         let text = "the program gets the error from its next call";
         // The reader of standard error may have exited with the daemon.
         let _ = writeln!(std::io::stderr(), "cuda-worker: {call} ({op:#x}) has failed with error {code}; {text}");

@@ -66,7 +66,7 @@ fn run(input: &[u8]) -> Effects {
         message(cuda_calls::find("cuStreamCreate").expect("described") as u16, &[handle(Kind::Stream, 1), 0]),
     ];
     for message in &known {
-        executor.execute(message).expect("an honest message");
+        executor.execute(message).expect("a valid message");
     }
     let words: Vec<u64> =
         input.chunks_exact(8).map(|b| b.iter().rev().fold(0, |w, b| w << 8 | u64::from(*b))).collect();

@@ -58,8 +58,8 @@ pub enum SandboxError {
     Step(&'static str, Errno),
     /// The kernel has no Landlock, and the worker has no separate user.
     #[error(
-        "cannot restrict the worker's files: this kernel has no Landlock (Linux 5.13, `lsm=landlock`). Use such a \
-         kernel, or give workers users of their own (`worker_users` of the card)"
+        "cannot restrict the worker's files: this kernel has no Landlock (Linux 5.13, `lsm=landlock`). Use a kernel \
+         with Landlock, or give workers separate users (`worker_users` of the card)"
     )]
     NoLandlock,
     /// The kernel refused the rules for files.
@@ -69,7 +69,7 @@ pub enum SandboxError {
     #[error("cannot filter the worker's system calls: {0}")]
     Filter(String),
     /// The addresses of sockets cannot be stored.
-    #[error("cannot keep the addresses of the worker's sockets: {0}")]
+    #[error("cannot store the addresses of the worker's sockets: {0}")]
     Address(std::io::Error),
 }
 
@@ -136,7 +136,7 @@ fn change_user(user: Uid, group: Gid) -> Result<(), SandboxError> {
     rustix::thread::set_thread_res_uid(user, user, user).map_err(step("the change of the user"))?;
     // After the change of the user, the process can no longer read its own files in /proc, which the driver needs.
     let dumpable = rustix::process::DumpableBehavior::Dumpable;
-    rustix::process::set_dumpable_behavior(dumpable).map_err(step("the access to own files"))
+    rustix::process::set_dumpable_behavior(dumpable).map_err(step("the access to the process's own files"))
 }
 
 /// Removes all capabilities from the bounding set. This needs a privilege that only some processes have; no_new_privs

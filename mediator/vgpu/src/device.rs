@@ -498,7 +498,7 @@ impl Device for MediatedDevice {
             core.backend.is_quiet()
         };
         if half && let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
-            tracing::error!(%error, "memory for a state that did not arrive could not be wiped");
+            tracing::error!(%error, "memory for a state that did not arrive completely could not be wiped");
         }
     }
 
@@ -530,7 +530,7 @@ impl Device for MediatedDevice {
     fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
         let core = &mut *self.enter();
         let showing =
-            MappedWindow::for_region(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
+            MappedWindow::for_region(region).ok_or_else(|| MapError(format!("no part of {region:?} can be mapped")))?;
         let lent = core.change(showing, |remap| remap.lend(&self.vm.host, showing, area, pages));
         lent.map_err(|error| MapError(error.to_string()))
     }
@@ -538,7 +538,7 @@ impl Device for MediatedDevice {
     fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
         let core = &mut *self.enter();
         let showing =
-            MappedWindow::for_region(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
+            MappedWindow::for_region(region).ok_or_else(|| MapError(format!("no part of {region:?} can be mapped")))?;
         let taken = core.change(showing, |remap| remap.take_file(&self.vm.host, showing, file));
         taken.map_err(|error| MapError(error.to_string()))
     }

@@ -38,7 +38,7 @@ pub(super) struct Migrating {
 
 /// A VM that has moved to another card and already runs there. Dropping this value copies the memory that the other
 /// card has borrowed, and releases the rest on the old card. This takes long, because memory is scrubbed.
-#[must_use = "the card that was left scrubs the VM's memory when this is dropped"]
+#[must_use = "the old card scrubs the VM's memory when this is dropped"]
 pub struct Left<'a> {
     vm: &'a MediatedVm,
     /// The new card and the VM's number on it, if that card has borrowed memory.
@@ -138,7 +138,7 @@ impl MediatedVm {
         // Save both parts under one lock, because work that arrives in between would be in neither part.
         let core = self.core();
         if core.backend.has_segments() {
-            return Err(ManagerError::Stays("it has mapped a segment that VMs share"));
+            return Err(ManagerError::Stays("the VM has mapped a segment that VMs share"));
         }
         let (SavedVm { vm: _, gpu, spaces, tables, pool: _ }, side) = core.write_down()?;
         let departing = halted.depart()?;
@@ -227,6 +227,6 @@ fn check_channels(gpu: &VGpu, channels: &Channels, vm: TenantId) -> Result<(), I
     let mut numbers = (0u8..).take(CHANNELS as usize).map(VirtualChannelId);
     let other = numbers.find(|channel| seen.contains(channel) != known(*channel));
     other.map_or(Ok(()), |channel| {
-        Err(Invalid::new(format_args!("its guest sees channel {} otherwise than it is", channel.0)))
+        Err(Invalid::new(format_args!("its guest's state of channel {} differs from the card's", channel.0)))
     })
 }

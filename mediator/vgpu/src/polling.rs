@@ -45,7 +45,9 @@ impl MediatedVm {
         };
         match std::thread::Builder::new().name(format!("doorbells-{}", this.vm)).spawn(body) {
             Ok(_) => core.polls = true,
-            Err(error) => tracing::error!(%error, "doorbells under a mapped aperture are not polled: no thread"),
+            Err(error) => {
+                tracing::error!(%error, "doorbells under a mapped aperture are not polled: cannot start a thread")
+            }
         }
     }
 }

@@ -112,8 +112,8 @@ impl MediatedVm {
     /// Returns an error if a part cannot be handed over. The error describes the first such part.
     pub fn check_movable(&self) -> Result<(), ManagerError> {
         match self.core().client {
-            Client { stopped: true, .. } => Err(ManagerError::Stays("its VMM has stopped it to take it elsewhere")),
-            Client { logs: true, .. } => Err(ManagerError::Stays("its VMM has what it writes of guest RAM logged")),
+            Client { stopped: true, .. } => Err(ManagerError::Stays("its VMM has stopped it for a migration")),
+            Client { logs: true, .. } => Err(ManagerError::Stays("its VMM logs its writes of guest RAM")),
             Client { stopped: false, logs: false } => Ok(()),
         }
     }
@@ -155,7 +155,7 @@ impl Core {
             board: _,
         } = self;
         if deferred.is_some() {
-            return Err(ManagerError::Unsettled("a doorbell of a VM was answered and is not submitted"));
+            return Err(ManagerError::Unsettled("a VM's doorbell is deferred and was not submitted"));
         }
         if !rung.is_empty() {
             return Err(ManagerError::Unsettled("the card was only just taken over"));

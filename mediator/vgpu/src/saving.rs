@@ -59,7 +59,7 @@ impl Origin {
     fn check(&self, here: &Self) -> Result<(), Invalid> {
         let Self { chip, vram_bytes, apertures, paravirtual, strikes: _, now_ns: _ } = self;
         let mib = |bytes: u64| bytes >> 20;
-        Invalid::unless(*chip == here.chip, || format!("it had a chip {chip:#x}, and this card has {:#x}", here.chip))?;
+        Invalid::unless(*chip == here.chip, || format!("it had chip {chip:#x}, and this card has {:#x}", here.chip))?;
         Invalid::unless(*vram_bytes == here.vram_bytes, || {
             format!("it had `vram_mib` = {}, and this VM has {}", mib(*vram_bytes), mib(here.vram_bytes))
         })?;
@@ -71,14 +71,15 @@ impl Origin {
             let offered = |capability: &[u8]| if capability.is_empty() { "no" } else { "a" };
             let (there, here) = (offered(paravirtual), offered(&here.paravirtual));
             format!(
-                "it was offered {there} paravirtual interface, and this VM is offered {here} one, or one of other features"
+                "it was offered {there} paravirtual interface, and this VM is offered {here} one, or one with other \
+                 features"
             )
         })
     }
 }
 
 /// A VM that is being saved. It stays halted until this value is dropped.
-#[must_use = "the VM goes on when this is dropped"]
+#[must_use = "the VM continues when this is dropped"]
 pub struct Saving {
     halted: Halted,
     overlay: Overlay,
@@ -267,9 +268,7 @@ impl Coming {
     /// Returns an error if the VM's card does not accept state from a stream.
     pub fn new(there: &Arc<MediatedVm>, settings: &Settings) -> Result<Self, ManagerError> {
         if !there.host().card().takes_any_image() {
-            return Err(ManagerError::Stays(
-                "nobody knows what contexts of channels that come in a file do to a real card",
-            ));
+            return Err(ManagerError::Stays("the effect of channel contexts from a file on a real card is unknown"));
         }
         Ok(Self {
             there: Arc::clone(there),
@@ -296,7 +295,7 @@ impl Coming {
             Item::Piece(at, data) => {
                 let within = at.checked_add(data.len() as u64).is_some_and(|end| end <= vram_bytes);
                 Invalid::unless(within, || {
-                    format!("{:#x} bytes at {at:#x} are none of a VM with {vram_bytes:#x}", data.len())
+                    format!("{:#x} bytes at {at:#x} do not belong to a VM with {vram_bytes:#x}", data.len())
                 })?;
                 *memory_bytes = memory_bytes.saturating_add(data.len() as u64);
                 there.host().write_received(there.id(), GuestVramAddr(at), data)

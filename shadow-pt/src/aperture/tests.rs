@@ -75,7 +75,7 @@ fn faults_are_the_hardwares() {
     guest.write64(vram(DIRECTORY), 0);
     assert_eq!(tlb.translate(0, &mut guest), Err(WalkFault::Pde));
     guest.write64(vram(DIRECTORY), (1 << 32) | 0xfff_ffff << 36);
-    assert_eq!(tlb.translate(0, &mut guest), Err(WalkFault::Pde), "a table outside of the guest's memory");
+    assert_eq!(tlb.translate(0, &mut guest), Err(WalkFault::Pde), "a table outside the guest's memory");
 }
 
 #[test]

@@ -83,12 +83,12 @@ fn seeds_in_the_repository_are_up_to_date() {
     corpus.retain(|name, _| !name.starts_with("found_"));
     assert_eq!(corpus.keys().collect::<Vec<_>>(), seeds.keys().collect::<Vec<_>>());
     for (name, bytes) in &seeds {
-        assert!(corpus[*name] == *bytes, "{name}; UPDATE_SEEDS=1 writes it anew");
+        assert!(corpus[*name] == *bytes, "{name}; UPDATE_SEEDS=1 rewrites it");
         let whole = bytes.len() % OP_BYTES == 1 && bytes.len() / OP_BYTES <= MAX_OPS;
-        assert!(whole, "{name} is cut, or so long that its end is not looked at");
+        assert!(whole, "{name} is incomplete, or so long that its end is not used");
     }
     let kinds: BTreeSet<u8> = seeds.values().flat_map(|bytes| bytes[1..].chunks(OP_BYTES).map(|op| op[0])).collect();
-    assert_eq!(kinds, (0..32).collect(), "some operation is in no seed");
+    assert_eq!(kinds, (0..32).collect(), "an operation is missing in the seeds");
 }
 
 /// Runs each input in every mode.

@@ -94,15 +94,15 @@ impl AddressSpaces {
                 let (dirty, watched) = (mirror.dirty & bit(page) != 0, mirror.watched & bit(page) != 0);
                 self.audit_page(frame, User::Table(number, page), watched, dirty);
             } else {
-                assert_eq!(mirror.watched, mirror.all(), "nobody sees writes there");
+                assert_eq!(mirror.watched, mirror.all(), "writes there are not observed");
             }
         }
     }
 
     fn audit_page(&self, frame: u32, user: User, watched: bool, dirty: bool) {
         let pages = &self.shared.pages;
-        assert!(pages.users(frame).contains(&user), "nobody would tell {user:?} of {frame:#x}");
-        assert_eq!(watched, pages.counts(frame) != (0, 0), "{user:?} does not know who writes {frame:#x}");
-        assert!(dirty || pages.news(frame), "{user:?} would not hear of {frame:#x}");
+        assert!(pages.users(frame).contains(&user), "{user:?} is not registered for {frame:#x}");
+        assert_eq!(watched, pages.counts(frame) != (0, 0), "{user:?} does not watch {frame:#x}");
+        assert!(dirty || pages.news(frame), "{user:?} would not be notified of {frame:#x}");
     }
 }

@@ -216,7 +216,7 @@ impl ShadowMemory for Card {
     }
 
     fn free(&mut self, address: VramAddr, bytes: u64) {
-        let known = self.allocated.remove(&address.0).expect("freed what is not allocated");
+        let known = self.allocated.remove(&address.0).expect("freed memory that is not allocated");
         assert_eq!(known.len() as u64, bytes);
         self.freed.push(address.0);
     }
@@ -293,7 +293,7 @@ pub(crate) fn reachable(card: &Card, directory: u64) -> Vec<Page> {
             (pde & 3, ((pde >> 4) & 0xfff_ffff) << 12, 1024usize >> size, true),
             ((pde >> 32) & 3, (pde >> 36) << 12, 32768 >> size, false),
         ] {
-            assert!(target <= 1, "a shadow table lies in host memory");
+            assert!(target <= 1, "a shadow table is in host memory");
             if target == 0 {
                 continue;
             }

@@ -153,7 +153,7 @@ impl SavedSpaces {
             own.map_or(Ok(()), |card| claim(card, Area::Own.table_bytes()))?;
             common.map_or(Ok(()), |card| claim(card, Area::Shared.table_bytes()))?;
             Invalid::unless(SpaceId::new(generation, 0).generation() == generation, || {
-                format!("{generation:#x} is no generation of address spaces")
+                format!("{generation:#x} is not a generation of address spaces")
             })?;
             let place = Place::from(directory);
             let aligned = place.address().checked_rem(SMALL_PAGE) == Some(0);
@@ -187,8 +187,9 @@ impl SavedSpace {
         let tables = [(Area::Own, own), (Area::Shared, common)];
         for (slot, (area, card)) in space.host.iter_mut().zip(tables) {
             *slot = card.map(|card| HostTable::at(area, VramAddr(card)));
-            let pde =
-                slot.map(|table| table.pde().ok_or_else(|| Invalid::new("no entry can name a table"))).transpose()?;
+            let pde = slot
+                .map(|table| table.pde().ok_or_else(|| Invalid::new("no entry can refer to a table")))
+                .transpose()?;
             if let Some(entry) = space.directory.shadow.get_mut(area.entry() as usize) {
                 *entry = pde.unwrap_or(0);
             }

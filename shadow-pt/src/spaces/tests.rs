@@ -257,7 +257,7 @@ fn denied_entries_are_counted_once_and_never_reach_the_card() {
         assert_eq!(denied.count_of(reason), count, "{}", reason.name());
     }
     assert!(reachable(&world.card, world.directory()).is_empty());
-    assert_eq!(world.sync().denied.total(), 0, "nothing is new");
+    assert_eq!(world.sync().denied.total(), 0, "no page has changed");
 }
 
 #[test]
@@ -275,14 +275,14 @@ fn an_entry_that_is_half_written_is_not_denied() {
     world.write(vram(SPT), half);
     assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));
     assert_eq!((world.prepare().denied.count_of(Denial::Vram), world.at(0)), (1, None));
-    assert_eq!(world.prepare().denied.total(), 0, "nothing is new");
+    assert_eq!(world.prepare().denied.total(), 0, "no page has changed");
 }
 
 #[test]
 fn prepare_before_work_completes_deferred_flush() {
     let mut world = World::mapped_in(Mode::LazyAdd);
     world.write(vram(SPT), pte(0, GUEST_VRAM));
-    assert_eq!(world.flush(false).denied.total(), 0, "it is not looked at yet");
+    assert_eq!(world.flush(false).denied.total(), 0, "the page was not read yet");
     assert_eq!(world.prepare().denied.count_of(Denial::Vram), 1);
 }
 
@@ -291,7 +291,11 @@ fn many_denied_entries_count_at_once() {
     let mut world = World::mapped();
     (0..100).for_each(|entry| world.write(vram(SPT + 8 * entry), pte(0, GUEST_VRAM)));
     let first = world.prepare().denied.count_of(Denial::Vram);
-    assert_eq!((first, world.prepare().denied.count_of(Denial::Vram)), (84, 16), "what is looked at twice is bounded");
+    assert_eq!(
+        (first, world.prepare().denied.count_of(Denial::Vram)),
+        (84, 16),
+        "the number of entries that are read twice is bounded"
+    );
 }
 
 #[test]
@@ -328,7 +332,7 @@ fn withdrawn_ram_is_unmapped_at_once_and_remapped_when_granted() {
     for page in 0x1000..0x1040 {
         world.grants.ram.remove(&page);
     }
-    assert_eq!(world.sync().denied.total(), 0, "the guest has written nothing new");
+    assert_eq!(world.sync().denied.total(), 0, "the guest has not written");
     assert_eq!(world.at(0), None);
     world.grants.map(0x1000, 0xd000, 64, true);
     world.spaces.granted();
@@ -496,7 +500,7 @@ fn tables_wait_until_card_memory_is_available() {
     world.card.room = Some(1);
     for _ in 0..2 {
         let report = world.sync();
-        assert_eq!((report.waiting, report.denied.total()), (1, 0), "it is not denied, and not forgotten");
+        assert_eq!((report.waiting, report.denied.total()), (1, 0), "the entry is neither denied nor forgotten");
     }
     // Tables are created in the order of their addresses, so the large table got the memory.
     assert_eq!((world.at(0), world.at(LARGE).is_some()), (None, true));
@@ -556,7 +560,7 @@ fn spaces_are_bounded() {
         world.spaces.open(vram(index * PAGE + 0x100_0000), &mut world.card).unwrap();
     }
     assert_eq!(world.spaces.open(vram(0), &mut world.card), Err(NoMemory));
-    assert!(world.spaces.open(vram(DIRECTORY + 0xfff), &mut world.card).is_ok(), "it is there already");
+    assert!(world.spaces.open(vram(DIRECTORY + 0xfff), &mut world.card).is_ok(), "it already exists");
     assert_eq!(world.spaces.count(), MAX_SPACES);
 }
 

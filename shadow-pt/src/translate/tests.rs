@@ -206,7 +206,7 @@ fn exhaustive_small_world() {
     }
     assert!(
         granted > 35_000 && denied > 40_000 && split > 2_000,
-        "the test world means little: {granted} {denied} {split}"
+        "the test world covers too few cases: {granted} {denied} {split}"
     );
 }
 

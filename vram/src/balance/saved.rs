@@ -102,7 +102,7 @@ impl Balancer {
         let ordered = ascend(known.iter().map(|known| known.vm))
             && ascend(active.iter().map(|(vm, _)| vm))
             && ascend(moved.iter().map(|(chunk, _)| chunk));
-        Invalid::unless(ordered, || "what is known about VMs is not in its order".into())?;
+        Invalid::unless(ordered, || "the information about VMs is not in order".into())?;
         let config = Config::try_from(config)?;
         let known = known.into_iter().map(|known| restored_known(known, table)).collect::<Result<_, _>>()?;
         let restored_move = |((vm, index), (when, to)): ((u32, u32), (u64, SavedTo))| {
@@ -131,10 +131,10 @@ fn restored_known(saved: SavedKnown, table: &ChunkTable) -> Result<(TenantId, Kn
     // The balancer drops removed VMs at its next plan.
     let has = table.vm_bytes(vm).map(|bytes| bytes.div_ceil(table.chunk_bytes()));
     Invalid::unless(has.is_none_or(|has| has == u64::from(advertised)), || {
-        format!("VM {vm} is known to have {advertised} chunks, and has {has:?}")
+        format!("VM {vm} is recorded with {advertised} chunks, and has {has:?}")
     })?;
     Invalid::unless(ascend(&pins) && pins.last().is_none_or(|last| *last < advertised), || {
-        format!("chunks of VM {vm} are pinned that it does not have")
+        format!("VM {vm} has pinned chunks that it does not have")
     })?;
     let hints = Hints::restored(hints, advertised)?;
     Ok((vm, Known { advertised, hints, pins: pins.into_iter().collect() }))

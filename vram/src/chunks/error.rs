@@ -55,8 +55,8 @@ impl std::fmt::Display for Limit {
         match self {
             Self::Card { free, to_scrub, promised } => write!(
                 f,
-                "of the card's chunks {free} are free and {to_scrub} more will be after scrubbing, of which {promised} \
-                 are kept for others"
+                "{free} of the card's chunks are free and {to_scrub} more will be free after scrubbing, of which \
+                 {promised} are reserved for others"
             ),
             Self::Quota(chunks) => write!(f, "its quota of {chunks} chunks on the card is used up"),
             Self::HostBudget(chunks) => write!(f, "the budget of {chunks} chunks of host memory is used up"),
@@ -73,7 +73,7 @@ pub enum Error {
     #[error("chunk size {0:#x} is not a power of two from 0x20000 to 0x4000000 bytes")]
     ChunkSize(u64),
     /// The card does not have a whole chunk, or has more chunks than can be counted.
-    #[error("{0:#x} bytes of VRAM are no number of chunks that can be managed")]
+    #[error("{0:#x} bytes of VRAM are not a valid number of chunks")]
     CardSize(u64),
     /// No chunk is available for a VM.
     #[error("VM {vm} gets no chunk: {limit}{}", and(.host))]
@@ -87,7 +87,8 @@ pub enum Error {
     },
     /// The card has too little VRAM for the mediator in addition to the VRAM that is promised to VMs.
     #[error(
-        "{wanted} chunks of VRAM are wanted, {free} are free and {to_scrub} more will be after scrubbing, of which {promised} are promised to others"
+        "the request needs {wanted} chunks of VRAM, {free} are free and {to_scrub} more will be free after scrubbing, \
+         of which {promised} are promised to others"
     )]
     CardFull {
         /// Number of requested chunks.
@@ -149,7 +150,7 @@ pub enum Error {
     #[error("VM {0} has no VRAM")]
     NoSuchVm(TenantId),
     /// The address is outside the guest's VRAM.
-    #[error("{address} is outside of the VRAM of VM {vm}")]
+    #[error("{address} is outside the VRAM of VM {vm}")]
     OutOfRange {
         /// The VM.
         vm: TenantId,
@@ -165,7 +166,7 @@ pub enum Error {
         index: u32,
     },
     /// The guest chunk is already in that memory, or needs no copy.
-    #[error("guest chunk {index} of VM {vm} is there already")]
+    #[error("guest chunk {index} of VM {vm} is already there")]
     Settled {
         /// The VM.
         vm: TenantId,
@@ -186,5 +187,5 @@ pub enum Error {
 }
 
 fn and(host: &Option<Limit>) -> String {
-    host.map_or_else(String::new, |limit| format!("; in host memory neither: {limit}"))
+    host.map_or_else(String::new, |limit| format!("; and none in host memory: {limit}"))
 }

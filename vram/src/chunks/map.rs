@@ -91,7 +91,7 @@ impl VmMap {
     /// Assigns a place to guest chunk `index`, which must exist and be unplaced.
     pub(super) fn set(&mut self, index: u32, spot: Spot) {
         let old = self.chunks[index as usize].replace(spot);
-        assert_eq!(old, None, "guest chunk {index} has a place already");
+        assert_eq!(old, None, "guest chunk {index} already has a place");
         *self.count(spot) += 1;
         self.sums.born_in_host += u64::from(spot.tier() == Tier::Host);
         self.note_peaks();
@@ -164,7 +164,7 @@ impl VmMap {
     /// Completes a move: guest chunk `index` is now at `spot`.
     pub(super) fn arrive(&mut self, index: u32, spot: Spot) {
         self.end(spot.tier(), self.is_parked(index), true);
-        let old = self.chunks[index as usize].replace(spot).expect("what moves has a place");
+        let old = self.chunks[index as usize].replace(spot).expect("a moving chunk has a place");
         self.uncount(index, old);
         *self.count(spot) += 1;
         match spot.tier() {

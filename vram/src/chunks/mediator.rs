@@ -65,7 +65,7 @@ impl ChunkTable {
     /// Panics if a chunk does not belong to the mediator, which is a bug in the caller.
     pub fn release_mediator(&mut self, first: ChunkId, count: u32) {
         for chunk in first.0..first.0 + count {
-            assert_eq!(self.card.state(chunk), ChunkState::Mediator, "chunk {chunk} is not the mediator's");
+            assert_eq!(self.card.state(chunk), ChunkState::Mediator, "chunk {chunk} does not belong to the mediator");
             self.card.abandon(chunk);
         }
         self.mediator -= count;

@@ -198,7 +198,7 @@ impl Stock {
 
     pub(super) fn go(&mut self, number: u32, to: ChunkState) {
         let state = &mut self.states[number as usize];
-        assert!(state.can_go(to), "piece {number} cannot go from {state:?} to {to:?}");
+        assert!(state.can_go(to), "unit {number} cannot change from {state:?} to {to:?}");
         *state = to;
     }
 

@@ -39,7 +39,7 @@ impl PagePool {
         let SavedPool { limit, runs, used } = saved;
         let orders = used.iter().all(|(_, order)| *order <= ORDER_MAX);
         Invalid::unless(ascend(used.iter().map(|(start, _)| start)) && orders, || {
-            "the allocations of a page pool are not in their order, or too large".into()
+            "the allocations of a page pool are not in order, or too large".into()
         })?;
         let mut pool = Self::new(limit);
         pool.used_bytes = used.iter().map(|(_, order)| PAGE_BYTES << order).fold(0, u64::saturating_add);
@@ -51,13 +51,13 @@ impl PagePool {
             let run = Run { first: crate::ChunkId::numbered(first), chunks, bytes };
             let start = table.address(run.first).0;
             let aligned = bytes.is_power_of_two() && start.is_multiple_of(bytes) && bytes <= PAGE_BYTES << ORDER_MAX;
-            Invalid::unless(aligned, || format!("{chunks} chunks from {first} on are no run of a page pool"))?;
+            Invalid::unless(aligned, || format!("{chunks} chunks from {first} on are not a run of a page pool"))?;
             pool.held = pool.held.saturating_add(bytes);
             found += pool.fill(start, bytes.trailing_zeros() - PAGE_SHIFT);
             pool.runs.insert(start, run);
         }
         Invalid::unless(found == pool.used.len(), || {
-            "allocations of a page pool lie outside of its chunks, or in one another".into()
+            "allocations of a page pool are outside its chunks, or overlap".into()
         })?;
         Ok(pool)
     }

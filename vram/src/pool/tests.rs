@@ -107,14 +107,16 @@ fn saved_pools_that_cannot_be_are_refused() {
         PagePool::restored(saved, &table, &mut unclaimed).expect_err("it was restored").to_string()
     };
     // A VM's chunk, or a chunk without an owner, is refused.
-    assert!(refused(&|saved| saved.runs[1].0 = 5).contains("chunk 5 is used twice, or not the mediator's"));
+    assert!(
+        refused(&|saved| saved.runs[1].0 = 5).contains("chunk 5 is used twice, or does not belong to the mediator")
+    );
     assert!(refused(&|saved| saved.runs[1] = saved.runs[0]).contains("used twice"));
     assert!(refused(&|saved| saved.runs[0].1 = u32::MAX).contains("used twice"));
     assert!(refused(&|saved| saved.runs[0].0 = u32::MAX).contains("no end"));
     assert!(refused(&|saved| saved.used[0].1 = 99).contains("too large"));
-    assert!(refused(&|saved| saved.used[0].1 += 1).contains("outside of its chunks"));
-    assert!(refused(&|saved| saved.used[0].0 += 0x800).contains("outside of its chunks"));
-    assert!(refused(&|saved| saved.used[1].0 = 7 * CHUNK).contains("outside of its chunks"));
+    assert!(refused(&|saved| saved.used[0].1 += 1).contains("outside its chunks"));
+    assert!(refused(&|saved| saved.used[0].0 += 0x800).contains("outside its chunks"));
+    assert!(refused(&|saved| saved.used[1].0 = 7 * CHUNK).contains("outside its chunks"));
     let both = |saved: &mut SavedPool| saved.used.insert(1, (saved.used[0].0 + 0x1000, 0));
     let (table, mut pool) = saved();
     both(&mut pool);
@@ -133,7 +135,7 @@ fn chunks_of_the_mediator_have_one_user() {
     pool.runs.pop();
     pool.used.pop();
     PagePool::restored(pool, &table, &mut unclaimed).unwrap();
-    assert!(unclaimed.finish().unwrap_err().to_string().contains("nothing uses chunk"));
+    assert!(unclaimed.finish().unwrap_err().to_string().contains("of the mediator has no user"));
 }
 
 proptest! {

@@ -92,7 +92,7 @@ fn main() -> Result<()> {
             cuda.release(handle)
         })?,
         What::Past { mib } => {
-            let path = std::env::var(cuda_protocol::DRIVER_VARIABLE).context("no driver is named")?;
+            let path = std::env::var(cuda_protocol::DRIVER_VARIABLE).context("the driver's path is missing")?;
             // This process already uses the card. Open another library with the same name, or the driver by its path.
             let real = Cuda::open(&path)?;
             take(mib, &mut || real.alloc(STEP_BYTES).map(drop))?;
@@ -100,7 +100,7 @@ fn main() -> Result<()> {
         What::Occupy { ms } => {
             let word = cuda.alloc(4096)?;
             cuda.set(word, 0, 8)?;
-            let path = std::env::var(cuda_protocol::DRIVER_VARIABLE).context("no driver is named")?;
+            let path = std::env::var(cuda_protocol::DRIVER_VARIABLE).context("the driver's path is missing")?;
             let real = Cuda::open(&path)?;
             real.launch(real.kernel("spin")?, &[ms * 1000, word], real.stream()?)?;
             taken = ms;

@@ -26,7 +26,7 @@ fn function<T: Copy>(library: *mut c_void, name: &str) -> Result<T> {
     let name = CString::new(name)?;
     // SAFETY: the library is loaded.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-    ensure!(!found.is_null() && size_of::<T>() == size_of::<usize>(), "no function {name:?}");
+    ensure!(!found.is_null() && size_of::<T>() == size_of::<usize>(), "function {name:?} does not exist");
     // SAFETY: the caller specifies the type of the function, which has the size of a pointer.
     Ok(unsafe { std::mem::transmute_copy(&found) })
 }

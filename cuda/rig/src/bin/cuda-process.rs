@@ -196,7 +196,7 @@ fn fork(way: Way) -> Result<()> {
                     let mut end = end;
                     end.read(&mut [0; 4096])
                 } {
-                    let _ = writeln!(text, "{bytes} bytes in a socket of the child's");
+                    let _ = writeln!(text, "{bytes} bytes in a socket of the child");
                 }
             }
         }
@@ -235,7 +235,7 @@ fn fork_before() -> Result<()> {
         }
     };
     let status = in_child(Way::Fork, || in_child(Way::Fork, work).unwrap_or(2))?;
-    ensure!(status == 0, "the child's child ended with {status}");
+    ensure!(status == 0, "the grandchild ended with {status}");
     let status = in_child(Way::Fork, work)?;
     ensure!(status == 0, "the child ended with {status}");
     println!("children work");
@@ -248,7 +248,7 @@ fn threads() -> Result<Vec<(String, u64)>> {
     for entry in std::fs::read_dir("/proc/self/task")? {
         let status = std::fs::read_to_string(entry?.path().join("status"))?;
         let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
-        let blocked = u64::from_str_radix(field("SigBlk:").context("a thread has a mask")?, 16)?;
+        let blocked = u64::from_str_radix(field("SigBlk:").context("the thread's signal mask is unreadable")?, 16)?;
         threads.push((field("Name:").unwrap_or_default().to_owned(), blocked));
     }
     Ok(threads)
@@ -280,7 +280,7 @@ fn signals() -> Result<()> {
     let main = std::fs::read_to_string("/proc/self/comm")?;
     let open: Vec<_> =
         threads()?.into_iter().filter(|(name, blocked)| name != main.trim() && blocked | own != !0).collect();
-    ensure!(open.is_empty(), "threads that take the program's signals: {open:x?}");
+    ensure!(open.is_empty(), "threads that do not block the program's signals: {open:x?}");
     println!("signals are the program's");
     Ok(())
 }
@@ -309,14 +309,14 @@ fn children(mib: u64) -> Result<()> {
     let soft = 256;
     let limits = libc::rlimit { rlim_cur: soft, rlim_max: limit()?.1 };
     // SAFETY: the pointer points to a local.
-    ensure!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits) } == 0, "the limit stays");
+    ensure!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits) } == 0, "cannot set the limit");
     let before: Vec<i32> = open_descriptors()?;
     let expected = child()?;
     ensure!(expected.first().is_some_and(|said| *said == soft.to_string()), "a child says {expected:?}");
     let cuda = Cuda::open("libcuda.so.1")?;
     let at = cuda.alloc(mib << 20)?;
     cuda.set(at, 1, mib << 20)?;
-    ensure!(limit()? == (soft, limits.rlim_max), "the limit is {:?} now", limit()?);
+    ensure!(limit()? == (soft, limits.rlim_max), "the limit is now {:?}", limit()?);
     let said = child()?;
     ensure!(said == expected, "a child of the program says {said:?} instead of {expected:?}");
     // After a `fork` without `exec`, the child has no descriptor that keeps card memory or the connection alive.
@@ -338,8 +338,8 @@ fn children(mib: u64) -> Result<()> {
     let names = low.iter().map(|number| std::fs::read_link(format!("/proc/self/fd/{number}")));
     let sockets: Vec<_> =
         names.filter_map(Result::ok).filter(|name| name.to_string_lossy().starts_with("socket")).collect();
-    ensure!(sockets.is_empty(), "the library has {sockets:?} in the program's place");
-    println!("the limit is the program's: {}", cuda.read(at, 1)?[0]);
+    ensure!(sockets.is_empty(), "the library uses the low numbers {sockets:?}");
+    println!("the limit is not the program's: {}", cuda.read(at, 1)?[0]);
     Ok(())
 }
 
@@ -395,7 +395,7 @@ fn forgets() -> Result<()> {
     cuda.set(at, 1, 3 << 20)?;
     std::env::set_current_dir("/")?;
     // SAFETY: no other thread of the program reads the environment, and the library's thread must not read it.
-    ensure!(unsafe { libc::clearenv() } == 0, "the environment stays");
+    ensure!(unsafe { libc::clearenv() } == 0, "cannot clear the environment");
     println!("forgot");
     std::io::stdin().read_line(&mut String::new())?;
     let more = cuda.alloc(3 << 20)?;

@@ -510,7 +510,7 @@ fn cycle(cuda: Cuda, rounds: u64) -> Result<()> {
     }
     cuda.finish(stream)?;
     let sums = cuda.read(result + 8, LENGTHS as usize)?;
-    ensure!(sums.windows(2).all(|pair| pair[0] != pair[1]), "work has met another's memory: {sums:?}");
+    ensure!(sums.windows(2).all(|pair| pair[0] != pair[1]), "work has accessed other memory: {sums:?}");
     println!("{again}");
     Ok(())
 }
@@ -593,9 +593,9 @@ fn share(cuda: Cuda, kib: u64) -> Result<()> {
     cuda.launch(cuda.kernel("fill")?, &[at, words, 100], 0)?;
     cuda.finish(0)?;
     let handle = cuda.share(at)?;
-    ensure!(cuda.share(at)? == handle, "asked for again it is the same");
+    ensure!(cuda.share(at)? == handle, "a second request returns the same handle");
     let own = cuda.attach(handle).err().map(|error| error.code);
-    ensure!(own == Some(201), "a process opens its own: {own:?}");
+    ensure!(own == Some(201), "a process cannot open its own memory: {own:?}");
     println!("{}", handle.0.map(|word| format!("{word:016x}")).join(""));
     rounds(cuda, at, words)?;
     cuda.free(at)?;
@@ -631,11 +631,11 @@ fn attach(cuda: Cuda, handle: &str, kib: u64) -> Result<()> {
             return Ok(());
         }
     };
-    ensure!(cuda.attach(handle)? == at, "opened again it is at the same address");
+    ensure!(cuda.attach(handle)? == at, "a second open returns the same address");
     let (base, bytes) = cuda.range(at + 8)?;
-    ensure!(base == at && bytes >= kib << 10, "{at:#x} lies in {bytes} bytes from {base:#x}");
-    ensure!(cuda.share(at).err().map(|error| error.code) == Some(1), "it is shared on");
-    ensure!(cuda.free(at).is_err(), "it is freed by who opened it");
+    ensure!(base == at && bytes >= kib << 10, "{at:#x} is in {bytes} bytes at {base:#x}");
+    ensure!(cuda.share(at).err().map(|error| error.code) == Some(1), "the opened memory cannot be shared again");
+    ensure!(cuda.free(at).is_err(), "a process that opened memory cannot free it");
     println!("{}", cuda.read(at, 1)?[0]);
     rounds(cuda, at, kib * 128)?;
     cuda.detach(at)?;
@@ -669,14 +669,14 @@ fn graphs(cuda: Cuda) -> Result<()> {
     let (before, small) = (free()?, graph(20)?);
     let first = run(small)?;
     let used = before - free()?;
-    ensure!(run(small)? == first && before - free()? == used, "the second run takes more, or gives something else");
+    ensure!(run(small)? == first && before - free()? == used, "the second run uses more memory, or has another result");
     cuda.trim_graphs()?;
-    ensure!(free()? == before, "what was given up is not free");
-    ensure!(run(small)? == first, "after what it had was given up it gives something else");
+    ensure!(free()? == before, "the released memory is not free");
+    ensure!(run(small)? == first, "the result differs after the memory was released");
     cuda.trim_graphs()?;
     let (large, held) = (graph(40)?, cuda.alloc(30 * MIB)?);
     let refused = code(run(large));
-    ensure!(refused == 0 || free()? == before - 30, "something of a refused graph is left");
+    ensure!(refused == 0 || free()? == before - 30, "memory of a refused graph is left");
     cuda.free(held)?;
     let later = code(run(large));
     // The graph exceeds this tenant's limit.
@@ -727,7 +727,7 @@ fn nvml_says() -> Result<()> {
     let mut status = 0;
     // SAFETY: this process created the child.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
-    ensure!(status == 0, "the child learns something else");
+    ensure!(status == 0, "the child gets another result");
     println!("free={} total={}", said[0].0 >> 20, said[0].1 >> 20);
     Ok(())
 }

@@ -87,7 +87,7 @@ fn main() -> Result<()> {
     loop {
         let program = rustix::io::retry_on_intr(|| rustix::net::accept_with(&socket, SocketFlags::CLOEXEC))?;
         if let Err(error) = serve(program, &options, args.window_gib << 30) {
-            eprintln!("cuda-loopback: a program has no worker: {error:#}");
+            eprintln!("cuda-loopback: cannot start a worker for a program: {error:#}");
         }
     }
 }

@@ -80,7 +80,7 @@ fn load(args: &Args, link: &Link) -> Result<Driver, Failure> {
 }
 
 fn load_driver(library: &Path) -> Result<Driver, Failure> {
-    let failed = |error| (Reason::Driver, anyhow::Error::from(error).context("the worker has no CUDA driver"));
+    let failed = |error| (Reason::Driver, anyhow::Error::from(error).context("the worker cannot use the CUDA driver"));
     Driver::load(library).map_err(failed)
 }
 

@@ -257,8 +257,8 @@ impl VmBackend {
         let unmapped = self.memory.unmap_host(bound.space, &pages);
         if let Err(error) = &unmapped {
             tracing::error!(vm = %self.vm, channel = bound.physical.0, %error,
-                "the card may still reach a channel's ring; its number and the VM's memory stay out of use until the \
-                 card is reset");
+                "the card may still access a channel's ring; the channel's number and the VM's memory stay out of use \
+                 until the card is reset");
         }
         unmapped.is_ok()
     }

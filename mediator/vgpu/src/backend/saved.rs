@@ -69,7 +69,7 @@ impl VmBackend {
             pv,
         } = self;
         if stop.is_some() || !faults.is_empty() || doorbell.is_some() {
-            return Err(ManagerError::Unsettled("an access of a VM is under way"));
+            return Err(ManagerError::Unsettled("an access of a VM is in progress"));
         }
         Ok(SavedBackend {
             memory: memory.save_own(),
@@ -121,7 +121,7 @@ impl VmBackend {
         let all: Vec<Bound> = self.work.all_bound().map(|(_, bound)| bound).collect();
         let there = host.lock().channels().bound_of(vm).count();
         Invalid::unless(all.len() == there, || {
-            format!("{there} channels have come, of which the guest knows {}", all.len())
+            format!("{there} channels have arrived, and the guest has {} of them", all.len())
         })?;
         for bound in all {
             self.memory.map_host(bound.space, &own_pages(host.layout(), bound))?;
@@ -134,7 +134,7 @@ impl VmBackend {
                 Some(Box::new(pv.restored(settings, vm, cap, &self.link.memory().snapshot())?))
             }
             (Some(_), None) | (None, Some(_)) => {
-                return Err(Invalid::new("its paravirtual interface was offered otherwise").into());
+                return Err(Invalid::new("its paravirtual interface had other features").into());
             }
         };
         let counts: BTreeMap<String, u64> = counts.into_iter().collect();
@@ -165,7 +165,7 @@ impl VmBackend {
             (work.restored(bound)?, channels.bound_of(vm).count())
         };
         Invalid::unless(work.all_bound().count() == all, || {
-            format!("{all} channels are on the card, of which the guest knows {}", work.all_bound().count())
+            format!("{all} channels are on the card, and the guest has {} of them", work.all_bound().count())
         })?;
         let attachments = Attachments::restored(
             segments,
@@ -184,7 +184,7 @@ impl VmBackend {
                 Some(Box::new(pv))
             }
             (Some(_) | None, None) | (None, Some(_)) => {
-                return Err(Invalid::new("its paravirtual interface was offered otherwise").into());
+                return Err(Invalid::new("its paravirtual interface had other features").into());
             }
         };
         let counts: BTreeMap<String, u64> = counts.into_iter().collect();

@@ -99,7 +99,7 @@ impl VmBackend {
         match self.memory.unmap_host(space, pages) {
             Ok(()) => self.host.lock().memory_mut().share_detach(self.vm, segment),
             Err(error) => tracing::error!(vm = %self.vm, segment, %error,
-                "the card may still reach a shared segment; its memory stays out of use until the card is reset"),
+                "the card may still access a shared segment; its memory stays out of use until the card is reset"),
         }
     }
 }

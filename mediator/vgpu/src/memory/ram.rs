@@ -79,7 +79,7 @@ impl RamMap {
     pub(super) fn map_at(&mut self, host: &ManagedCard, region: &DmaRegion, iova: Iova) -> Result<(), ManagerError> {
         let mapping = region.mapping.as_ref().filter(|_| region.readable);
         let mapping =
-            mapping.ok_or_else(|| Invalid::new(format_args!("the card cannot reach RAM at {:#x}", region.gpa)))?;
+            mapping.ok_or_else(|| Invalid::new(format_args!("the card cannot access RAM at {:#x}", region.gpa)))?;
         host.card().map_dma(iova.0, memory_of(mapping, region.writable)?)?;
         self.regions.insert(region.gpa, Region { size: region.size, iova, writable: region.writable });
         Ok(())

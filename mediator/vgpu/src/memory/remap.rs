@@ -279,7 +279,7 @@ impl Remap {
         pages: &Arc<Mapping>,
     ) -> Result<(), ManagerError> {
         let window = self.empty_window(showing).filter(|window| window.memory.area().1 == area);
-        let in_use = || ManagerError::host("other memory under an aperture", io::ErrorKind::ResourceBusy);
+        let in_use = || ManagerError::host("an aperture that has pages, or another size", io::ErrorKind::ResourceBusy);
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
@@ -478,8 +478,8 @@ impl Remap {
         self.counts.aliases += 1;
         if !std::mem::replace(&mut self.warned, true) {
             tracing::error!(
-                "the guest maps memory in an aperture that is mapped there already, or that is RAM; \
-                 it sees zeros there. Configure the VM with apertures = \"trapped\""
+                "the guest maps memory in an aperture that is already mapped there, or that is RAM, and reads zeros. \
+                 Configure the VM with apertures = \"trapped\""
             );
         }
     }

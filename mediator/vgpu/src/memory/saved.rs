@@ -151,18 +151,18 @@ impl SavedRam {
             )
         };
         if let Some(missing) = then.difference(&now).next() {
-            return Err(Invalid::new(format_args!("the client does not lend {}, which it did", what(missing))));
+            return Err(Invalid::new(format_args!("the client no longer lends {}", what(missing))));
         }
         now.difference(&then)
             .next()
-            .map_or(Ok(()), |new| Err(Invalid::new(format_args!("the client lends {}, which it did not", what(new)))))
+            .map_or(Ok(()), |new| Err(Invalid::new(format_args!("the client now lends {}", what(new)))))
     }
 
     /// Maps the regions for the card at their old addresses.
     fn restored(self, host: &ManagedCard, link: &Link) -> Result<RamMap, ManagerError> {
         let Self(regions) = self;
         Invalid::unless(ascend(regions.iter().map(|region| region.gpa)), || {
-            "regions of guest RAM are not in their order".into()
+            "regions of guest RAM are not in order".into()
         })?;
         let mut map = RamMap::default();
         let lent = link.memory().snapshot();

@@ -247,7 +247,7 @@ impl Memory {
         // memory.
         let flushed = flushed.and_then(|()| Ok(self.host.lock().vram().memory.barrier()?));
         if let Err(error) = &flushed {
-            tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was taken back");
+            tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was withdrawn");
         }
         if let Some(lent) = lent {
             lent.give_back(&self.host, self.vm, flushed.is_err());

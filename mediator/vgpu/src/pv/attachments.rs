@@ -127,14 +127,14 @@ impl Attachments {
             let SavedAttachment { directory, segment, first, read_only, channels } = saved;
             let wrong = |what: &str| Invalid::new(format_args!("shared segment {segment} is mapped {what}"));
             let space =
-                (around.space)(VramAddr(directory)).ok_or_else(|| wrong("in an address space that is not there"))?;
-            let (_, at, bytes) = *around.segments.get(&segment).ok_or_else(|| wrong("and is not there"))?;
+                (around.space)(VramAddr(directory)).ok_or_else(|| wrong("in an address space that does not exist"))?;
+            let (_, at, bytes) = *around.segments.get(&segment).ok_or_else(|| wrong("but does not exist"))?;
             let pages = u32::try_from(bytes / SMALL_PAGE).unwrap_or(u32::MAX);
             let end = first.checked_add(pages).filter(|end| *end <= SHARED_PAGES);
             let end = end.ok_or_else(|| wrong("beyond the span of shared memory"))?;
             let others = made.0.range((space, 0)..=(space, u32::MAX));
             if others.into_iter().any(|(_, it)| it.first < end && first < it.first + it.pages) {
-                return Err(wrong("where another is"));
+                return Err(wrong("where another segment is"));
             }
             let channels: BTreeSet<VirtualChannelId> = channels.into_iter().map(VirtualChannelId).collect();
             if channels.is_empty() || channels.iter().any(|channel| (around.of_channel)(*channel) != Some(space)) {
@@ -147,7 +147,7 @@ impl Attachments {
             }
         }
         let same = around.segments.iter().map(|(id, (count, ..))| (*id, *count)).eq(counts);
-        Invalid::unless(same, || "shared segments are mapped otherwise than the card says".into())?;
+        Invalid::unless(same, || "shared segments are mapped differently than the card's records say".into())?;
         Ok(made)
     }
 }

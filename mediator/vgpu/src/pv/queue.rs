@@ -17,7 +17,7 @@ const NO_INTERRUPT: u16 = 1;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
     /// The driver accepted features that the device does not offer.
-    #[error("features were accepted that were not offered")]
+    #[error("the driver accepted features that were not offered")]
     Features,
     /// The set-up is invalid.
     #[error("its set-up contains an address that cannot be mapped, or bus mastering is off")]
@@ -40,10 +40,10 @@ enum Unreadable {
     #[error("its chain is longer than a queue")]
     Long,
     /// The standard forbids the order of the descriptors.
-    #[error("a readable descriptor is behind a writable one")]
+    #[error("a readable descriptor follows a writable one")]
     Order,
     /// The chain has no buffer for the reply.
-    #[error("it has no space for the answer")]
+    #[error("it has no space for the reply")]
     NoRoom,
     /// A descriptor refers to memory that the guest does not have.
     #[error(transparent)]
@@ -127,7 +127,7 @@ impl Interface {
         let head = chain.head_index();
         let mut complain = |why: &Unreadable| {
             if self.may_complain() {
-                tracing::warn!(vm = %self.party.vm, %why, "a guest's batch is malformed, and no operation is executed");
+                tracing::warn!(vm = %self.party.vm, %why, "a guest's batch is malformed; no operation is executed");
             }
         };
         let parts = Parts::from_chain(chain).inspect_err(&mut complain).ok();

@@ -75,7 +75,7 @@ impl SavedWork {
         let Self { channels: saved, blocked, runlist } = self;
         let numbers = saved.iter().all(|channel| u32::from(channel.number) < CHANNELS);
         Invalid::unless(numbers && ascend(saved.iter().map(|channel| channel.number)), || {
-            "the guest's channels are not in their order, or none".into()
+            "the guest's channels are not in order, or do not exist".into()
         })?;
         let (mut channels, mut pages) = (BTreeMap::new(), HashMap::new());
         for SavedChannel { number, instance, userd, gp_put } in saved {

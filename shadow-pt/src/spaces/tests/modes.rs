@@ -64,7 +64,7 @@ fn lazy_does_nothing_at_a_flush_and_everything_before_work() {
     assert!(world.at(0).is_some());
     world.write(vram(SPT), 0);
     assert!(!world.flush(false).changed());
-    assert!(world.at(0).is_some(), "lazy keeps what was taken away");
+    assert!(world.at(0).is_some(), "lazy mode keeps removed permissions");
     assert!(world.flush(true).lost_permission);
     assert_eq!(world.at(0), None);
 }
@@ -191,7 +191,7 @@ fn write_reaches_all_spaces_and_tables_sharing_the_page() {
     world.id = first;
     assert_eq!(world.sync().pages, 2, "a large and a small table");
     world.id = second;
-    assert_eq!(world.sync().pages, 3, "a directory, and two pages of the table that its entry names");
+    assert_eq!(world.sync().pages, 3, "a directory, and two pages of the table that its entry refers to");
     // A longer write affects every page that it touches.
     world.spaces.written(GuestVramAddr(SPT - 1), PAGE + 2);
     world.id = first;
@@ -206,7 +206,7 @@ fn withdrawn_entry_removed_by_guest_does_not_return() {
     world.prepare();
     world.invalidate(range);
     world.write(vram(SPT), 0);
-    assert_eq!(world.flush(false).deferred, 1, "there is nothing to lose");
+    assert_eq!(world.flush(false).deferred, 1, "no permission can be lost");
     let (touched, _) = world
         .spaces
         .retranslate(range, &mut Parts { guest: &mut world.guest, frames: &mut world.grants, memory: &mut world.card });

@@ -118,9 +118,9 @@ fn split_page_over_limit_exposes_no_hidden_small_entries() {
     world.sync();
     let report = world.host(64, 1, Some(HOST));
     assert_eq!(report.denied.count_of(Denial::Limit), 1);
-    assert_eq!((world.at(0), world.at(PAGE)), (None, None), "not what the large page hides");
+    assert_eq!((world.at(0), world.at(PAGE)), (None, None), "the hidden entry is not used");
     assert_eq!(world.spaces.resolve(world.id, GpuVa(0)), None);
-    assert_eq!(world.sync().denied.total(), 0, "nothing is new");
+    assert_eq!(world.sync().denied.total(), 0, "no page has changed");
     world.host(64, 1, None);
     world.sync();
     assert_eq!(world.at(0), Some((0, 7 * LARGE)));
@@ -182,14 +182,14 @@ fn entries_that_are_reached_stay_reachable_while_they_change() {
 fn page_with_untrapped_writes_is_read_before_announced_work() {
     for mode in [Mode::LazyAdd, Mode::Incremental] {
         let mut world = World::mapped_in(mode);
-        assert!(!world.spaces.is_settled(world.id), "nothing has been read");
+        assert!(!world.spaces.is_settled(world.id), "no page was read");
         world.prepare();
         world.spaces.unseen(GuestVramAddr(SPT), true);
         world.prepare();
         assert!(world.spaces.is_settled(world.id));
         // This page has no permissions to lose.
         world.guest.write64(vram(SPT), pte(0, LARGE));
-        assert!(world.spaces.is_settled(world.id), "nobody has said anything");
+        assert!(world.spaces.is_settled(world.id), "no change was announced");
         world.spaces.announced();
         assert!(!world.spaces.is_settled(world.id));
         world.prepare();
@@ -223,5 +223,5 @@ fn table_page_with_untrapped_cpu_writes_is_read_at_each_flush() {
     assert_eq!(world.at(0), Some((0, 41 * LARGE)));
     world.guest.write64(vram(SPT), 0);
     world.flush(false);
-    assert_eq!(world.at(0), Some((0, 41 * LARGE)), "nobody has told of this one");
+    assert_eq!(world.at(0), Some((0, 41 * LARGE)), "this write was not announced");
 }

@@ -78,7 +78,7 @@ impl World {
                     break;
                 }
                 Err(Error::NeedsScrub { tier, .. }) => self.scrub(tier),
-                Err(error) => panic!("{step:?} cannot be done: {error}"),
+                Err(error) => panic!("{step:?} cannot be executed: {error}"),
             }
         }
     }
@@ -123,7 +123,7 @@ impl World {
                 return moved;
             }
         }
-        panic!("it never rests");
+        panic!("it never converges");
     }
 
     /// Destroys a VM like the mediator.

@@ -57,7 +57,7 @@ fn a_full_answer_names_each_limit() {
     let text = next(6, Limits { quota: 2, ..Limits::default() }).unwrap_err().to_string();
     assert_eq!(
         text,
-        "VM 1 gets no chunk: its quota of 2 chunks on the card is used up; in host memory neither: the budget of 4 \
+        "VM 1 gets no chunk: its quota of 2 chunks on the card is used up; and none in host memory: the budget of 4 \
          chunks of host memory is used up"
     );
 }
@@ -123,7 +123,7 @@ fn a_raised_guarantee_is_refused_while_others_have_the_chunks() {
     }
     table.set_limits(two, limits).unwrap();
     assert_eq!((table.summary().promised, table.spare()), (3, 0));
-    assert_eq!(table.begin_move(VM, 0, To::Card).unwrap_err().to_string().matches("kept for others").count(), 1);
+    assert_eq!(table.begin_move(VM, 0, To::Card).unwrap_err().to_string().matches("reserved for others").count(), 1);
     assert_eq!(
         table.set_limits(two, Limits { quota: 2, ..limits }),
         Err(Error::Guarantee { vm: two, guarantee: 3, quota: 2 })

@@ -28,7 +28,7 @@ impl Hints {
         let all = chunks as usize;
         let sound =
             fits(priorities.len(), all) && fits(accesses.len(), all) && fits(referenced.len(), all.div_ceil(64));
-        Invalid::unless(sound, || format!("what is known about {chunks} chunks is of others"))?;
+        Invalid::unless(sound, || format!("the information about {chunks} chunks has another number of chunks"))?;
         Ok(Self { priorities, accesses, referenced, hand, ..Self::new(chunks) })
     }
 }

@@ -69,7 +69,7 @@ proptest! {
                 let within = |other: &GuestRange| {
                     matches!(other, GuestRange::Vram(from, all) if from.0 <= at.0 && at.0 + len <= from.0 + all)
                 };
-                prop_assert!(concerned.iter().any(within), "{range:?} moves and is not said to");
+                prop_assert!(concerned.iter().any(within), "{range:?} moves without being reported");
             }
             world.carry_out(&moves);
             let mut wanted: BTreeMap<u32, Vec<Slot>> = BTreeMap::new();
@@ -119,7 +119,7 @@ fn pramin_yields_page_to_bars_and_reports_strays() {
     let in_bar3 = Slot { window: MappedWindow::Bar3.index(), page: 7 };
     assert_eq!((taken.outs, taken.ins), (vec![(4, place(1))], vec![(4, in_bar3)]));
     assert_eq!(taken.strays, []);
-    assert_eq!((remap.home(4), remap.counts.aliases), (Some(in_bar3), 0), "a driver goes on to BAR3");
+    assert_eq!((remap.home(4), remap.counts.aliases), (Some(in_bar3), 0), "the driver continues with BAR3");
     // Give the page back to PRAMIN, or move the PRAMIN window.
     let back = remap.book(MappedWindow::Bar3, &[(7, PageTarget::Nothing)]);
     assert_eq!((back.ins, back.strays), (vec![(4, place(1))], vec![place(1)]));

@@ -31,7 +31,7 @@ fn copies_need_copy_engine_bound_to_subchannel() {
     let copy = ce_copy(0x1000, 0x2000, 1);
     assert_eq!(needs_of(&[object(CE0), copy.repeat(100)].concat()), CE0_ONLY);
     assert_eq!(needs_of(&[object(CE1), copy.clone()].concat()), Needs::Copies(Engine::Copy1));
-    assert_eq!(needs_of(&copy), Needs::Graphics, "nobody knows what its subchannel is bound to");
+    assert_eq!(needs_of(&copy), Needs::Graphics, "the binding of its subchannel is unknown");
     // A binding persists from one submission to the next.
     let mut bindings = Bindings::default();
     assert_eq!(needs(&mut bindings, &[&object(CE0)]), Needs::Host);
