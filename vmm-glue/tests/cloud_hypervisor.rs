@@ -20,7 +20,7 @@ const BAR1_BYTES: u64 = 0x4000;
 const AREA: MmapArea = MmapArea { offset: 0x1000, size: 0x2000 };
 
 fn client(host: &Host) -> Client {
-    let client = Client::new(&host.path).expect("a client that is served");
+    let client = Client::new(&host.path).expect("the client is served");
     host.expect(Event::Connected);
     client
 }
@@ -43,7 +43,7 @@ fn regions_are_listed_and_mappable_ones_have_a_file() {
     rustix::io::pwrite(given.file(), &[7], given.start() + AREA.offset).unwrap();
     let mut byte = [0];
     rustix::io::pread(&file, &mut byte, AREA.offset).unwrap();
-    assert_eq!(byte, [7], "it is the device's");
+    assert_eq!(byte, [7], "the device's value");
     assert!(client.region(RegionIndex::Bar0 as u32).is_some_and(|region| region.file_offset.is_none()));
 }
 

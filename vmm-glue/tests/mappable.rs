@@ -106,7 +106,7 @@ fn request_without_room_for_a_description_is_refused() {
         assert_eq!(client.region_info(BAR1, argsz).unwrap_err().errno(), EINVAL, "room for {argsz}");
         assert_eq!(client.region_info(0, argsz).unwrap_err().errno(), EINVAL, "room for {argsz}");
     }
-    assert_eq!(client.region(BAR1).unwrap().areas.len(), 2, "the connection goes on");
+    assert_eq!(client.region(BAR1).unwrap().areas.len(), 2, "the connection continues");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn unknown_regions_and_short_requests_are_rejected() {
         let error = client.request(Command::DEVICE_GET_REGION_INFO, &request(FULL, BAR1)[..len], &[]).unwrap_err();
         assert_eq!(error.errno(), EINVAL, "{len} bytes");
     }
-    assert_eq!(client.region(BAR1).unwrap().areas.len(), 2, "the connection goes on");
+    assert_eq!(client.region(BAR1).unwrap().areas.len(), 2, "the connection continues");
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn accesses_by_messages_still_go_to_the_device() {
     region.write(0x1000, &[0xaa; 4]).unwrap();
     client.write32(BAR1, 0x1000, 0x1234_5678).unwrap();
     host.expect(Event::Write(RegionIndex::Bar1, 0x1000, vec![0x78, 0x56, 0x34, 0x12]));
-    assert_eq!(client.read32(BAR1, 0x1000).unwrap(), 0, "what the device answers, not what the file has");
+    assert_eq!(client.read32(BAR1, 0x1000).unwrap(), 0, "the device's data, not the file's");
     host.expect(Event::Read(RegionIndex::Bar1, 0x1000, 4));
     client.write32(BAR1, 0x3000, 1).unwrap();
     host.expect(Event::Write(RegionIndex::Bar1, 0x3000, vec![1, 0, 0, 0]));
@@ -250,5 +250,5 @@ fn mapping_outlives_the_connection() {
     rustix::io::pwrite(&*file, b"later", 0x1000).unwrap();
     let mut data = [0; 5];
     region.read(0x1000, &mut data).unwrap();
-    assert_eq!(&data, b"later", "which is why the next client needs another file");
+    assert_eq!(&data, b"later", "this is why the next client needs another file");
 }

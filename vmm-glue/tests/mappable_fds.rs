@@ -41,7 +41,7 @@ fn descriptors_do_not_pile_up() {
     check("1000 queries");
 
     let kept: Vec<_> = (0..10).map(|_| client.region(BAR1).unwrap()).collect();
-    assert_eq!(open(), fds + kept.len(), "each query brings one, so what is counted is counted right");
+    assert_eq!(open(), fds + kept.len(), "each query returns one descriptor, which shows that the counting is right");
     drop(kept);
 
     for _ in 0..100 {
@@ -68,5 +68,5 @@ fn descriptors_do_not_pile_up() {
         client = host.client();
     }
     client.device_info().unwrap();
-    check("clients that read nothing");
+    check("clients that do not read");
 }

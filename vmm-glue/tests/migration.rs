@@ -49,7 +49,7 @@ impl Migration for Movable {
     fn begin_saving(&mut self) -> Result<(), MigrationError> {
         self.told("begin_saving");
         self.at = 0;
-        if self.bar0[0] == 0xee { Err(MigrationError::failed("it does not like to")) } else { Ok(()) }
+        if self.bar0[0] == 0xee { Err(MigrationError::failed("the device refuses")) } else { Ok(()) }
     }
 
     fn save(&mut self, data: &mut [u8]) -> Result<usize, MigrationError> {
@@ -78,14 +78,14 @@ impl Migration for Movable {
     fn end_loading(&mut self) -> Result<(), MigrationError> {
         self.told("end_loading");
         if self.coming.len() != self.bar0.len() {
-            return Err(MigrationError::invalid("it is cut"));
+            return Err(MigrationError::invalid("the state is cut short"));
         }
         self.bar0 = std::mem::take(&mut self.coming);
         Ok(())
     }
 
     fn log_writes(&mut self, on: bool) {
-        self.told(if on { "log" } else { "log no more" });
+        self.told(if on { "log" } else { "the log is stopped" });
     }
 
     fn take_written(&mut self, range: Range<u64>, each: &mut dyn FnMut(Range<u64>)) {
@@ -311,10 +311,10 @@ fn written_pages_are_reported_once() {
     let set = |client: &mut Vec<bool>| {
         client.iter().enumerate().filter(|(_, bit)| **bit).map(|(at, _)| at).collect::<Vec<_>>()
     };
-    assert_eq!(errno(client.written(0, 16 * MIB, MIB)), EINVAL, "nothing is logged");
+    assert_eq!(errno(client.written(0, 16 * MIB, MIB)), EINVAL, "no writes are logged");
     assert_eq!(errno(client.stop_logging()), EINVAL);
     assert_eq!(client.start_logging().unwrap(), 2 * MIB);
-    assert_eq!(errno(client.start_logging()), EINVAL, "it is logged already");
+    assert_eq!(errno(client.start_logging()), EINVAL, "writes are already logged");
     client.write32(0, 0x100, 1).unwrap();
     client.write32(0, 0x108, 1).unwrap();
     assert_eq!(set(&mut client.written(0, 16 * MIB, MIB).unwrap()), [4, 5, 8, 9]);
@@ -351,5 +351,5 @@ fn written_pages_are_reported_once() {
     }
     client.feature(on, 1 << 20, &start(4096, 1, &ranges)).unwrap();
     client.feature(FEATURE_DMA_LOGGING_STOP | FEATURE_SET, 8, &[]).unwrap();
-    assert_eq!(*calls.lock().unwrap(), ["log", "log no more", "log", "log no more"]);
+    assert_eq!(*calls.lock().unwrap(), ["log", "the log is stopped", "log", "the log is stopped"]);
 }

@@ -73,7 +73,7 @@ fn deferred_write_is_completed_after_its_reply() {
     let host = Host::start_with(ServerOptions::default(), |device| device.held_completion = Some(held));
     let mut client = host.client();
     client.write32(BAR0, DEFERRED_WRITE_AT, 1).unwrap();
-    assert!(host.quiet(), "it is answered, and not completed");
+    assert!(host.quiet(), "the reply was sent, but the write is not complete");
     let_go.send(()).unwrap();
     host.expect(completed(1));
     // Send consecutive requests, and a request from a client that disconnects.
@@ -190,7 +190,7 @@ fn batch_with_mismatched_count_and_size_is_rejected_whole() {
     let mut nine = good.clone();
     nine[8 + 12] = 9;
     assert_eq!(refused(&nine), EINVAL);
-    assert!(host.quiet(), "the device saw none of them");
+    assert!(host.quiet(), "the device got none of these calls");
 }
 
 #[test]
@@ -331,13 +331,13 @@ fn intx_is_unmasked_by_a_message_or_by_a_descriptor() {
     host.link.interrupts().set_intx_level(true);
     assert_eq!(wait_event(&fds[0], EVENT_TIMEOUT).unwrap(), 1);
     client.unmask_intx().unwrap();
-    assert_eq!(wait_event(&fds[0], EVENT_TIMEOUT).unwrap(), 1, "the level still stands");
+    assert_eq!(wait_event(&fds[0], EVENT_TIMEOUT).unwrap(), 1, "the level is still high");
 
     let unmask = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
     let request = vmm_glue::protocol::IrqSet { argsz: 20, flags: 4 | 16, index: 0, start: 0, count: 1 };
     client.irq_request(request, &[], &[unmask.as_fd()]).unwrap();
     rustix::io::write(&unmask, &1u64.to_ne_bytes()).unwrap();
-    assert_eq!(wait_event(&fds[0], EVENT_TIMEOUT).unwrap(), 1, "the level still stands");
+    assert_eq!(wait_event(&fds[0], EVENT_TIMEOUT).unwrap(), 1, "the level is still high");
 }
 
 #[test]

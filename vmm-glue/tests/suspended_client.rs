@@ -126,7 +126,7 @@ fn goes_on(next: impl Fn(Served) -> Served) {
         client.send_raw(&request[cut..], &[]).unwrap();
         client.reply(100).unwrap();
         assert_eq!(client.read32(0, 0x20).unwrap(), round);
-        assert_eq!(client.read32(0, 0x40).unwrap(), round, "what was posted before arrived before");
+        assert_eq!(client.read32(0, 0x40).unwrap(), round, "earlier posted writes have arrived earlier");
         assert_eq!(client.read32(0, 0x10).unwrap(), 0x1234_5678);
         // The client's memory is unchanged, and interrupts reach the client.
         rustix::io::pwrite(&file, &round.to_le_bytes(), 0x1800).unwrap();
@@ -169,9 +169,9 @@ fn interrupt_that_was_masked_or_pending_is_so_afterwards() {
     // MSI has no descriptor yet.
     assert!(!served.link.interrupts().trigger_msi(0));
     served = served.hand_over();
-    assert!(wait_event(intx[0].as_fd(), std::time::Duration::ZERO).is_err(), "it is masked still");
+    assert!(wait_event(intx[0].as_fd(), std::time::Duration::ZERO).is_err(), "the interrupt is still masked");
     client.unmask_intx().unwrap();
-    assert_eq!(wait_event(intx[0].as_fd(), EVENT_TIMEOUT).unwrap(), 1, "the level stands");
+    assert_eq!(wait_event(intx[0].as_fd(), EVENT_TIMEOUT).unwrap(), 1, "the level is high");
     let msi = client.attach_irqs(1, 1).unwrap();
     assert_eq!(wait_event(msi[0].as_fd(), EVENT_TIMEOUT).unwrap(), 1, "the edge was kept");
     served.end();

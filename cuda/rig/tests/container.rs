@@ -60,7 +60,7 @@ fn has_namespaces() -> bool {
     let tried = Command::new("unshare").args(NAMESPACES).args(["sh", "-c", "mount --make-rprivate /"]).output();
     let can = tried.as_ref().is_ok_and(|output| output.status.success());
     if !can {
-        println!("skipped: no namespaces can be made here: {tried:?}");
+        println!("skipped: this host does not permit namespaces: {tried:?}");
     }
     can
 }
@@ -111,7 +111,7 @@ fn library_mount_is_visible_only_inside_container() {
     let mut inside = contained(&rig, &image, &["hold", "--mib", "4"]);
     assert_eq!(inside.line(), "holds");
     let now = std::fs::metadata(image.join("lib/libcuda.so.1")).expect("there").ino();
-    assert_eq!(before, now, "outside of the container the file is the driver's");
+    assert_eq!(before, now, "outside the container the file is the driver's");
     assert_eq!(inside.end(), "held");
     assert_eq!(chunks(&settled(&rig, serving), 0), 0);
 }
@@ -186,11 +186,11 @@ fn container_program_beyond_account_is_found_by_host_pid() {
     // The program opens the driver by its other name, which is also the library in the container.
     let mut program = contained_program(&rig, &image, &built("cuda-hoard"), &["past", "--mib", "20"]);
     assert_eq!(program.line(), "20");
-    let view = support::hostile::until_accounts(&mut serving, "it is found", |view| {
+    let view = support::hostile::until_accounts(&mut serving, "the excess is detected", |view| {
         view["tenants"][0]["unaccounted"][0][1] == 20 << 20
     });
     let pid = view["tenants"][0]["unaccounted"][0][0].as_u64().expect("a number");
-    assert!(pid > 2, "in the container it is the first process or the second: {view}");
+    assert!(pid > 2, "in the container it is the first or the second process: {view}");
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("it runs");
     assert_eq!(name.trim(), "cuda-hoard");
     program.kill();

@@ -70,7 +70,7 @@ fn kills_in_one_moment_are_all_events_even_of_removed_tenant() {
     let rig = pair();
     let _daemon = Daemon::start(&rig);
     let programs: Vec<_> = (0..5).map(|_| run(&rig, "a", &[], &["live", "--mib", "2"])).collect();
-    until(&rig, "a", "all are seen", |a| support::daemon::programs(a) == 5);
+    until(&rig, "a", "all events are listed", |a| support::daemon::programs(a) == 5);
     good(&rig, &["tenant", "remove", "a"]);
     let killed = awaited(&rig, "killed", "a", 5);
     for program in &programs {

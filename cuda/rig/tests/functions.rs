@@ -78,7 +78,7 @@ impl Service {
         let kept = self
             .manager
             .wait(LIMIT, |heard| whole(&heard.kept.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>()));
-        kept.expect("everything is kept");
+        kept.expect("all descriptors are stored");
     }
 
     fn log(&self) -> String {
@@ -100,7 +100,7 @@ fn spawn(rig: &Rig, manager: &ServiceManager) -> Child {
     command.arg("--config").arg(rig.folder.path().join("m.toml")).env("MEDIATORD_LOG", "info");
     let log = std::fs::File::options().create(true).append(true).open(rig.folder.path().join("log"));
     let child = command.stderr(log.expect("a file")).spawn().expect("starts");
-    manager.wait(LIMIT, |heard| heard.take("READY=1")).expect("it is ready");
+    manager.wait(LIMIT, |heard| heard.take("READY=1")).expect("the function is ready");
     child
 }
 
@@ -192,7 +192,7 @@ fn guest_program_and_owner_continue_through_upgrades() {
         good(&service.rig, &["tenant", "set", "a", "--weight", "7"]);
         let info = json(&service.rig, &["daemon", "upgrade"]);
         let ended = next;
-        until("the daemon before has ended", || !is_alive(ended));
+        until("the previous daemon has exited", || !is_alive(ended));
         next = i32::try_from(info["pid"].as_i64().expect("a number")).expect("a process");
         assert_eq!(json(&service.rig, &["tenant", "show", "a"])["time"]["weight"], 7);
     }
@@ -204,12 +204,12 @@ fn guest_program_and_owner_continue_through_upgrades() {
     assert_eq!(driver.answer().0, 5);
     driver.execute(&destroy(1));
     (16..19).for_each(|resource| driver.execute(&unref(resource)));
-    until("the worker has ended", || !is_alive(worker));
+    until("the worker has exited", || !is_alive(worker));
     begin(&mut driver, 2);
     good(&service.rig, &["vm", "remove", "vm"]);
     assert!(workers(&service.rig).is_empty());
     kill_process(Pid::from_raw(next).expect("a process"), Signal::TERM).expect("signalled");
-    until("the last daemon has ended", || !is_alive(next));
+    until("the last daemon has exited", || !is_alive(next));
 }
 
 #[test]
@@ -235,9 +235,9 @@ fn guest_program_continues_after_kills_of_the_daemon() {
     assert_eq!(driver.answer().0, 5);
     begin(&mut driver, 2);
     driver.execute(&destroy(1));
-    until("the worker has ended", || !is_alive(worker));
+    until("the worker has exited", || !is_alive(worker));
     drop(driver);
-    until("the guest's programs have ended with their VMM", || workers(&service.rig).is_empty());
+    until("the guest's programs have exited with their VMM", || workers(&service.rig).is_empty());
 }
 
 #[test]
@@ -272,9 +272,9 @@ fn worker_with_a_user_of_its_own_finds_the_next_daemon() {
         .collect();
     assert_eq!(users, [USER, USER]);
     drop(driver);
-    until("the guest's programs have ended with their VMM", || workers(&service.rig).is_empty());
+    until("the guest's programs have exited with their VMM", || workers(&service.rig).is_empty());
     kill_process(Pid::from_raw(next).expect("a process"), Signal::TERM).expect("signalled");
-    until("the last daemon has ended", || !is_alive(next));
+    until("the last daemon has exited", || !is_alive(next));
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn kills_at_any_time_lose_no_command_and_answer_none_twice() {
             answers.push(driver.answer());
         }
         std::thread::sleep(Duration::from_millis(5));
-        assert_eq!(driver.answered(), None, "round {round}: a command was answered twice");
+        assert_eq!(driver.answered(), None, "round {round}: a command got two replies");
         assert!(answers.iter().all(|(_, kind)| (0x1100..0x1200).contains(kind)), "round {round}: {answers:x?}");
         let mut slots: Vec<_> = answers.iter().map(|(slot, _)| *slot).collect();
         slots.sort_unstable();
@@ -333,10 +333,10 @@ fn worker_without_a_daemon_ends_after_its_time() {
     begin(&mut driver, 2);
     assert_eq!(workers(&service.rig).len(), 2);
     service.kill();
-    until("workers end without a daemon", || workers(&service.rig).is_empty());
+    until("workers exit without a daemon", || workers(&service.rig).is_empty());
     // The next daemon finds that they have exited.
     service.restart();
-    until("the program is told", || driver.load(control::STATE) == state::LOST);
+    until("the program is notified", || driver.load(control::STATE) == state::LOST);
     driver.status();
 }
 
@@ -351,7 +351,7 @@ fn worker_that_the_next_daemon_does_not_know_ends_at_once() {
     service.manager = ServiceManager::new(&notify).expect("a service manager");
     drop(driver);
     service.restart();
-    until("the worker is sent away", || workers(&service.rig).is_empty());
+    until("the worker is dismissed", || workers(&service.rig).is_empty());
 }
 
 #[test]

@@ -142,7 +142,7 @@ fn facts_of_each_step_need_no_worker() {
     assert_eq!(ask(&mut program, "again"), format!("{first} 0"), "the worker is stopped");
     signal(rustix::process::Signal::CONT);
     let captured = ask(&mut program, "capture");
-    assert_eq!(captured, format!("{} 0", first.replacen("[0, 0,", "[1, 1,", 1)), "asked while a capture is open");
+    assert_eq!(captured, format!("{} 0", first.replacen("[0, 0,", "[1, 1,", 1)), "a query while a capture is open");
     let refused = ask(&mut program, "copy");
     assert_eq!(refused, captured.replacen("] 0", "] 900", 1), "a graph would read the message again");
     assert_eq!(ask(&mut program, "end"), format!("{first} 0"));
@@ -187,11 +187,7 @@ fn nvml_reports_the_tenants_memory_and_the_guests_programs() {
     let mut neighbour = Program::start(other.command(&rig, PROGRAM).args(["hold", "--mib", "8"]));
     assert!(!neighbour.line().is_empty());
     let listed = text(guest.command(&rig, PROGRAM).arg("processes"));
-    assert_eq!(
-        listed.trim(),
-        holder.child.id().to_string(),
-        "the process's number in the guest, and no other tenant's"
-    );
+    assert_eq!(listed.trim(), holder.child.id().to_string(), "the process ID in the guest, and no other tenant's");
     holder.end();
     neighbour.end();
 }

@@ -46,7 +46,7 @@ fn run_limits_of_killed_program_are_restored() {
     assert_eq!(limits(&held), [32, 70, 70].map(Value::from));
     running.kill().expect("killed");
     running.wait().expect("ends");
-    until(&rig, "a", "its limits are those of before", |a| limits(a) == before);
+    until(&rig, "a", "its limits are restored", |a| limits(a) == before);
     let events = json(&rig, &["events", "--kind", "changed", "--tenant", "a"]);
     let last = events["events"].as_array().expect("a list").last().expect("one").clone();
     let text = last["text"].as_str().expect("a text");
@@ -69,7 +69,7 @@ fn run_limits_survive_the_daemon_but_not_the_program() {
     assert_eq!(json(&rig, &["tenant", "show", "a"])["memory"]["quota_mib"], 32, "the program still runs");
     drop(running.stdin.take());
     assert_eq!(running.wait().expect("ends").code(), Some(7));
-    until(&rig, "a", "its limits are those of before", |a| limits(a) == before);
+    until(&rig, "a", "its limits are restored", |a| limits(a) == before);
 
     // The program exits while no daemon runs.
     let mut running = started(&rig, &["--memory", "16M"], WAITS);
@@ -95,7 +95,7 @@ fn run_with_memory_and_weight_restores_both_afterwards() {
     assert!(error.contains(&expected), "{error}");
     drop(running.stdin.take());
     assert_eq!(running.wait().expect("ends").code(), Some(7));
-    until(&rig, "a", "its limits are those of before", |a| limits(a) == before);
+    until(&rig, "a", "its limits are restored", |a| limits(a) == before);
 
     // A value that an operator has set in the meantime stays, and a signal reaches the program.
     let trap = "trap 'exit 9' TERM; echo up; while :; do sleep 0.1; done";

@@ -134,7 +134,7 @@ fn results_hold_while_chunks_move_under_the_program() {
     let owner = rig.owner(&["--device-mib", "16", "--quota-mib", "64", "--relocate-ms", "5", "--batch", "3"]);
     assert_eq!(rig.tenant(&arguments), alone);
     let counts = owner.counts();
-    assert!(counts["moved"].as_u64().expect("a number") >= 3, "nothing moved: {counts}");
+    assert!(counts["moved"].as_u64().expect("a number") >= 3, "no chunk has moved: {counts}");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn allocations_come_and_go_while_chunks_move() {
     let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "128", "--relocate-ms", "5", "--batch", "2"]);
     assert_eq!(rig.tenant(&["churn"]), rig.plain(&["churn"]));
     let counts = owner.counts();
-    assert!(counts["moved"].as_u64().expect("a number") >= 2, "nothing moved: {counts}");
+    assert!(counts["moved"].as_u64().expect("a number") >= 2, "no chunk has moved: {counts}");
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn tenant_gets_its_quota_and_memory_info_reports_it() {
     assert_eq!(rig.tenant(&["fill"]), "60");
     // The owner notices through the socket that the program has exited, and frees its memory.
     let free = (0..1000).any(|_| rig.plain(&["look"]).starts_with("free=256"));
-    assert!(free, "all is free again when the program has ended");
+    assert!(free, "all memory is free again after the program has exited");
     assert_eq!(owner.counts()["refused"], 1);
 }
 
@@ -218,14 +218,14 @@ fn program_survives_owner_restart_and_is_adopted() {
     output.read_line(&mut line).expect("a line");
     assert_eq!(line.trim(), "holds");
     owner.kill();
-    std::fs::remove_file(rig.socket()).expect("a killed owner leaves its socket");
+    std::fs::remove_file(rig.socket()).expect("a killed owner leaves its socket behind");
     let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "64"]);
     // TIMEOUT: enough for several connection attempts of the library.
     std::thread::sleep(Duration::from_millis(cuda_protocol::RECONNECT_MS * 10));
     child.stdin.take().expect("piped").write_all(b"on").expect("written");
     line.clear();
     output.read_line(&mut line).expect("a line");
-    assert_eq!(line.trim(), "held", "the contents are there, and memory can be had again");
+    assert_eq!(line.trim(), "held", "the contents are preserved, and memory is available again");
     assert!(child.wait().expect("ends").success());
     let counts = owner.counts();
     assert_eq!(counts["adopted"], 5, "{counts}");
@@ -266,7 +266,7 @@ fn moves_what_the_program_maps(more: &[&str]) {
         assert_eq!(rig.tenant(&arguments), alone, "chunks of {chunk} MiB");
         let counts = owner.counts();
         assert!(counts["moved"].as_u64().expect("a number") >= 20, "{counts}");
-        assert_eq!(counts["fixed_bytes"], 0, "what the driver allocated is counted while it lives: {counts}");
+        assert_eq!(counts["fixed_bytes"], 0, "memory allocated by the driver is counted until it is freed: {counts}");
         assert!(rig.free().starts_with("free=256"), "{}", rig.free());
     }
 }
@@ -285,7 +285,7 @@ fn handles_that_could_be_exported_move_until_they_are() {
 fn program_handles_are_bounded_by_tenant_quota() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "60"]);
-    assert_eq!(rig.tenant(&["own-fill"]), "60 60", "all is free again between the two");
+    assert_eq!(rig.tenant(&["own-fill"]), "60 60", "all memory is free again between the two programs");
     let counts = owner.counts();
     assert_eq!((&counts["granted"], &counts["freed"]), (&60.into(), &60.into()), "{counts}");
 }
@@ -293,7 +293,7 @@ fn program_handles_are_bounded_by_tenant_quota() {
 #[test]
 fn memory_of_graphs_counts_and_is_refused_before_they_run() {
     let rig = Rig::new(256);
-    assert_eq!(rig.plain(&["graphs"]), "20 0 0 0", "the card has room");
+    assert_eq!(rig.plain(&["graphs"]), "20 0 0 0", "the card has free memory");
     let owner = rig.owner(&["--quota-mib", "64"]);
     assert_eq!(rig.tenant(&["graphs"]), "20 2 0 2");
     let counts = owner.counts();

@@ -28,7 +28,7 @@ fn killed_owner_is_replaced_while_programs_run() {
     }
     let view = describe(second);
     for tenant in [0, 1] {
-        assert!(chunks(&view, tenant) >= 12, "its 24 MiB are counted: {view}");
+        assert!(chunks(&view, tenant) >= 12, "its 24 MiB are accounted: {view}");
     }
     for program in programs {
         assert_eq!(program.end(), "held 12");
@@ -80,8 +80,12 @@ fn a_program_that_was_alone_gives_way_to_another_one() {
     };
     // The reply shows that all earlier work has ended, and that the program continues.
     let alone = us(&mut first);
-    assert_eq!(rig.program("b", &["train", "--mib", "8", "--rounds", "6"]).end().len(), 16, "another one's checksum");
-    assert!(us(&mut first) > alone, "it works on");
+    assert_eq!(
+        rig.program("b", &["train", "--mib", "8", "--rounds", "6"]).end().len(),
+        16,
+        "the checksum of another program"
+    );
+    assert!(us(&mut first) > alone, "the program continues");
     assert_eq!(first.end(), "counted");
     let view = settled(&rig, serving);
     assert_eq!(view["tenants"][0]["killed"], 0, "{view}");
@@ -113,7 +117,7 @@ fn owners_that_are_killed_while_memory_moves_lose_nothing() {
         assert_eq!(program.end(), "held 18");
     }
     let view = settled(&rig, serving);
-    assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "what ended is free: {view}");
+    assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "the memory of exited programs is free: {view}");
     rig.until_free();
 }
 
@@ -171,12 +175,12 @@ fn processes_of_a_tenant_share_memory_and_others_cannot_open_it() {
         assert_eq!(first.end(), "freed");
         assert_eq!(add(&mut second), 111);
         assert_eq!(second.end(), "closed");
-        assert_eq!(rig.program("a", &["attach", &handle, "--kib", kib]).end(), "1", "it is gone");
+        assert_eq!(rig.program("a", &["attach", &handle, "--kib", kib]).end(), "1", "the program has exited");
         for other in others {
             assert_eq!(other.end(), "held 8");
         }
         let view = settled(&rig, serving);
-        assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "what ended is free: {view}");
+        assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "the memory of exited programs is free: {view}");
         rig.until_free();
     }
 }
@@ -199,12 +203,12 @@ fn shared_memory_stays_shared_under_the_next_owner() {
         other.steps(3);
         assert_eq!(add(&mut second), 102 + 2 * round);
     }
-    assert_eq!(rig.program("a", &["attach", &handle, "--kib", "5120"]).end(), "1", "what the owner before has said");
+    assert_eq!(rig.program("a", &["attach", &handle, "--kib", "5120"]).end(), "1", "the previous owner's output");
     assert_eq!(first.end(), "freed");
     assert_eq!(second.end(), "closed");
     assert_eq!(other.end(), "held 15");
     let view = settled(&rig, serving);
-    assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "what ended is free: {view}");
+    assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "the memory of exited programs is free: {view}");
     rig.until_free();
 }
 
@@ -231,12 +235,12 @@ fn unresponsive_program_is_suspended_and_frees_memory() {
         let view: serde_json::Value = serde_json::from_str(&serving.line()).expect("JSON");
         suspended = view["tenants"][0]["suspended"].as_u64().expect("a number");
     }
-    assert!(mute.child.try_wait().expect("a child").is_none(), "it is there, for a debugger");
+    assert!(mute.child.try_wait().expect("a child").is_none(), "the program still exists, for a debugger");
     assert_eq!(other.end(), "held 14");
     let view = settled(&rig, serving);
     let of = |key: &str| view["tenants"][0][key].as_u64().expect("a number");
     assert_eq!((of("suspended"), of("killed")), (1, 0), "{view}");
-    assert_eq!(chunks(&view, 0), 0, "nothing of it is left: {view}");
+    assert_eq!(chunks(&view, 0), 0, "no memory of it is left: {view}");
     // The library's descriptors for the next owner keep its chunks allocated until the process exits.
     mute.kill();
     rig.until_free();
@@ -264,7 +268,7 @@ fn nvml_reports_tenant_quota_and_free_memory() {
     assert_eq!(String::from_utf8_lossy(&without.stdout).trim(), "free=256 total=256");
     let finds_none = |tenant| {
         let mut program = rig.program(tenant, &["nvml"]);
-        assert_eq!(program.line(), "", "no card is its");
+        assert_eq!(program.line(), "", "no card belongs to the tenant");
         assert!(!program.child.wait().expect("ends").success());
     };
     finds_none("a");
@@ -273,7 +277,7 @@ fn nvml_reports_tenant_quota_and_free_memory() {
     let mut first = rig.program("a", &["hold", "--mib", "20"]);
     assert_eq!(first.line(), "holds");
     assert_eq!(rig.program("a", &["nvml"]).end(), "free=44 total=64");
-    assert_eq!(rig.program("b", &["nvml"]).end(), "free=64 total=64", "others' memory is no concern of its");
+    assert_eq!(rig.program("b", &["nvml"]).end(), "free=64 total=64", "other tenants' memory does not affect it");
     finds_none("nobody");
     assert_eq!(first.end(), "held");
     describe(serving);
@@ -300,7 +304,7 @@ fn nvml_shows_a_tenant_its_own_processes() {
     let without = rig.command(support::PROGRAM, "plain").arg("processes").output().expect("starts");
     assert!(
         String::from_utf8_lossy(&without.stdout).split(' ').count() >= 4,
-        "all of them, and the owner: {without:?}"
+        "all programs, and the owner: {without:?}"
     );
     for program in &mut programs {
         program.child.kill().expect("killed");

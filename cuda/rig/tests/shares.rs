@@ -80,7 +80,7 @@ fn programs_that_begin_within_moments_share_the_card() {
     let found = parts(&mut programs);
     assert!(found.iter().all(|part| *part > 100), "{found:?} of a thousand");
     for name in ["a", "b"] {
-        until(&rig, name, "its work is counted, and it lives", |tenant| {
+        until(&rig, name, "its work is accounted, and the program still runs", |tenant| {
             tenant["launches"].as_u64() > Some(0) && tenant["killed"] == 0
         });
     }
@@ -156,7 +156,7 @@ fn stopped_program_lives_and_its_neighbour_works() {
     while worked < before[1] + 3_000_000 {
         worked = counts(std::slice::from_mut(works))[0];
     }
-    until(&rig, "a", "nothing has happened to it", |a| a["killed"] == 0 && support::daemon::programs(a) == 1);
+    until(&rig, "a", "the program is unaffected", |a| a["killed"] == 0 && support::daemon::programs(a) == 1);
     signal("-CONT", &pid);
     let mut continued = 0;
     while continued < before[0] + 100_000 {
@@ -178,7 +178,7 @@ fn endless_kernel_shares_the_card_until_its_limit() {
     let before = counts(&mut works)[0];
     while counts(&mut works)[0] < before + 600_000 {}
     until(&rig, "a", "its kernel still runs", |a| a["killed"] == 0 && support::daemon::programs(a) == 1);
-    until(&rig, "a", "it is given up at its limit", |a| a["killed"] == 1 && support::daemon::programs(a) == 0);
+    until(&rig, "a", "the program is given up at its limit", |a| a["killed"] == 1 && support::daemon::programs(a) == 0);
     endless.kill();
     drop(works.map(Program::end));
 }
@@ -199,7 +199,7 @@ fn stopped_program_is_handled_as_configured() {
         good(&rig, &["tenant", "set", "a", "--quota-mib", "4"]);
         goes_on.steps(20);
         goes_on.grow();
-        until(&rig, "a", "the program is gone, and all that it had", |a| {
+        until(&rig, "a", "the program and its memory are gone", |a| {
             a["killed"] == 1 && programs(a) == 0 && mib(a, "on_card_bytes") + mib(a, "in_host_bytes") == 0
         });
         assert!(!stops.child.wait().expect("ends").success());
@@ -269,7 +269,7 @@ fn unmanaged_process_is_reported() {
     let mut tenant = run(&rig, "a", &[], &["hold", "--mib", "4"]);
     assert_eq!(tenant.line(), "holds");
     let stranger = past_the_owner(&rig);
-    assert_eq!(strangers(&rig, 1), [u64::from(stranger.child.id())], "the tenant's program is none");
+    assert_eq!(strangers(&rig, 1), [u64::from(stranger.child.id())], "the tenant's program does not bypass the owner");
     assert!(good(&rig, &["card", "show", "fake"]).contains("cuda-program ("));
     assert!(get(&rig, "/metrics").contains("gpu_mediator_card_strangers{card=\"fake\"} 1"));
     assert_eq!(stranger.end(), "held");
@@ -284,9 +284,9 @@ fn unmanaged_process_is_killed_when_configured() {
     let mut tenant = run(&rig, "a", &[], &["hold", "--mib", "4"]);
     assert_eq!(tenant.line(), "holds");
     let mut stranger = past_the_owner(&rig);
-    assert!(!stranger.child.wait().expect("ends").success(), "it was killed");
+    assert!(!stranger.child.wait().expect("ends").success(), "the process was killed");
     strangers(&rig, 0);
-    assert_eq!(tenant.end(), "held", "a tenant's program is not");
+    assert_eq!(tenant.end(), "held", "a tenant's program was not killed");
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn memory_past_an_account_is_shown_counted_and_reported() {
     let mut program = Program::start(command.args(["past", "--mib", "40"]));
     assert_eq!(program.line(), "40");
     let pid = program.child.id();
-    until(&rig, "a", "it is found", |tenant| tenant["unaccounted"][0]["bytes"] == 40 << 20);
+    until(&rig, "a", "the excess is detected", |tenant| tenant["unaccounted"][0]["bytes"] == 40 << 20);
     let shown = json(&rig, &["tenant", "show", "a"]);
     assert_eq!(shown["unaccounted"][0]["pid"], pid, "{shown}");
     assert_eq!((mib(&shown, "over_quota_bytes"), mib(&shown, "on_card_bytes")), (24, 16), "{shown}");
@@ -315,7 +315,7 @@ fn memory_past_an_account_is_shown_counted_and_reported() {
     }
     assert!(metrics.contains("gpu_mediator_card_unexplained_bytes{card=\"fake\"} 0"), "{metrics}");
     program.kill();
-    until(&rig, "a", "its end frees it", |tenant| {
+    until(&rig, "a", "its memory is freed when the program exits", |tenant| {
         tenant.get("unaccounted").is_none() && mib(tenant, "on_card_bytes") == 0
     });
 }
@@ -335,7 +335,7 @@ fn nvml_that_fails_is_asked_again() {
         }
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
-    assert!(card.join("nvml-failed").exists(), "the owner has asked and was not answered");
+    assert!(card.join("nvml-failed").exists(), "the owner has sent an order and got no reply");
     strangers(&rig, 0);
     std::fs::remove_file(card.join("nvml-fails")).expect("removed");
     assert_eq!(strangers(&rig, 1), [u64::from(stranger.child.id())]);

@@ -75,7 +75,7 @@ fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     assert!(socket.exists());
     good(&rig, &["tenant", "remove", "a"]);
     ended_by_a_signal(one);
-    assert!(!socket.parent().expect("a folder").exists(), "its folder goes with it");
+    assert!(!socket.parent().expect("a folder").exists(), "its folder is removed too");
     let memory = json(&rig, &["memory", "show", "fake"]);
     assert_eq!(memory["vms"].as_array().expect("a list").len(), 1, "{memory}");
     assert_eq!(memory["spare_bytes"].as_u64().expect("bytes") >> 20, 64 - 16, "{memory}");
@@ -86,7 +86,7 @@ fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     let mut three = run(&rig, "c", &[], &["hold", "--mib", "2"]);
     assert_eq!(three.line(), "holds");
     good(&rig, &["tenant", "remove", "c"]);
-    assert!(three.child.try_wait().expect("a child").is_none(), "it goes on for a while");
+    assert!(three.child.try_wait().expect("a child").is_none(), "the program continues for a while");
     three.kill();
 
     // The next daemon restores the tenants, and their programs reconnect.
@@ -99,7 +99,7 @@ fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     assert_eq!((&before["tenant"], &before["card"]), (&after["tenant"], &after["card"]));
     assert_eq!(names(&rig), ["b", "d"]);
     two.grow();
-    until(&rig, "b", "its quota holds", |b| {
+    until(&rig, "b", "its quota is enforced", |b| {
         programs(b) == 1 && mib(b, "on_card_bytes") == 8 && mib(b, "in_host_bytes") > 0
     });
     assert_eq!(two.end(), "held 10");

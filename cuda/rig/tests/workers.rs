@@ -61,7 +61,7 @@ fn programs_keep_working_when_the_owner_is_replaced() {
     program.grow();
     program.steps(10);
     let view = describe(second);
-    assert!(support::chunks(&view, 0) >= 12, "its 24 MiB are counted: {view}");
+    assert!(support::chunks(&view, 0) >= 12, "its 24 MiB are accounted: {view}");
     assert_eq!(program.end(), "held 12");
     rig.until_free();
 }

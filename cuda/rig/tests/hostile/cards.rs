@@ -51,7 +51,11 @@ fn tenant_of_second_card_sees_only_that_card_as_first() {
         assert_eq!(found["variable"].as_str(), seen, "{found}");
     }
     for seen in ["1", "", "-1", "GPU-66616b65-2063-7564-6120-636172642030"] {
-        assert_eq!(cards(&rig, "shim", Some(seen))["init"], 100, "{seen:?}: it is another's card, or none");
+        assert_eq!(
+            cards(&rig, "shim", Some(seen))["init"],
+            100,
+            "{seen:?}: the card belongs to another tenant, or does not exist"
+        );
     }
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
     assert_keeps(
@@ -74,12 +78,12 @@ fn allocations_on_second_card_are_placed_and_counted_there() {
     let mut command = rig.command(built("cuda-hoard"), "shim");
     command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, "a");
     let mut managed = Program::start(command.arg("managed"));
-    assert_eq!(managed.line(), "44", "what the tenant of 64 MiB has left");
+    assert_eq!(managed.line(), "44", "the remaining memory of the tenant of 64 MiB");
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
     assert_has_share(&mut serving, &mut neighbour, 1000);
     neighbour.end();
     let looked = rig.free();
-    assert!(looked.starts_with("free=256"), "the first card is as it was: {looked}");
+    assert!(looked.starts_with("free=256"), "the first card is unchanged: {looked}");
     managed.kill();
     assert_eq!(program.end(), "held");
     describe(serving);

@@ -23,7 +23,7 @@ fn holder(rig: &Rig, serving: &mut Program, raw: &mut Raw, through: Through) -> 
 /// Checks that the neighbour works with its full share, and that the accounts no longer contain the attacker.
 fn serves_the_neighbour_only(serving: &mut Program, neighbour: &mut Neighbour) {
     neighbour.works();
-    until_accounts(serving, "the attacker has nothing", |view| {
+    until_accounts(serving, "the attacker has no turn and no memory", |view| {
         ["programs", "chunks_on_card", "chunks_in_host"].iter().all(|key| account(view, 0, key) == 0)
     });
     assert_has_share(serving, neighbour, 1000);
@@ -112,10 +112,10 @@ fn process_that_abandons_connection_loses_slice_and_memory() {
     let mut raw = Raw::start(&rig, None);
     let (link, mut neighbour) = holder(&rig, &mut serving, &mut raw, Through::Itself);
     raw.say(link, FromTenant::Allocate { request: 1, card: 0, chunks: 4 }, 1);
-    until_accounts(&mut serving, "it has its chunks", |view| account(view, 0, "chunks_on_card") == 4);
+    until_accounts(&mut serving, "the client has its chunks", |view| account(view, 0, "chunks_on_card") == 4);
     // From now on, the client's child replies and keeps the connection open.
     raw.desert();
-    until_accounts(&mut serving, "its connection ends", |view| account(view, 0, "programs") == 0);
+    until_accounts(&mut serving, "its connection is closed", |view| account(view, 0, "programs") == 0);
     serves_the_neighbour_only(&mut serving, &mut neighbour);
     neighbour.end();
     drop(raw);
@@ -134,11 +134,11 @@ fn unkillable_program_of_other_user_is_given_up() {
     let mut serving = owner_by(&rig, &without, 64, &[&limits, &NEVER_IDLE[..]].concat());
     let mut raw = Raw::start(&rig, Some(4242));
     let (link, mut neighbour) = holder(&rig, &mut serving, &mut raw, Through::Itself);
-    until_accounts(&mut serving, "it is given up", |view| account(view, 0, "programs") == 0);
+    until_accounts(&mut serving, "the program is given up", |view| account(view, 0, "programs") == 0);
     waited_once_for_the_limit(&mut neighbour);
     serves_the_neighbour_only(&mut serving, &mut neighbour);
     let (_, closed) = raw.hear(link, 1000, Duration::from_secs(10));
-    assert!(closed, "its connection has ended");
+    assert!(closed, "its connection is closed");
     let view = accounts(&mut serving);
     assert_eq!((account(&view, 0, "killed"), account(&view, 0, "kill_failures")), (0, 1), "{view}");
     // The process continues, but is not served again.
@@ -157,7 +157,7 @@ fn a_program_that_can_be_killed_is_and_is_counted() {
     let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
     let mut raw = Raw::start(&rig, is_root().then_some(4242));
     let (_, mut neighbour) = holder(&rig, &mut serving, &mut raw, Through::Itself);
-    until_accounts(&mut serving, "it is given up", |view| account(view, 0, "programs") == 0);
+    until_accounts(&mut serving, "the program is given up", |view| account(view, 0, "programs") == 0);
     waited_once_for_the_limit(&mut neighbour);
     serves_the_neighbour_only(&mut serving, &mut neighbour);
     assert!(!raw.program.child.wait().expect("ends").success());
@@ -205,7 +205,7 @@ fn program_adopted_after_lost_connection_is_not_killed() {
     // This has the same effect as a full queue: the connection ends, and both sides continue.
     break_connection(program.child.id());
     program.steps(3);
-    until_accounts(&mut serving, "it is adopted", |view| account(view, 0, "chunks_on_card") >= 4);
+    until_accounts(&mut serving, "the program is adopted", |view| account(view, 0, "chunks_on_card") >= 4);
     // TIMEOUT: a process that continues without its connection is killed after 5 s.
     std::thread::sleep(Duration::from_secs(7));
     program.grow();
@@ -228,7 +228,7 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     let asked = std::time::Instant::now();
     assert_eq!(raw.allocate(link, 1, 8).len(), 8);
     let view = accounts(&mut serving);
-    assert_eq!(account(&view, 0, "programs"), 1, "it is not given up yet: {view}");
+    assert_eq!(account(&view, 0, "programs"), 1, "the program is not given up yet: {view}");
     assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
     drop(raw);
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);
@@ -240,10 +240,14 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     });
     assert_has_share(&mut serving, &mut neighbour, 1000);
     let view = accounts(&mut serving);
-    assert_eq!((account(&view, 0, "programs"), account(&view, 0, "killed")), (1, 0), "it is not given up: {view}");
+    assert_eq!(
+        (account(&view, 0, "programs"), account(&view, 0, "killed")),
+        (1, 0),
+        "the program is not given up: {view}"
+    );
     crate::support::daemon::signal("-CONT", &stopped.program.child.id().to_string());
     assert_has_share(&mut serving, &mut neighbour, 500);
-    assert!(stopped.report().kernels > 0, "it has its turns again");
+    assert!(stopped.report().kernels > 0, "the program has its turns again");
     stopped.end();
     neighbour.end();
     describe(serving);
@@ -385,9 +389,10 @@ fn unsuspendable_program_does_not_block_other_suspensions() {
     crate::support::daemon::signal("-STOP", &first.child.id().to_string());
     let mut neighbour = Neighbour::begin(&rig, "b", &["--mib", "60"]);
     neighbour.works();
-    let view = until_accounts(&mut serving, "the other one is suspended", |view| account(view, 0, "suspended") == 1);
+    let view =
+        until_accounts(&mut serving, "the other program is suspended", |view| account(view, 0, "suspended") == 1);
     assert_eq!(account(&view, 0, "killed"), 0, "{view}");
-    assert!(!first.child.wait().expect("ends").success(), "it is killed when the driver has had its time");
+    assert!(!first.child.wait().expect("ends").success(), "the program is killed after the driver's time limit");
     assert_has_share(&mut serving, &mut neighbour, 1000);
     neighbour.end();
     second.kill();

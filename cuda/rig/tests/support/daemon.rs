@@ -21,7 +21,7 @@ impl Daemon {
         command.arg("--config").arg(rig.folder.path().join("m.toml")).env("NOTIFY_SOCKET", &notify);
         let daemon = Self(command.spawn().expect("starts"));
         let mut text = [0; 64];
-        let length = ready.recv(&mut text).expect("the daemon says that it is ready");
+        let length = ready.recv(&mut text).expect("the daemon reports that it is ready");
         assert!(text[..length].starts_with(b"READY=1"));
         daemon
     }

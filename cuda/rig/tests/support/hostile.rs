@@ -117,19 +117,22 @@ impl Gains {
         let turns = (self.turns(), control.turns());
         let card = (self.card(), control.card());
         if turns.0 < MIN_SHARE_KEPT * turns.1 {
-            return Some(format!("it has the turn for {:.3} of the time instead of {:.3}", turns.0, turns.1));
+            return Some(format!(
+                "the neighbour has the turn for {:.3} of the time instead of {:.3}",
+                turns.0, turns.1
+            ));
         }
         // An attack also uses CPU time, which the owner does not schedule, so on a busy host the neighbour submits
         // less.
         if card.0 < card.1 / 2.0 {
-            return Some(format!("it has {:.3} of the card instead of {:.3}", card.0, card.1));
+            return Some(format!("the neighbour has {:.3} of the card instead of {:.3}", card.0, card.1));
         }
         if self.report.requests == 0 || self.report.refused > 0 {
             return Some("its requests for memory are refused, or not made".to_owned());
         }
         // On a busy host, one reply in fifty may be late.
         let late = self.report.late > 0 && self.late() > control.late() + 0.02;
-        late.then(|| "answers take longer than 100 ms".to_owned())
+        late.then(|| "replies take longer than 100 ms".to_owned())
     }
 }
 
@@ -312,7 +315,7 @@ impl Raw {
             }
             assert!(!closed, "the owner has closed the connection after {text}");
         }
-        panic!("the owner does not say what is waited for");
+        panic!("the owner does not send the expected message");
     }
 
     /// Returns the number of open descriptors that came with a connection's messages.

@@ -29,9 +29,9 @@ pub struct Rig {
 pub fn built(name: &str) -> PathBuf {
     // The libraries and other crates' programs are in the parent of the test binary's folder.
     let own = std::env::current_exe().expect("this file");
-    let folder = own.parent().and_then(Path::parent).expect("a folder of cargo's");
+    let folder = own.parent().and_then(Path::parent).expect("a folder in cargo's build folder");
     let path = folder.join(name);
-    assert!(path.exists(), "{} is missing: cargo xtask test --suite cuda builds it", path.display());
+    assert!(path.exists(), "{} is missing: `cargo xtask test --suite cuda` builds it", path.display());
     path
 }
 
@@ -110,7 +110,7 @@ impl Rig {
     /// Resets a card. Its memory is lost, and so is the context of each process that has one.
     pub fn reset(&self, card: u64) {
         let folder = self.card_folder(card);
-        let last = std::fs::read_to_string(folder.join("number")).expect("it was used");
+        let last = std::fs::read_to_string(folder.join("number")).expect("the card was used");
         std::fs::write(folder.join("lost.new"), last).expect("written");
         std::fs::rename(folder.join("lost.new"), folder.join("lost")).expect("renamed");
     }
@@ -118,7 +118,7 @@ impl Rig {
     /// Makes the card refuse contexts, or allow them again.
     pub fn set_broken(&self, card: u64, broken: bool) {
         let path = self.card_folder(card).join("broken");
-        if broken { std::fs::write(path, "") } else { std::fs::remove_file(path) }.expect("its own file");
+        if broken { std::fs::write(path, "") } else { std::fs::remove_file(path) }.expect("the test's own executable");
     }
 
     fn card_folder(&self, card: u64) -> PathBuf {
@@ -136,7 +136,7 @@ impl Rig {
             }
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
-        panic!("memory of the card is left: {}", self.free());
+        panic!("memory of the card is still in use: {}", self.free());
     }
 }
 
@@ -199,7 +199,7 @@ impl Program {
                 break line;
             }
         };
-        assert!(self.child.wait().expect("ends").success(), "it failed after: {last}");
+        assert!(self.child.wait().expect("ends").success(), "the program failed after: {last}");
         last
     }
 

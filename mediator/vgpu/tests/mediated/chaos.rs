@@ -70,7 +70,7 @@ fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u6
     // Moves of a removed VM are dropped, but their copies must end first.
     let began = Instant::now();
     while rig.host.lock().vram().chunks.moves().count() != 0 {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "a move does not end");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "a move does not complete");
         std::thread::sleep(Duration::from_millis(2));
     }
     let left = rig.usage().0;
@@ -130,7 +130,7 @@ fn unmapped_ram_is_out_of_reach_while_memory_moves() {
             }
             let mut found = [0; 16];
             read_file(&file, 0, &mut found);
-            assert_eq!(found, [0x5a; 16], "the GPU wrote to RAM that is not the VM's");
+            assert_eq!(found, [0x5a; 16], "the GPU wrote to RAM that does not belong to the VM");
         }
     });
     assert!(moved > 0);

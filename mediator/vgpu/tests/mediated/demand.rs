@@ -177,7 +177,7 @@ fn bus_mastering_toggle_writes_only_directory_entries() {
     for command in [2u16, 6] {
         driver.guest.write(vmm_glue::RegionIndex::Config, 4, &command.to_le_bytes());
     }
-    assert_eq!(driver.guest.counter("shadow_entries_written") - written, 2, "entries of tables were touched");
+    assert_eq!(driver.guest.counter("shadow_entries_written") - written, 2, "table entries were written");
     driver.fill_ram(0x8000 + 127 * PAGE, 1, 2);
     driver.submit(&mut channel, &work);
     driver.wait(&channel);

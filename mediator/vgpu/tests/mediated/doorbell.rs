@@ -107,9 +107,9 @@ fn polled_doorbell_does_not_overtake_deferred_one() {
     while scene.doorbells() == before && began.elapsed() < WAIT_LIMIT {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(scene.doorbells(), before + 2, "both at once");
+    assert_eq!(scene.doorbells(), before + 2, "both at the same time");
     scene.driver.guest.complete(deferred);
-    assert_eq!(scene.doorbells(), before + 2, "it was completed already");
+    assert_eq!(scene.doorbells(), before + 2, "the doorbell was already submitted");
     scene.assert_copied();
     scene.driver.wait(&polled);
 }
@@ -119,10 +119,10 @@ fn deferred_doorbell_is_part_of_saved_vm() {
     let cards: [Rig; 2] = [rig(), rig()];
     let mut scene = Scene::new(driver(&cards[0], 0));
     let _deferred = scene.ring_until_answered();
-    let saved = scene.driver.guest.save().expect("it can be saved");
+    let saved = scene.driver.guest.save().expect("the VM can be saved");
     let ram = ram_of(&scene.driver.guest);
     scene.driver.guest.ram_write(0, &ram);
-    scene.driver.guest.restore(&cards[1], 1, &saved).expect("it goes on");
+    scene.driver.guest.restore(&cards[1], 1, &saved).expect("the VM continues");
     scene.assert_copied();
 }
 

@@ -100,7 +100,7 @@ impl Worker {
         while !driver.is_done(channel) {
             driver.guest.wait_msi();
             driver.service();
-            assert_eq!(driver.faults, [], "{after}: the neighbour was given a fault");
+            assert_eq!(driver.faults, [], "{after}: the neighbour got a fault");
         }
         assert!(driver.ram_holds(0, 4, *round), "{after}: the neighbour's copy to RAM");
         assert!(driver.vram_holds(*to, 4, *round), "{after}: the neighbour's copy to VRAM");
@@ -146,7 +146,7 @@ impl Scene {
     fn denied(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
         let before = tally(&self.evil.guest);
         attempt(self);
-        assert!(tally(&self.evil.guest) > before, "{what}: not counted");
+        assert!(tally(&self.evil.guest) > before, "{what}: the denial was not counted");
         self.check(what);
     }
 
@@ -165,7 +165,7 @@ impl Scene {
         self.settle();
         let after = card_registers(&self.rig);
         let changed: Vec<_> = before.iter().filter(|(offset, value)| after.get(offset) != Some(value)).collect();
-        assert!(changed.is_empty(), "{what}: the card's registers changed, first were {changed:x?}");
+        assert!(changed.is_empty(), "{what}: the card's registers changed, first {changed:x?}");
         self.check(what);
     }
 
@@ -191,7 +191,7 @@ impl Scene {
         assert_eq!(tally(&self.good.driver.guest), 0, "{after}: counted for the working neighbour");
         let idle = &mut self.idle.driver.guest;
         assert_eq!(idle.counter("interrupts"), self.idle.interrupts, "{after}: the idle neighbour was interrupted");
-        assert_eq!(idle.rd(pfifo::MMU_FAULT_ID::OFFSET), 0, "{after}: the idle neighbour was given a fault");
+        assert_eq!(idle.rd(pfifo::MMU_FAULT_ID::OFFSET), 0, "{after}: the idle neighbour got a fault");
         assert_eq!(tally(idle), 0, "{after}: counted for the idle neighbour");
         for mib in SECRET_AT / MIB..VM_MIB {
             let mut page = [0; PAGE as usize];
@@ -216,7 +216,10 @@ impl Scene {
         assert!(data.iter().all(|&byte| byte == SECRET), "the idle neighbour's RAM");
         assert_eq!(finds(&self.evil.guest, SECRET), 0, "the attacker's VRAM holds the secret");
         self.evil.guest.ram_read(0, &mut data);
-        assert!(!data.windows(16).any(|run| run.iter().all(|&byte| byte == SECRET)), "the attacker's RAM holds it");
+        assert!(
+            !data.windows(16).any(|run| run.iter().all(|&byte| byte == SECRET)),
+            "the attacker's RAM holds the secret"
+        );
         let Self { rig, evil, mut good, .. } = self;
         evil.guest.remove().unwrap();
         assert_eq!(rig.usage().1, 2, "channels of the neighbours");
@@ -269,12 +272,12 @@ impl Scene {
     fn outside(&self) -> Vec<(&'static str, u64)> {
         let card = u64::from(CARD_MIB) * MIB;
         let list = vec![
-            ("the first page behind the share", SHARE_BYTES),
+            ("the first page beyond the share", SHARE_BYTES),
             ("the idle VM's memory", self.on_card(IDLE, SECRET_AT)),
             ("the working VM's buffer", self.on_card(GOOD, self.good.from)),
             ("the host's instance block", self.card_instance(GOOD, ID).unwrap()),
             ("the card's last page", card - PAGE),
-            ("the first page behind the card", card),
+            ("the first page beyond the card", card),
             ("address 2^32", 1 << 32),
             ("the last page below 2^40", (1 << 40) - PAGE),
         ];
@@ -288,7 +291,7 @@ impl Scene {
         vec![
             ("the idle VM's RAM", self.bus[1]),
             ("the working VM's RAM", self.bus[0]),
-            ("a page behind its RAM", RAM),
+            ("a page beyond its RAM", RAM),
             ("the PCI hole", 0xc000_0000),
             ("the local APIC", 0xfee0_0000),
             ("the BIOS", 0xffff_0000),
@@ -314,7 +317,7 @@ impl Scene {
         evil.submit(&mut channel, &[object(CE0), ce_copy(from, to, 1)].concat());
         let fault = evil.wait_fault();
         assert_eq!((fault.instance, fault.va), (channel.instance, B + offset), "{what}");
-        assert!(evil.vram_holds(own, 1, 0x11), "{what}: something was read");
+        assert!(evil.vram_holds(own, 1, 0x11), "{what}: data was read");
         evil.unbind(&channel);
         evil.rewind();
     }
@@ -327,7 +330,7 @@ impl Scene {
         evil.list(&[ID]);
         evil.submit(channel, &[]);
         wait_stopped(evil, before, what);
-        assert!(!evil.is_done(channel), "{what}: it has run");
+        assert!(!evil.is_done(channel), "{what}: the work has run");
         evil.unbind(channel);
         evil.faults.clear();
     }

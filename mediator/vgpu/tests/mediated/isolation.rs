@@ -16,7 +16,7 @@ fn bad_entries(rig: &Rig) -> [(&'static str, u32, u32); 8] {
     let other = (share..u64::from(CARD_MIB) * MIB).step_by(2 << 20).find(owned).expect("VRAM of the other VM");
     let low = |at: u64| (at >> 8) as u32 | 1;
     [
-        ("VRAM behind the share", low(share), 0),
+        ("VRAM beyond the share", low(share), 0),
         ("VRAM of the other VM", low(other), 0),
         ("the end of VRAM", low(u64::from(CARD_MIB) * MIB - PAGE), 0),
         ("VRAM far away", 0xffff_fff1, 0),
@@ -185,7 +185,7 @@ fn host_structures_are_unchanged_by_guest_with_wild_mappings() {
     let base = 128 << 20;
     evil.buffer(&channel, A, 2, 1);
     evil.submit(&mut channel, &[object(M2MF), m2mf_copy(A, base + own - PAGE, 2 * PAGE as u32)].concat());
-    assert_eq!(evil.wait_fault().va, base + own, "the page before it is its own");
+    assert_eq!(evil.wait_fault().va, base + own, "the previous page belongs to the VM");
     assert!(evil.vram_holds(own - PAGE, 1, 1));
     let mut after = vec![0; FIXED];
     card_vram(&rig, 0, &mut after);

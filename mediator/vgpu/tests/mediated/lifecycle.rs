@@ -107,7 +107,7 @@ fn channels_that_are_not_bound_leave_no_shadow() {
     }
     let _ = first;
     let after = usage(&rig);
-    assert_eq!(after.3, 0, "none is bound");
+    assert_eq!(after.3, 0, "no channel is bound");
     assert!(after.1 <= before.1, "{after:?}");
     assert_eq!(driver.guest.counter("address_spaces"), 0);
 }

@@ -99,11 +99,11 @@ fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
     one.check();
     // The VM's previous state must be gone.
     let kept = card.host.lock().channels().physical(TenantId(2), VirtualChannelId(third.id));
-    assert_eq!(kept, None, "a channel of what it was");
+    assert_eq!(kept, None, "a channel of the previous state");
     let mut bytes = [1; 64];
     (6..16).for_each(|mib| {
         one.driver.guest.vram_read(mib * MIB, &mut bytes);
-        assert_eq!(bytes, [0; 64], "memory of what it was, at {mib} MiB");
+        assert_eq!(bytes, [0; 64], "memory of the previous state, at {mib} MiB");
     });
 }
 
@@ -135,10 +135,10 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     let mut after = vec![0; MIB as usize];
     one.driver.guest.ram_read(0, &mut after);
     assert!(before == after && one.driver.guest.counter("submissions") == submissions);
-    assert_eq!(done(), done_before, "what was on its way to the card stays there");
+    assert_eq!(done(), done_before, "writes in flight to the card stay on the card");
     one.driver.guest.migration().start();
     one.check();
-    assert!(done() > done_before, "something was left to do");
+    assert!(done() > done_before, "some work was left");
     // Two reads of the same state differ only in the time.
     one.begin(6);
     let state = state_of(&mut one.driver.guest);
@@ -185,7 +185,7 @@ fn corrupt_state_fails_device_until_reset() {
     }
     stay.check();
     let placed = || card.usage().0.vms.get(&TenantId(2)).map_or(0, |vm| vm.placed);
-    eventually("nothing is left of what did not come", || placed() == 0);
+    eventually("no resources of the incomplete VM are left", || placed() == 0);
     // Afterwards the VM is a normal device, and its client can complete work.
     let mut driver = Driver::new(victim);
     let mut channel: Channel = driver.channel(1);
@@ -227,7 +227,7 @@ fn ram_writes_of_card_are_reported_until_device_is_stopped() {
     };
     driver.guest.migration().log_writes(true);
     assert!(driver.guest.check_movable().unwrap_err().to_string().contains("logged"));
-    assert_eq!(written(&mut driver, 0..16), [0u64; 0], "no table names RAM");
+    assert_eq!(written(&mut driver, 0..16), [0u64; 0], "no table refers to RAM");
     driver.buffer(&channel, A, PAGES, 5);
     driver.map(channel.space, B, At::Ram(6 * MIB), PAGES);
     driver.flush();
@@ -246,7 +246,7 @@ fn ram_writes_of_card_are_reported_until_device_is_stopped() {
     assert_eq!(written(&mut driver, 0..16), [2]);
     driver.guest.migration().stop().unwrap();
     assert_eq!(written(&mut driver, 0..1), [0u64; 0]);
-    assert_eq!(written(&mut driver, 0..3), [2], "a part of it does not make it clean");
+    assert_eq!(written(&mut driver, 0..3), [2], "a partial query does not clear the log");
     assert_eq!(written(&mut driver, 0..16), [2]);
     assert_eq!(written(&mut driver, 0..16), [0u64; 0], "it rests");
     driver.guest.migration().start();

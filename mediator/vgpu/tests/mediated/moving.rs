@@ -263,10 +263,10 @@ fn nothing_is_left_on_the_card_that_a_vm_leaves() {
     use_up(&driver);
     work(&mut driver, 20, &mut Rng::with_seed(1));
     driver.guest.move_to(&cards[1], 5, true).unwrap();
-    eventually("it has left", || usage(&cards[0]) == before[0]);
+    eventually("the VM has left", || usage(&cards[0]) == before[0]);
     work(&mut driver, 20, &mut Rng::with_seed(2));
     driver.guest.remove().unwrap();
-    eventually("it has gone", || usage(&cards[1]) == before[1]);
+    eventually("the VM is gone", || usage(&cards[1]) == before[1]);
     let host = cards.each_ref().map(|card| card.usage().0.host.used);
     assert_eq!(host, [0, 0]);
 }
@@ -288,7 +288,7 @@ fn vm_after_failed_move_continues_on_its_card() {
         one.check();
     }
     assert!(is_filled(&other, 0x11));
-    eventually("nothing of it is left there", || usage(&there) == before);
+    eventually("none of its resources are left there", || usage(&there) == before);
 }
 
 #[test]

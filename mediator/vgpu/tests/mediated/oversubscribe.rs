@@ -129,7 +129,7 @@ fn two_guests_share_card_evenly_and_last_regains_memory() {
     let [mut first, mut second] = [0, 1].map(|vm| driver_with(&rig, vm, 64, Limits::default()));
     let mut one = first.channel(1);
     let buffers = spread(&mut first, &one, 26, 50);
-    assert_eq!(account(&rig, 0).host, 0, "it is alone");
+    assert_eq!(account(&rig, 0).host, 0, "the VM is alone");
     let mut two = second.channel(1);
     let others = spread(&mut second, &two, 26, 90);
     rotate(&mut second, &mut two, &others, 90);
@@ -141,7 +141,7 @@ fn two_guests_share_card_evenly_and_last_regains_memory() {
     rotate(&mut first, &mut one, &buffers, 50);
     // All memory must return to the remaining VM.
     second.guest.remove().unwrap();
-    eventually("what was moved comes back", || account(&rig, 0).host == 0);
+    eventually("evicted chunks return", || account(&rig, 0).host == 0);
     for (chunk, at) in (0u32..).zip(&buffers) {
         assert!(first.vram_holds(*at, 64, 50 + chunk.saturating_sub(1)));
     }
@@ -170,12 +170,12 @@ fn guarantee_evicts_memory_of_others_beyond_theirs() {
     let mut first = driver_with(&rig, 0, 64, Limits::default());
     let mut one = first.channel(1);
     let buffers = spread(&mut first, &one, 26, 40);
-    assert_eq!(account(&rig, 0).host, 0, "it is alone");
+    assert_eq!(account(&rig, 0).host, 0, "the VM is alone");
     let mut second = driver_with(&rig, 1, 32, Limits { guarantee: 16, ..Limits::default() });
     assert!(account(&rig, 0).placed <= 16, "{:?}", account(&rig, 0));
     let mut two = second.channel(1);
     let others = spread(&mut second, &two, 10, 70);
-    assert_eq!(account(&rig, 1).host, 0, "what is guaranteed is there at once");
+    assert_eq!(account(&rig, 1).host, 0, "guaranteed memory is available immediately");
     rotate(&mut first, &mut one, &buffers, 40);
     rotate(&mut second, &mut two, &others, 70);
 }
@@ -344,7 +344,7 @@ fn memory_named_by_submission_stays_resident_under_clock() {
         let gone = account(&rig, 0).host + count;
         limit(account(&rig, 0).placed - count);
         let rests = || rig.host.lock().vram().chunks.moves().count() == 0;
-        eventually("they are gone", || account(&rig, 0).host == gone && rests());
+        eventually("the chunks are gone", || account(&rig, 0).host == gone && rests());
     };
     // The clock hand passes over all memory that the CPU wrote.
     evict(6);
@@ -561,6 +561,6 @@ fn take_turns_over_the_bus(profile: bool) {
         stop.store(true, Ordering::SeqCst);
         assert_eq!(holders.len(), 2, "each has had its turn");
         assert!(told, "a VM waits for the other's quantum");
-        assert!(lasts(&without_since), "a VM that its quota holds takes turns");
+        assert!(lasts(&without_since), "a VM that is limited by its quota takes turns");
     });
 }

@@ -164,7 +164,7 @@ fn paravirtual_interface_and_tables_survive_hand_over() {
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().zero(2, (B / PAGE) as u32, 4).flush(1)).status, 0);
     driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
     let fault = driver.wait_fault();
-    assert_eq!((fault.instance, fault.va), (work.instance, B), "what is taken away is gone");
+    assert_eq!((fault.instance, fault.va), (work.instance, B), "removed memory is gone");
 }
 
 #[test]
@@ -246,7 +246,10 @@ fn long_batch_releases_vm_lock_between_parts_and_answers_once() {
     assert_eq!((reply.status, reply.done), (0, 4));
     assert_eq!(reply.answers[2], (0, VM_MIB * MIB));
     // Each critical section covers 256 KiB.
-    assert!(driver.guest.counter("pv_holds") - held >= 2 * BYTES / (256 << 10), "the VM's lock is held for all of it");
+    assert!(
+        driver.guest.counter("pv_holds") - held >= 2 * BYTES / (256 << 10),
+        "the VM's lock is held for the whole batch"
+    );
     assert_eq!((driver.guest.peek(a), driver.guest.peek(a + BYTES - 4)), (7, 0x5a5a_1234));
     let mut data = vec![0; BYTES as usize];
     driver.guest.vram_read(b, &mut data);
@@ -336,7 +339,7 @@ fn features_that_were_not_accepted_are_refused() {
     assert_eq!(
         interface.call(&mut driver.guest, &Ops::new().query(query::VRAM)).status,
         0,
-        "it stands once it is used"
+        "the setup is constant once the queue is in use"
     );
     refused(&interface.call(&mut driver.guest, &Ops::new().share_get(1, PAGE, 5, 0)), 0, Status::Unsupported);
     driver.guest.wr(OFFSET + register::STATUS, status::RESET);

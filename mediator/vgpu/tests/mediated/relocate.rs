@@ -276,7 +276,7 @@ fn reused_host_memory_holds_no_data_of_previous_vm() {
     for mib in (4..VM_MIB).step_by(2) {
         second.guest.vram_write(mib * MIB, &[1; 16]);
     }
-    assert!(in_host(&rig) > 4, "the card has no room for both: {:?}", rig.usage().0);
+    assert!(in_host(&rig) > 4, "the card has no space for both: {:?}", rig.usage().0);
     let mut found = vec![0; 2 * MIB as usize];
     for mib in (4..VM_MIB).step_by(2) {
         second.guest.vram_read(mib * MIB, &mut found);

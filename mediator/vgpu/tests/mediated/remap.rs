@@ -94,7 +94,7 @@ fn cpu_writes_through_mapped_aperture_match_gpu_copies() {
     let to = driver.buffer(&channel, B, 4, 2);
     show(&mut driver, 0, BAR1_MAPPED_AT, from, 4);
     show(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, to, 4);
-    assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(1, 4), "what was there has come along");
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(1, 4), "the previous contents were moved");
     cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     copy(&mut driver, &mut channel, A, B, 4);
     assert_eq!(cpu.read(BAR1_MAPPED_AT + 0x10_0000, 4 * PAGE), pages(3, 4));
@@ -139,7 +139,7 @@ fn a_mapping_that_goes_gives_its_data_back_to_vram() {
     let space = driver.apertures[0];
     driver.pte(space, BAR1_MAPPED_AT + PAGE, 0, 0);
     driver.pte(space, BAR1_MAPPED_AT + 2 * PAGE, (other >> 8) as u32 | 1, 0);
-    assert!(!cpu.is_zero(BAR1_MAPPED_AT + PAGE, PAGE), "nothing has been flushed");
+    assert!(!cpu.is_zero(BAR1_MAPPED_AT + PAGE, PAGE), "the TLB was not flushed");
     driver.flush();
     assert!(cpu.is_zero(BAR1_MAPPED_AT + PAGE, PAGE));
     assert_eq!(cpu.read(BAR1_MAPPED_AT + 2 * PAGE, PAGE), pattern(9, 0));
@@ -224,7 +224,7 @@ fn mappings_change_while_the_gpu_works_on_the_pages() {
         hide(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, 16);
     }
     let stops = driver.guest.counter("aperture_stops");
-    assert!(stops >= 1, "nothing was in flight");
+    assert!(stops >= 1, "no write was in flight");
     assert_eq!((driver.guest.counter("faults"), driver.guest.counter("hangs")), (0, 0));
 }
 
@@ -465,7 +465,7 @@ fn page_shown_twice_reads_zeros_and_counts_as_alias() {
     assert_eq!(driver.guest.counter("aperture_aliases"), 2);
     assert!(cpu3.is_zero(HIGH3, PAGE) && cpu.is_zero(BAR1_MAPPED_AT + PAGE, PAGE));
     driver.flush();
-    assert_eq!(driver.guest.counter("aperture_aliases"), 2, "nothing is new");
+    assert_eq!(driver.guest.counter("aperture_aliases"), 2, "no page is new");
     // When the first mapping is removed, the next one gets the page.
     hide(&mut driver, 0, BAR1_MAPPED_AT, 1);
     assert_eq!(cpu3.read(HIGH3, 4), [5, 6, 7, 8]);
@@ -479,7 +479,7 @@ fn page_shown_twice_reads_zeros_and_counts_as_alias() {
     assert_eq!(driver.guest.counter("aperture_aliases"), 3);
     let mut seen = [0; 4];
     driver.guest.read(Bar1, BAR1_MAPPED_AT, &mut seen);
-    assert_eq!(seen, [9; 4], "a message finds it");
+    assert_eq!(seen, [9; 4], "a message reads it");
 }
 
 #[test]
@@ -550,7 +550,7 @@ fn the_next_client_and_the_last_see_nothing_of_each_other() {
     let new = [Cpu::for_region(&driver.guest, Bar1), Cpu::for_region(&driver.guest, Bar3)];
     assert!(new[0].is_zero(0, 64 * MIB) && new[1].is_zero(0, 16 * MIB));
     assert!(is_filled(&driver.guest, 0));
-    assert_eq!(usage(&rig).4, alone.4 - 1, "the RAM has gone, the apertures have their addresses");
+    assert_eq!(usage(&rig).4, alone.4 - 1, "the RAM is gone, and the apertures have their addresses");
     // The old mapping keeps its contents, whatever the next client does, and the next client does not see writes to it.
     let Driver { mut guest, .. } = driver;
     assert!(guest.map_ram(0, MIB, true));

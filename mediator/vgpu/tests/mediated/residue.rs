@@ -120,7 +120,11 @@ fn cleared(rig: &Rig) -> u64 {
 
 #[test]
 fn kernels_find_nothing_of_another_vms() {
-    assert_eq!(found(&rig(false)), [true; 2], "the card keeps it, and where nothing is cleared it is found");
+    assert_eq!(
+        found(&rig(false)),
+        [true; 2],
+        "the card keeps the data, and it is found where the card does not clear it"
+    );
     let rig = rig(true);
     assert_eq!(found(&rig), [false; 2]);
     assert_eq!(cleared(&rig), 2, "for the first, and between the two");
@@ -356,8 +360,8 @@ fn copies_on_pgraph_channel_do_not_block_pgraph() {
     println!(
         "{count} copies of the neighbour next to copies on a channel with a PGRAPH context, {control} next to others"
     );
-    assert_eq!(cleared(&rig), cleared_before, "nobody else wants PGRAPH");
-    assert_eq!(used(&rig, 0, Engine::Compute), 0, "nor pays for it");
+    assert_eq!(cleared(&rig), cleared_before, "no other VM uses PGRAPH");
+    assert_eq!(used(&rig, 0, Engine::Compute), 0, "and none is charged for it");
     assert!(count * 100 >= control * 96, "{count} copies of {control}");
     let took = COPIES as u64 * COPY_NS;
     // A busy host needs some time to start a submission that arrives while the engine is idle.
@@ -373,7 +377,7 @@ fn copies_on_pgraph_channel_do_not_block_pgraph() {
 /// Returns the number of VM 0's submissions that have waited for a time slice on PGRAPH.
 fn arrived_at_pgraph(rig: &Rig) -> u64 {
     let state = rig.host.lock();
-    state.scheduler().account(TenantId(0), Engine::Compute).expect("it takes part").arrived
+    state.scheduler().account(TenantId(0), Engine::Compute).expect("the channel shares PGRAPH").arrived
 }
 
 /// Checks that a VM whose submissions use PGRAPH and a copy engine occupies PGRAPH only for its work there. Each time
@@ -392,7 +396,9 @@ fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
             let count = pair.run(1, &work, 3);
             assert_eq!(arrived_at_pgraph(&rig) - before.2, 3, "each submission waits for PGRAPH's turn");
             let (changes, charged) = (cleared(&rig) - before.0, used(&rig, 0, Engine::Copy0) - before.1);
-            println!("{count} copies of the neighbour, {changes} changes of hands, {charged} ns charged for {took}");
+            println!(
+                "{count} copies of the neighbour, {changes} changes of the holder, {charged} ns charged for {took}"
+            );
             assert!(changes >= 2, "it uses PGRAPH");
             count > 5 * changes
         });
@@ -404,7 +410,7 @@ fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
 fn reaches_pgraph(rig: &Rig, channel: u8) -> bool {
     let mut state = rig.host.lock();
     let (vram, channels) = state.parts();
-    let physical = channels.physical(vram::TenantId(0), VirtualChannelId(channel)).expect("it is bound");
+    let physical = channels.physical(vram::TenantId(0), VirtualChannelId(channel)).expect("the channel is bound");
     let mut word = [0; 4];
     Host::vram_read(&mut vram.memory, channels.layout().instance(physical).offset(context::GR), &mut word);
     u32::from_le_bytes(word) & context::VALID != 0
@@ -429,8 +435,8 @@ fn hangs(works: &[Vec<u32>]) {
         state.scheduler().account(TenantId(0), engine).map_or(0, |account| account.killed)
     });
     assert_eq!((killed, one.is_done(hung)), ([0; 3], false));
-    assert!(!reaches_pgraph(&rig, hung.id), "its block names no context of PGRAPH's while another VM works there");
-    assert!(!rig.host.lock().scheduler().is_busy(Engine::Compute), "it counts as work of the copy engine");
+    assert!(!reaches_pgraph(&rig, hung.id), "its block has no PGRAPH context while another VM works there");
+    assert!(!rig.host.lock().scheduler().is_busy(Engine::Compute), "the work counts for the copy engine");
 }
 
 #[test]
@@ -465,15 +471,16 @@ fn copies_changed_after_inspection_do_not_reach_pgraph() {
     let at = (push..push + 0x4000).step_by(4).skip(fenced as usize - 2);
     one.submit(channel, &words);
     let mut at = at.filter(|at| one.guest.peek(*at) == words[0] && one.guest.peek(*at + 4) == words[1]);
-    let at = at.next().expect("it lies behind the first");
+    let at = at.next().expect("it follows the first submission");
     for (word, offset) in bad.iter().zip((0..).step_by(4)) {
         one.guest.poke(at + offset, *word);
     }
-    let fault = one.wait_or_fault(channel).expect("it has no context of PGRAPH's");
+    let fault = one.wait_or_fault(channel).expect("it has no PGRAPH context");
     assert_eq!(fault.instance, channel.instance);
-    let struck = rig.host.lock().scheduler().account(TenantId(0), Engine::Compute).expect("it takes part").killed;
-    assert_eq!(struck, 1, "it counts as an overrun");
-    assert!(one.vram_holds(target, 1, 3), "PGRAPH has copied nothing for it");
+    let struck =
+        rig.host.lock().scheduler().account(TenantId(0), Engine::Compute).expect("the channel shares PGRAPH").killed;
+    assert_eq!(struck, 1, "the work counts as an overrun");
+    assert!(one.vram_holds(target, 1, 3), "PGRAPH has not copied anything for it");
     for _ in 0..5 {
         neighbour.submit(own, &copy);
         neighbour.wait(own);

@@ -21,7 +21,7 @@ pub(crate) fn ram_of(guest: &Guest) -> Vec<u8> {
 
 /// Checks that the operator's error message contains `words`.
 fn refused<T>(what: Result<T, vm_device::DeviceError>, words: &str) {
-    let Err(error) = what else { panic!("it was not refused: {words}") };
+    let Err(error) = what else { panic!("the request was not refused: {words}") };
     assert!(error.to_string().contains(words), "{error}");
 }
 
@@ -63,7 +63,7 @@ fn saving_changes_nothing_and_restore_brings_back_saved_state() {
     let mut bytes = [0; 64];
     one.driver.guest.vram_read(9 * MIB, &mut bytes);
     assert_eq!(bytes, [0x5a; 64]);
-    eventually("it has left the other card", || cards[0].usage().0.vms.is_empty());
+    eventually("the VM has left the other card", || cards[0].usage().0.vms.is_empty());
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn corrupt_saved_file_is_rejected_and_changes_nothing() {
     refuse(&mut one, b"#!/bin/sh\n", "first bytes differ");
     one.check();
     other.check();
-    eventually("nothing is left of who did not come", || usage(&card).0 == before.0);
+    eventually("no resources of the incomplete VM are left", || usage(&card).0 == before.0);
 }
 
 #[test]
@@ -166,10 +166,10 @@ fn vm_that_left_card_leaves_no_memory_on_it() {
     work(&mut driver, 20, &mut Rng::with_seed(1));
     let saved = driver.guest.save().unwrap();
     driver.guest.restore(&cards[1], 5, &saved).unwrap();
-    eventually("it has left", || usage(&cards[0]) == before[0]);
+    eventually("the VM has left", || usage(&cards[0]) == before[0]);
     work(&mut driver, 20, &mut Rng::with_seed(2));
     driver.guest.remove().unwrap();
-    eventually("it has gone", || usage(&cards[1]) == before[1]);
+    eventually("the VM is gone", || usage(&cards[1]) == before[1]);
 }
 
 /// Runs threads that change all of a guest's memory and ring its doorbells as fast as possible, while `act` runs.

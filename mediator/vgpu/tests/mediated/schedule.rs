@@ -70,7 +70,7 @@ fn nothing_in_flight(rig: &Rig) {
 fn in_flight_at_most(rig: &Rig, count: usize) {
     let began = Instant::now();
     while rig.host.lock().scheduler().in_flight() > count {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "what has ended is seen");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "completed work is noticed");
         std::thread::yield_now();
     }
 }
@@ -81,7 +81,7 @@ fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
     let total = |rig: &Rig, count: usize| -> u64 { (0..count).map(|vm| used(rig, vm as u32)).sum() };
     let before = total(rig, drivers.len());
     while total(rig, drivers.len()) - before < ns {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "the card gets on");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "the card makes progress");
         for (driver, channel, size) in &mut *drivers {
             // Keep many submissions queued, so that one is always waiting.
             while channel.fences - driver.guest.peek(channel.fence) < 24 {
@@ -199,7 +199,10 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
         }
         busy.wait(&other);
         best = best.min(used(&rig, 1) - before);
-        assert!(waiting.iter().all(|channel| guest.guest.peek(channel.fence) < channel.fences), "they still wait");
+        assert!(
+            waiting.iter().all(|channel| guest.guest.peek(channel.fence) < channel.fences),
+            "the channels still wait"
+        );
         guest.guest.vram_write(page, &u32::to_le_bytes(payload));
         waiting.iter().for_each(|channel| guest.wait(channel));
     }
@@ -254,7 +257,7 @@ fn overlong_submission_is_killed_and_third_strike_quarantines() {
         copies(&mut bad, &mut channel, 1);
         let began = Instant::now();
         while bad.guest.counter("hangs") < u64::from(strike) {
-            assert!(began.elapsed() < WAIT_TIMEOUT, "it is killed");
+            assert!(began.elapsed() < WAIT_TIMEOUT, "the channel is killed");
             std::thread::sleep(Duration::from_millis(1));
         }
         bad.service();
@@ -393,7 +396,7 @@ fn hangs_next(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     // The last word of the previous work was written, but the engine may still report that it is busy, which would look
     // like the hang.
     while is_busy(rig) {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "it has ended");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "the work has completed");
         std::thread::yield_now();
     }
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
@@ -451,14 +454,14 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
             let kept = in_flight == 1 || struck == 1;
             assert!(
                 kept,
-                "{policy:?}, {what}: it is set aside while it works: {in_flight} in flight, {struck} strikes"
+                "{policy:?}, {what}: the VM is descheduled while it works: {in_flight} in flight, {struck} strikes"
             );
             copies(&mut good, &mut other, 1);
             good.wait(&other);
             let charged = used(&rig, 0);
             assert!(
                 charged >= MAX_RUN_NS * 9 / 10,
-                "{policy:?}, {what}: {charged} ns are charged to who has the engine"
+                "{policy:?}, {what}: {charged} ns are charged to the holder of the engine"
             );
             assert_eq!([strikes(&rig, 0), strikes(&rig, 1)], [1, 0], "{policy:?}, {what}");
             assert_eq!((good.guest.counter("hangs"), good.faults.len()), (0, 0), "{policy:?}, {what}");
@@ -474,7 +477,7 @@ fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
         if used > more_than {
             return used;
         }
-        assert!(began.elapsed() < WAIT_TIMEOUT, "work that has ended is booked");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "completed work is charged");
         std::thread::yield_now();
     }
 }
@@ -515,7 +518,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
             copies(&mut bad, &mut channel, COPIES);
             let began = Instant::now();
             while !is_busy(&rig) {
-                assert!(began.elapsed() < WAIT_TIMEOUT, "{what}: it works");
+                assert!(began.elapsed() < WAIT_TIMEOUT, "{what}: the channel works");
                 if bad.is_done(&channel) {
                     // This work ends before the poll.
                     copies(&mut bad, &mut channel, COPIES);
@@ -547,7 +550,7 @@ fn a_kill_resets_no_engine_that_works_for_another() {
         rig.host.lock().channels().physical(channels::TenantId(1), nvspec::fifo::VirtualChannelId(1)).unwrap();
     rig.host.lock().kill_channel(TenantId(0), nvspec::fifo::VirtualChannelId(waiting.id), 0);
     let status = card::Card::read32(&*rig.card, pfifo::ENGINE_STATUS::at(0));
-    assert!(pfifo::ENGINE_STATUS::BUSY.is_set(status), "what the engine did is lost");
+    assert!(pfifo::ENGINE_STATUS::BUSY.is_set(status), "the time of the engine's work is lost");
     assert_eq!(pfifo::ENGINE_STATUS::CHANNEL.get(status), u32::from(physical.0));
 }
 
@@ -563,7 +566,7 @@ fn a_channel_that_hangs_is_a_strike_for_its_vm() {
     hang(&rig, &mut driver, &mut channel);
     let began = Instant::now();
     while driver.guest.counter("hangs") == 0 {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "it is killed");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "the channel is killed");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(strikes(&rig, 0), 1);
@@ -584,7 +587,7 @@ fn channel_acquiring_after_endless_work_is_still_killed() {
     driver.submit(&mut channel, &[object(M2MF), copy, acquire(SEMAPHORE, 0x77)].concat());
     let began = Instant::now();
     while driver.guest.counter("hangs") == 0 {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "it is killed");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "the channel is killed");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(strikes(&rig, 0), 1);

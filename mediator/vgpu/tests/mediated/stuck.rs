@@ -224,12 +224,12 @@ fn late_fault_report_leaves_engine_to_current_channel() {
         other.unbind(&channel);
         other.bind(&channel);
         other.list(&[channel.id]);
-        assert!(began.elapsed() < std::time::Duration::from_secs(60), "the fault is looked at");
+        assert!(began.elapsed() < std::time::Duration::from_secs(60), "the fault is handled");
         std::thread::yield_now();
     }
     // All effects of the report are complete when the lock is released.
     drop(rig.host.lock());
-    assert_eq!(works_for(), before, "its work is under way");
+    assert_eq!(works_for(), before, "its work is in progress");
 }
 
 /// Waits until the VM has received more interrupts than `before`.
@@ -283,14 +283,14 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
         good.guest.wr(pfifo::PREEMPT::OFFSET, u32::from(channel.id));
         let began = std::time::Instant::now();
         while pending.is_set(good.guest.rd(pfifo::PREEMPT::OFFSET)) {
-            assert!(began.elapsed() < std::time::Duration::from_secs(60), "the neighbour's leaves");
+            assert!(began.elapsed() < std::time::Duration::from_secs(60), "the neighbour's channel leaves");
             std::thread::yield_now();
         }
         good.unbind(&channel);
         good.bind(&channel);
         good.list(&[channel.id]);
     }
-    assert!(pending.is_set(bad.guest.rd(pfifo::PREEMPT::OFFSET)), "it is on the engine still");
+    assert!(pending.is_set(bad.guest.rd(pfifo::PREEMPT::OFFSET)), "the channel is still on the engine");
     bad.unbind(&hung);
     assert_eq!(bad.guest.rd(pfifo::PREEMPT::OFFSET), id);
     works(&mut good, &mut channel, 6);

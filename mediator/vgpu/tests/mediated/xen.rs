@@ -88,7 +88,7 @@ fn frames_returned_by_domain_are_unreachable_under_load() {
     assert_eq!(fault.instance, channel.instance);
     let mut found = [0; PAGE as usize];
     driver.guest.ram_read(gone * PAGE, &mut found);
-    assert!(found == canary, "the card wrote to a frame that is another's by now");
+    assert!(found == canary, "the card wrote to a frame that now belongs to another domain");
     assert_eq!(vm.xen.breaches(), [""; 0]);
 }
 
@@ -149,7 +149,7 @@ fn domain_has_pages_of_its_own_under_its_apertures() {
     let mut driver = Driver::new(vm.domain(1, KIB));
     assert!(!driver.guest.domain.all_given().is_empty());
     copies_through_an_aperture(&mut driver, 7);
-    assert_eq!(vm.counter("aperture_messages"), 0, "nothing there was a request");
+    assert_eq!(vm.counter("aperture_messages"), 0, "no request was made");
     assert_eq!(vm.counter("aperture_aliases"), 0);
     // The next domain with this name gets new, zeroed pages. Without host memory its apertures are trapped.
     driver.guest.domain.destroy();

@@ -45,7 +45,7 @@ fn next_vm_finds_nothing_where_engines_have_zeroed() {
         rig.host.scrub();
         assert!(zeroed_by_engines(&rig) > before, "round {round}");
         let next = rig.guest_with(100 + round, &free_settings(32));
-        assert_eq!(first_that_is_not_zero(&next), None, "round {round}: a page holds something");
+        assert_eq!(first_that_is_not_zero(&next), None, "round {round}: a page contains data");
         next.remove().unwrap();
     }
 }
@@ -60,7 +60,7 @@ fn places_of_chunks_that_move_are_zeroed_by_engines() {
         assert!(move_all(&rig, 0, there).moved > 0);
         let before = zeroed_by_engines(&rig);
         rig.host.scrub();
-        assert_eq!(zeroed_by_engines(&rig) > before, there == To::Host, "the card's places were left");
+        assert_eq!(zeroed_by_engines(&rig) > before, there == To::Host, "the chunks have left the card");
         assert!(driver.vram_holds(buffer, 2000, 1));
     }
 }

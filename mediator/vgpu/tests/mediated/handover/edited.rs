@@ -135,8 +135,8 @@ fn edited_sections_are_refused_or_opened_and_change_nothing() {
             work(driver, 5, &mut Rng::with_seed(round));
         }
     }
-    assert!(names.len() > 8 && refused > ROUNDS * FILES / 4, "{refused} refused, of {names:?}");
-    eventually("all has ended", || rig.host.lock().scheduler().in_flight() == 0);
+    assert!(names.len() > 8 && refused > ROUNDS * FILES / 4, "{refused} refused of {names:?}");
+    eventually("all work has completed", || rig.host.lock().scheduler().in_flight() == 0);
 }
 
 #[test]
@@ -154,5 +154,5 @@ fn unedited_sections_have_the_sums_that_are_described() {
             assert_eq!(file[sum], made[..]);
         }
     };
-    handover.offer(&rig, &mut guests(&mut drivers), again).expect("a file as it was");
+    handover.offer(&rig, &mut guests(&mut drivers), again).expect("the unchanged file");
 }

@@ -25,9 +25,9 @@ fn context_images_of_a_guest_write_no_registers() {
         (pgraph::INTR_EN::OFFSET, 0),
     ];
     let before = wanted.map(|(register, _)| scene.rig.card.read32(register));
-    assert!(wanted.iter().zip(before).all(|((_, value), now)| *value != now), "each would be seen");
+    assert!(wanted.iter().zip(before).all(|((_, value), now)| *value != now), "each change would be detected");
     for bound in [false, true] {
-        scene.contained("an image that names registers", |s| {
+        scene.contained("an image that lists registers", |s| {
             let mut channel = if bound { s.evil.channel(ID) } else { s.evil.prepare(ID) };
             let [_, _, image] = channel.memory();
             for (at, (register, value)) in (image + PAGE..).step_by(8).zip(wanted) {
@@ -78,7 +78,7 @@ fn context_images_of_the_mediator_are_out_of_works_reach() {
                 s.evil.submit(&mut channel, &words);
                 let fault = s.evil.wait_fault();
                 assert_eq!((fault.instance, fault.va), (channel.instance, image), "{what}");
-                assert!(s.evil.vram_holds(own, 1, 0x11), "{what}: something was read");
+                assert!(s.evil.vram_holds(own, 1, 0x11), "{what}: data was read");
                 s.evil.unbind(&channel);
                 s.evil.rewind();
             });

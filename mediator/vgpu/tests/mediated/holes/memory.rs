@@ -36,7 +36,7 @@ fn hole_09_unmapped_pages_are_unreachable_after_flush() {
             At::Ram(gpa) => scene.evil.ram_holds(gpa, 1, 9),
             At::Vram(at) => scene.evil.vram_holds(at, 1, 9),
         };
-        assert!(held, "{what} was written after it was unmapped");
+        assert!(held, "{what} was written after the page was unmapped");
         scene.fresh();
     }
     scene.finish();
@@ -89,7 +89,7 @@ fn hole_09_memory_that_the_vmm_takes_back_is_out_of_reach() {
     let file = scene.evil.guest.unmap_ram(gpa).unwrap();
     assert_eq!(rustix::io::pwrite(&file, &[0xee; 4 * PAGE as usize], 0), Ok(4 * PAGE as usize));
     // The guest neither unmaps the page nor flushes its TLB.
-    scene.denied("RAM that was taken back", |s| {
+    scene.denied("RAM that was removed", |s| {
         s.evil.submit(&mut channel, &[object(CE0), ce_copy(A, B, 4)].concat());
         assert_eq!(s.evil.wait_fault().va, B);
     });
@@ -127,7 +127,7 @@ fn hole_17_a_client_finds_nothing_of_the_one_before() {
         assert!(data.iter().all(|&byte| byte == 0), "MiB {mib}");
     }
     for (offset, before) in stored(&mut scene) {
-        assert_ne!(before, 0x7e0a_4705, "register {offset:#x} kept what the client before wrote");
+        assert_ne!(before, 0x7e0a_4705, "register {offset:#x} kept the previous client's value");
     }
     // An aperture without an instance block must show no memory.
     for region in [RegionIndex::Bar1, RegionIndex::Bar3] {
@@ -181,7 +181,7 @@ fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     };
     let mut held = vec![0; PAGE as usize];
     super::card_vram(&rig, *before.last().unwrap(), &mut held);
-    assert!(held.iter().all(|&byte| byte == SECRET), "it is there to be found");
+    assert!(held.iter().all(|&byte| byte == SECRET), "the secret is in memory");
     idle.driver.guest.remove().unwrap();
     let heir = super::born(&rig, vram::TenantId(7));
     assert_eq!(super::finds(&heir.guest, SECRET), 0);

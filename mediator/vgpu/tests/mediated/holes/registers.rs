@@ -26,12 +26,12 @@ fn hole_06_no_register_is_passed_on() {
     scene.fresh();
     // Then sweep over the offsets between these registers.
     let before = tally(&scene.evil.guest);
-    scene.virtual_only("a sweep over the rest", |s| {
+    scene.virtual_only("a sweep over the remaining registers", |s| {
         for offset in (0..windows::BAR0_BYTES as u32).step_by(STRIDE as usize) {
             s.evil.guest.wr(offset + (offset / STRIDE * 4) % STRIDE, u32::MAX);
         }
     });
-    assert!(tally(&scene.evil.guest) > before + 10_000, "what nothing claims is counted");
+    assert!(tally(&scene.evil.guest) > before + 10_000, "unclaimed accesses are counted");
     scene.fresh();
 
     // The reference code passes these registers through.
@@ -101,7 +101,7 @@ fn hole_06_no_register_is_passed_on() {
             s.evil.guest.wr(register, 7);
         }
     });
-    scene.virtual_only("acknowledging what is not its own", |s| {
+    scene.virtual_only("acknowledging interrupts of other VMs", |s| {
         for register in [
             pfifo::INTR::OFFSET,
             pfifo::MMU_FAULT_ID::OFFSET,
@@ -264,7 +264,7 @@ fn narrow_wide_and_unaligned_accesses_are_split() {
     let mut scene = Scene::new();
     let writable = blocks().flat_map(|(_, _, _, info)| *info).filter(|reg| matches!(reg.access, Access::Rw));
     let offsets: Vec<u64> = writable.map(|reg| reg.offset.into()).collect();
-    scene.virtual_only("accesses of any size and place", |s| {
+    scene.virtual_only("accesses of any size at any offset", |s| {
         for &offset in &offsets {
             for (at, size) in [(0u64, 1usize), (1, 1), (2, 2), (1, 2), (3, 2), (1, 4), (0, 8), (5, 8), (2, 3)] {
                 s.evil.guest.write(RegionIndex::Bar0, offset + at, &[0xff; 8][..size]);

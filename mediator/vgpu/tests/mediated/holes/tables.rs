@@ -61,11 +61,11 @@ fn hole_08_large_pages_are_checked_in_all_their_parts() {
     scene.fresh();
 
     for (what, regions) in [
-        ("only the first part is there", vec![(16 * MIB, PAGE)]),
-        ("all but the last part is there", vec![(16 * MIB, LARGE_PAGE - PAGE)]),
-        ("all but the first part is there", vec![(16 * MIB + PAGE, LARGE_PAGE - PAGE)]),
+        ("only the first part exists", vec![(16 * MIB, PAGE)]),
+        ("all parts except the last exist", vec![(16 * MIB, LARGE_PAGE - PAGE)]),
+        ("all parts except the first exist", vec![(16 * MIB + PAGE, LARGE_PAGE - PAGE)]),
         ("a hole in the middle", vec![(16 * MIB, 0x1_0000), (16 * MIB + 0x1_1000, 0xf000)]),
-        ("nothing is there", vec![]),
+        ("no part exists", vec![]),
     ] {
         regions.iter().for_each(|&(gpa, size)| assert!(scene.evil.guest.map_ram(gpa, size, true)));
         let lent = |at: u64| regions.iter().any(|&(gpa, size)| (gpa..gpa + size).contains(&(16 * MIB + at)));
@@ -112,7 +112,7 @@ fn hole_11_entries_for_missing_memory_fault() {
     assert!(scene.evil.guest.map_ram(rom, PAGE, false));
     scene.evil.fill_ram(rom, 1, 5);
     scene.denied("a ROM", |s| s.faults_at("a ROM", entry(rom, 2), Size::Small, 0, true));
-    assert!(scene.evil.ram_holds(rom, 1, 5), "it was written");
+    assert!(scene.evil.ram_holds(rom, 1, 5), "the page was written");
     // No entry can express RAM above 40 bits, and the address must not alias a 40-bit address.
     for high in [1 << 40, 1 << 52] {
         let gpa = high + 48 * MIB;
@@ -121,7 +121,7 @@ fn hole_11_entries_for_missing_memory_fault() {
         }
         scene.denied("beyond 40 bits", |s| s.faults_at("beyond", entry(48 * MIB, 2), Size::Small, 0, true));
         if scene.evil.guest.ram_at(gpa).is_some() {
-            assert!(scene.evil.ram_holds(gpa, 1, 6), "it was written");
+            assert!(scene.evil.ram_holds(gpa, 1, 6), "the page was written");
         }
     }
     scene.finish();
@@ -156,7 +156,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
     let mut channel = scene.evil.channel(ID);
     let space = channel.space;
     scene.evil.buffer(&channel, A, 1, 15);
-    scene.denied("a small-page table as one of large pages", |s| {
+    scene.denied("a small-page table as a large-page table", |s| {
         let raw = entry(SHARE_BYTES - PAGE, 0);
         s.evil.pte(space, C, raw as u32, 0);
         s.evil.guest.poke(space.directory, ((space.table >> 12) << 4) as u32 | 1);
@@ -202,7 +202,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         scene.evil.buffer(&channel, A, 1, 17);
         scene.evil.map(channel.space, B, At::Vram(page), 1);
         scene.evil.map(channel.space, C + 8 * MIB, At::Vram(forged), 1);
-        scene.denied(&format!("{what}, at once"), |s| {
+        scene.denied(&format!("{what}, immediately"), |s| {
             let words = [object(CE0), ce_copy(C + 8 * MIB, B, 1), ce_copy(A, first, 1)];
             s.evil.submit(&mut channel, &words.concat());
             assert_eq!(s.evil.wait_fault().va, first);
@@ -268,7 +268,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
     let first = scene.evil.channel(ID);
     let mut second = scene.evil.prepare(ID + 1);
     scene.evil.guest.poke(second.space.directory + 4, ((first.space.directory >> 12) << 4) as u32 | 1);
-    scene.contained("one's directory as the other's table", |s| {
+    scene.contained("one channel's directory as the other's table", |s| {
         s.evil.bind(&second);
         s.evil.list(&[ID, ID + 1]);
         s.evil.submit(&mut second, &[]);
@@ -295,8 +295,8 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
     let range = |at: u64, dwords: u32| u64::from(GpEntry::new().with_address_dwords(at >> 2).with_dwords(dwords));
     for (what, raw) in [
         ("the last dword", range(top, 1)),
-        ("past the last dword", range(top, 0x1f_ffff)),
-        ("as long as can be", range(0x7000_0000, 0x1f_ffff)),
+        ("beyond the last dword", range(top, 0x1f_ffff)),
+        ("the maximum length", range(0x7000_0000, 0x1f_ffff)),
         ("all ones but the control bit", !3),
     ] {
         let mut channel = scene.evil.channel(ID);
@@ -343,8 +343,8 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
     for (what, words) in [
         ("a copy of 4 GiB less one", m2mf_copy(A, B, u32::MAX)),
         ("a copy to the end of the address space", m2mf_copy(A, top & !0xfff, 2 * page)),
-        ("a copy beyond it", m2mf_copy(A, u64::from(u32::MAX) << 8, page)),
-        ("lines without end", ce_copy(A, B, u32::MAX)),
+        ("a copy beyond the address space", m2mf_copy(A, u64::from(u32::MAX) << 8, page)),
+        ("an endless number of lines", ce_copy(A, B, u32::MAX)),
         ("lines by a copy engine beyond the address space", ce_copy(A, top & !0xfff, 2)),
     ] {
         let mut channel = scene.evil.channel(ID);

@@ -48,7 +48,7 @@ fn hole_01_pramin_ends_with_the_share() {
     }
     // If the window starts 64 KiB below 2^40, it would wrap to address 0.
     for base in [SHARE_BYTES - 0x1_0000, (1 << 40) - 0x1_0000] {
-        scene.denied(&format!("past the end from {base:#x}"), |s| {
+        scene.denied(&format!("beyond the end from {base:#x}"), |s| {
             s.evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, (base >> 16) as u32);
             for offset in (0x1_0000..pramin::BYTES).step_by(0x1_0000) {
                 assert_eq!(s.evil.guest.rd(pramin::BASE + offset), u32::MAX, "{offset:#x}");
@@ -65,7 +65,7 @@ fn hole_01_pramin_ends_with_the_share() {
         assert_eq!(word, [0xff; 8]);
         s.evil.guest.write(RegionIndex::Bar0, at, &[0x77; 8]);
     });
-    assert_eq!(scene.evil.guest.peek(SHARE_BYTES - 4), 0x600d_600d, "none of it was written");
+    assert_eq!(scene.evil.guest.peek(SHARE_BYTES - 4), 0x600d_600d, "no part of it was written");
     scene.finish();
 }
 
@@ -101,11 +101,11 @@ fn hole_10_aperture_entries_for_ram_reach_ram_and_never_vram() {
         scene.evil.map(space, OFFSET, At::Ram(page), 1);
         scene.contained("the guest's own page", |s| {
             let first = u32::from_le_bytes(pattern(10, 0)[..4].try_into().unwrap());
-            assert_eq!(s.peek(region, OFFSET), first, "what is in RAM");
+            assert_eq!(s.peek(region, OFFSET), first, "the data in RAM");
             s.poke(region, OFFSET, BRAND);
             assert_eq!(s.evil.guest.ram_word(page), BRAND, "RAM was written");
         });
-        assert!(scene.evil.vram_holds(page, 1, 11), "VRAM at that number was not");
+        assert!(scene.evil.vram_holds(page, 1, 11), "VRAM at this address was not");
         // Addresses of VRAM and of other VMs' RAM are not valid as guest RAM.
         let numbers = [scene.outside(), scene.foreign_ram()].concat();
         for (what, at) in numbers {
@@ -182,7 +182,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
         let eighth = (128 << 20) / 8;
         if eighth < size {
             scene.evil.map(space, eighth, At::Vram(data), 1);
-            scene.denied("behind a shortened table", |s| {
+            scene.denied("beyond a shortened table", |s| {
                 s.evil.guest.poke(space.directory, 3 << 2);
                 s.evil.flush();
                 assert_eq!(s.peek(region, OFFSET), 0x600d_600d, "within it");

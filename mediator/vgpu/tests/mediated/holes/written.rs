@@ -182,7 +182,7 @@ fn wrong(map: &Map, guests: &BTreeSet<u64>) -> Vec<String> {
         let (block, name) = named(offset);
         let started = FALCONS.contains(&block) && STARTED.contains(&name);
         if !started && !WRITTEN.contains(&(block, name)) {
-            wrong.push(format!("{block} {name} at {offset:#08x} is written: {values:x?}"));
+            wrong.push(format!("{block} {name} at {offset:#08x} was written: {values:x?}"));
         }
         // A falcon may receive only approved firmware.
         if started && name.ends_with("_DATA") && !values.iter().all(|value| firmware.contains(value)) {
@@ -194,7 +194,8 @@ fn wrong(map: &Map, guests: &BTreeSet<u64>) -> Vec<String> {
             }
             let chunk = page_of(offset, value).map(|page| u64::from(page) * PAGE / CHUNK);
             if chunk.is_some_and(|chunk| guests.contains(&chunk) || chunk >= u64::from(CARD_MIB) * super::MIB / CHUNK) {
-                wrong.push(format!("{block} {name} at {offset:#08x} has an address of a guest's: {value:#010x}"));
+                wrong
+                    .push(format!("{block} {name} at {offset:#08x} has an address in a guest's memory: {value:#010x}"));
             }
         }
     }
@@ -215,7 +216,7 @@ fn registers_of_the_card_are_given_nothing_that_a_guest_chose() {
     scene.fresh();
     mark_work(&mut scene);
     scene.settle();
-    assert!(stops(&scene.evil.guest) > 4, "what the guest's work does is looked at: {}", stops(&scene.evil.guest));
+    assert!(stops(&scene.evil.guest) > 4, "the effects of the guest's work are checked: {}", stops(&scene.evil.guest));
     let (written, guests) = (map(), scene.blocks_of(&[EVIL, GOOD, IDLE]));
     let text = written.iter().map(|(offset, values)| format!("{offset:#08x} {:?}: {values:x?}\n", named(*offset)));
     println!("{}", text.collect::<String>());

@@ -107,8 +107,8 @@ fn paravirtual_entries_reach_only_memory_of_their_vm() {
     let (mut evil, mut interface) = guest(&rig, 0, None);
     let own = VM_MIB * MIB;
     let bad = [
-        ("VRAM behind the share", pte(own)),
-        ("table space, where tables of its own lie", pte(own + 0x4_0000)),
+        ("VRAM beyond the share", pte(own)),
+        ("table space, which contains the VM's own tables", pte(own + 0x4_0000)),
         ("the end of VRAM", pte(u64::from(CARD_MIB) * MIB - PAGE)),
         ("RAM that was not lent", pte(64 * MIB) | 5 << 32),
         ("another card", pte(0) | 2 << 32),
@@ -238,7 +238,7 @@ fn batch_that_could_not_be_answered_is_not_begun() {
         let used = interface.used(&evil.guest);
         interface.publish(&mut evil.guest, 0);
         assert_eq!(interface.used(&evil.guest), used.wrapping_add(1));
-        assert_eq!(evil.guest.counter("pv_tables"), 0, "room for {room} bytes");
+        assert_eq!(evil.guest.counter("pv_tables"), 0, "space for {room} bytes");
     }
 }
 

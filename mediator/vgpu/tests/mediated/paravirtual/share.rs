@@ -165,7 +165,7 @@ fn segments_have_limits_and_start_empty() {
     assert_eq!(interface.call(&mut driver.guest, &gone).status, 0);
     let id = interface.call(&mut driver.guest, &Ops::new().share_get(3, 2 * MIB, CREATE, 0)).value();
     let va = attach(&mut driver, &mut interface, id, 0, 0).value();
-    assert_eq!(va, ids[0].1, "its addresses are used again");
+    assert_eq!(va, ids[0].1, "its addresses are reused");
     transfer(&mut driver, &mut work, va, A);
     let mut data = [1; 2 * PAGE as usize];
     driver.guest.vram_read(to, &mut data);
@@ -189,11 +189,11 @@ fn segment_attach_waits_until_card_has_memory() {
         driver.channel(*channel);
         waits(&driver) > 0
     });
-    let last = last.expect("address spaces take memory that the card has not");
+    let last = last.expect("address spaces need more memory than the card has");
     let (begun, has_begun) = std::sync::mpsc::channel();
     let reply = std::thread::scope(|scope| {
         let attaches = scope.spawn(|| {
-            begun.send(()).expect("it is waited for");
+            begun.send(()).expect("the request waits");
             attach(&mut driver, &mut interface, id, last, 0)
         });
         has_begun.recv().expect("it begins");
@@ -256,7 +256,7 @@ fn attached_segments_survive_hand_over() {
         let offered = handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], edit);
         accepted += u32::from(changes && offered.is_ok());
     }
-    assert_eq!(accepted, 1, "of {bytes} bytes only the one that says `read-only` may be another");
+    assert_eq!(accepted, 1, "of {bytes} bytes only the `read-only` flag may differ");
     transfer(&mut one, &mut writer, A, here);
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));

@@ -66,7 +66,7 @@ fn on_another_card_the_client_has_the_same_memory_mapped() {
         one.check(&cpu3, seed);
         cpu.write(BAR1_MAPPED_AT, &pages(seed + 1, 4));
         one.check(&cpu3, seed + 1);
-        assert!(cards[1 - to].usage().0.vms.is_empty(), "nothing is left of it");
+        assert!(cards[1 - to].usage().0.vms.is_empty(), "none of its resources are left");
     }
     // Pages can be mapped and unmapped as before.
     hide(&mut one.driver, 0, BAR1_MAPPED_AT, 4);
@@ -94,7 +94,7 @@ fn aperture_contents_are_saved_and_restored_into_mappings() {
     one.channel = channel;
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(3, 4));
     assert!(one.driver.vram_holds(one.from, 4, 3));
-    assert!(cpu.is_zero(BAR1_MAPPED_AT + 0x20_0000, 8), "nothing lives there");
+    assert!(cpu.is_zero(BAR1_MAPPED_AT + 0x20_0000, 8), "no page has its home there");
     one.check(&cpu3, 3);
     cpu.write(BAR1_MAPPED_AT, &pages(5, 4));
     one.check(&cpu3, 5);
@@ -114,7 +114,7 @@ fn rejected_state_leaves_mapped_apertures_unchanged() {
     assert!(refused.contains("the client now lends"), "{refused}");
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(4, 4));
     one.check(&cpu3, 4);
-    assert!(cards[1].usage().0.vms.is_empty(), "nothing is left of it there");
+    assert!(cards[1].usage().0.vms.is_empty(), "none of its resources are left there");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn client_moves_to_device_with_or_without_mapped_apertures() {
         }
         there.migration().start();
         let before = std::mem::replace(&mut one.driver.guest, there);
-        assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(6, 4), "it is a copy");
+        assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(6, 4), "the memory is a copy");
         drop(cpu3);
         before.remove().unwrap();
         if mapped {

@@ -23,7 +23,7 @@ fn cpu_writes_through_mapped_pramin_reach_gpu_without_message() {
     let mut channel = driver.channel(1);
     let (from, to) = (driver.buffer(&channel, A, 4, 1), driver.buffer(&channel, B, 4, 2));
     let at = in_window(&mut driver, from);
-    assert_eq!(cpu.read(at, 4 * PAGE), pages(1, 4), "what was there has come along");
+    assert_eq!(cpu.read(at, 4 * PAGE), pages(1, 4), "the previous contents were moved");
     cpu.write(at, &pages(3, 4));
     copy(&mut driver, &mut channel, A, B, 4);
     assert!(driver.vram_holds(to, 4, 3));
@@ -144,7 +144,7 @@ fn unwritten_window_pages_are_neither_read_nor_written() {
     let words = |driver: &Driver| ["vram_words_read", "vram_words_written"].map(|name| driver.guest.counter(name));
     let before = words(&driver);
     in_window(&mut driver, at + MIB);
-    assert_eq!(words(&driver), [before[0], before[1] + PAGE / 8], "of 512 pages one has been written");
+    assert_eq!(words(&driver), [before[0], before[1] + PAGE / 8], "one of 512 pages was written");
     assert!(cpu.is_zero(u64::from(pramin::BASE), pramin::BYTES.into()));
     assert!(driver.vram_holds(at + 3 * PAGE, 1, 5));
     let place = in_window(&mut driver, at);
@@ -170,7 +170,7 @@ fn moves_no_faster_than_it_may(driver: &mut Driver, mut step: impl FnMut(&mut Dr
     }
     // The last move may exceed the budget.
     let most = BURST_PAGES as f64 + PAGES_PER_SECOND as f64 * began.elapsed().as_secs_f64() + 4.0 * 4096.0;
-    assert!((moved(driver) as f64) < most, "{} pages have moved, {most} may", moved(driver));
+    assert!((moved(driver) as f64) < most, "{} pages have moved; the maximum is {most}", moved(driver));
     // A busy host may move pages more slowly than the limit allows.
     println!("{} moves have waited, of {} pages", driver.guest.counter("aperture_waits"), moved(driver));
 }
@@ -208,7 +208,7 @@ fn guest_moving_window_repeatedly_delays_only_itself() {
         assert!(beside.join().unwrap() > 0);
     });
     assert!(neighbour.vram_holds(to, 4, 1));
-    assert_eq!(neighbour.guest.counter("aperture_waits"), 0, "it pays nothing");
+    assert_eq!(neighbour.guest.counter("aperture_waits"), 0, "the guest is not charged");
 }
 
 /// Writes to all memory under two positions of a window, so that each move of the window maps or unmaps 512 pages.
@@ -233,12 +233,12 @@ fn card_lock_is_free_between_pages_of_moved_window() {
     };
     for round in [1, 0, 1] {
         let (pages, holds) = place(at + round * MIB);
-        println!("{pages} pages in {holds} holds of the card's lock");
-        assert!(pages >= 512 && holds >= 2 * pages, "{pages} pages in {holds} holds of the card's lock");
+        println!("{pages} pages in {holds} critical sections of the card's lock");
+        assert!(pages >= 512 && holds >= 2 * pages, "{pages} pages in {holds} critical sections of the card's lock");
     }
     // Control: a write that does not move a page must cost the neighbours almost nothing.
     let (pages, holds) = place(at + MIB);
-    assert!(pages == 0 && holds < 64, "{holds} holds for a window that stays");
+    assert!(pages == 0 && holds < 64, "{holds} critical sections for a window that does not move");
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn a_neighbours_registers_answer_while_a_window_is_placed() {
         moves.unwrap_or_else(|error| std::panic::resume_unwind(error));
         (beside.join().expect("it reads"), driver.guest.counter("aperture_waits"))
     });
-    println!("{answers} reads of a neighbour are answered while {MOVES} writes move 512 pages each");
+    println!("{answers} reads of a neighbour complete while {MOVES} writes move 512 pages each");
     assert_eq!(waits, 0, "the guest is within its budget");
     // With one critical section for all pages, each move would allow about one read.
     assert!(answers > 4 * MOVES, "{answers} reads of a neighbour in {MOVES} moves");
