@@ -466,7 +466,7 @@ fn seen(pipe: &mut Pipe) -> Vec<(String, u32, u32)> {
     let line = serde_json::to_string(&Request::View { since_ns: 0 }).expect("it is JSON");
     let Answer::View(card) = pipe.answer(&line) else { panic!("no view") };
     let text = serde_json::to_string(&card).expect("it is JSON");
-    assert_eq!(serde_json::from_str::<cuda_control::Card>(&text).expect("it is a card"), *card);
+    assert_eq!(serde_json::from_str::<cuda_control::Card>(&text).expect("the reply describes a card"), *card);
     let of = |(id, tenant): (TenantId, cuda_control::TenantView)| {
         (tenant.name, card.memory.summary.vms[&id].unbacked, card.time.tenants[&id].entitled.compute)
     };
@@ -481,7 +481,7 @@ mod tests {
     fn corpus(target: &str, mut run: impl FnMut(&[u8])) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus").join(target);
         let mut seeds = 0;
-        for entry in std::fs::read_dir(folder).expect("the corpus is there") {
+        for entry in std::fs::read_dir(folder).expect("the corpus exists") {
             run(&std::fs::read(entry.expect("readable").path()).expect("readable"));
             seeds += 1;
         }

@@ -77,7 +77,7 @@ impl Bare {
                 return events;
             }
             events += 1;
-            assert!(events < 10 * CHUNKS, "it never settles");
+            assert!(events < 10 * CHUNKS, "the events never end");
         }
     }
 
@@ -100,7 +100,11 @@ fn whole_card_allocation_is_split_and_neighbour_waits_one_part() {
     let mut bare = Bare::new(CHUNKS);
     let (one, two) = (bare.connect("one"), bare.connect("two"));
     bare.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: CHUNKS as u32 });
-    assert!(bare.makes.len() <= memory::MAKING_MOST as usize, "{} pieces before anybody else's", bare.makes.len());
+    assert!(
+        bare.makes.len() <= memory::MAKING_MOST as usize,
+        "{} pieces before those of other tenants",
+        bare.makes.len()
+    );
     bare.say(two, FromTenant::Allocate { request: 1, card: 0, chunks: 4 });
     // The neighbour's four chunks arrive after the chunks of one part.
     let ahead = bare.makes.len();
@@ -312,7 +316,7 @@ fn requests_of_a_connection_that_ended_leave_the_queue() {
         bare.say(one, FromTenant::Allocate { request, card: 0, chunks: 1000 });
         bare.event(Event::Gone { session: one });
     }
-    assert!(bare.core.making.is_empty() && bare.core.hungry.is_empty(), "nothing is waited for");
+    assert!(bare.core.making.is_empty() && bare.core.hungry.is_empty(), "no request waits");
     let tenant = bare.core.tenant("one").expect("there");
     assert_eq!((bare.core.tenants[&tenant].making, bare.core.tenants[&tenant].wanted), (0, 0));
 }

@@ -107,6 +107,6 @@ proptest! {
         prop_assert_eq!((view.memory.summary.free, view.memory.summary.host.used), (8, 0));
         prop_assert_eq!(view.pieces.0, 0, "pieces of the card are left");
         prop_assert_eq!(world.pieces.values().filter(|(memory, _)| *memory == Memory::Device).count(), 0);
-        prop_assert!(view.pieces.1 <= 2, "only what is kept ready");
+        prop_assert!(view.pieces.1 <= 2, "only the stock");
     }
 }

@@ -118,7 +118,7 @@ fn strictest_mode_of_members_applies_and_changes_live() {
     assert!(observe(&mut world, &[one, two], 500).0 >= 350);
     world.core.change_tenant(id, &spec("two", 64, Limits::default())).expect("the request is valid");
     observe(&mut world, &[one, two], 100);
-    assert_eq!(observe(&mut world, &[one, two], 500).0, 0, "it left the group");
+    assert_eq!(observe(&mut world, &[one, two], 500).0, 0, "the tenant has left the group");
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn ended_member_leaves_the_card_to_others() {
     let (_, each) = observe(&mut world, &[two], 200);
     assert!(each[0] >= 190, "{each:?}");
     let id = world.core.tenant("one").expect("there");
-    world.core.remove_tenant(id).expect("it has no programs");
+    world.core.remove_tenant(id).expect("the tenant has no programs");
     assert!(observe(&mut world, &[two], 100).1[0] >= 90);
 }
 

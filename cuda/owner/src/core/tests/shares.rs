@@ -79,7 +79,7 @@ fn memory_quanta_are_as_long_as_weights_say() {
 fn guaranteed_memory_stays_and_its_tenant_never_waits() {
     let sure = Busy { guarantee: 48, ..Busy::new(300, 48) };
     let (mut world, shares) = shares(&[Busy::new(100, 48), sure], 60);
-    assert_eq!(world.core.memory_turn(), None, "the other one has nobody to take turns with");
+    assert_eq!(world.core.memory_turn(), None, "the other tenant takes turns with no one");
     assert_near(&shares, &[250, 750]);
     world.pass(1_000 * MS);
     let two = *world.programs.keys().nth(1).expect("connected");

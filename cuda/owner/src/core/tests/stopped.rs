@@ -55,18 +55,18 @@ fn stopped_program_holds_its_neighbour_for_moments() {
 fn stopped_program_without_work_loses_its_turn_only() {
     let (mut world, one, other) = stopped_beside_another();
     world.pass(500 * MS);
-    assert!(world.core.view(0).runs(0), "nothing is known of its work yet");
+    assert!(world.core.view(0).runs(0), "the state of its work is not known yet");
     users(&mut world, false);
     world.pass(1_000 * MS);
-    assert!(world.core.view(0).runs(0), "the look may be of the time before");
+    assert!(world.core.view(0).runs(0), "the poll may be from before the overrun");
     users(&mut world, false);
     world.pass(10 * MS);
-    assert!(!world.core.view(0).runs(0), "the card has nothing of it");
+    assert!(!world.core.view(0).runs(0), "the card has no work of it");
     let charged = world.core.view(0).charged_ns(0);
     let gap = longest_gap(&mut world, other, 20_000);
-    assert_eq!((gap, world.core.view(0).charged_ns(0)), (0, charged), "it is alone");
+    assert_eq!((gap, world.core.view(0).charged_ns(0)), (0, charged), "the tenant is alone");
     // The program runs again, replies, and gets its share.
-    let program = world.programs.get_mut(&one).expect("it is not killed");
+    let program = world.programs.get_mut(&one).expect("the program is not killed");
     program.stopped = false;
     world.settle();
     let gap = longest_gap(&mut world, one, 1_000);
@@ -109,7 +109,7 @@ fn endless_kernel_shares_the_card_until_its_limit() {
     assert!(world.programs.contains_key(&one), "its limit is 10 s");
     let charged = [0, 1].map(|tenant| world.core.view(0).charged_ns(tenant) / MS);
     assert!(charged[0].abs_diff(charged[1]) < 500, "both are charged: {charged:?}");
-    assert!(world.core.view(0).tenants[0].overrun_ns > 9_000 * MS, "its turn runs on");
+    assert!(world.core.view(0).tenants[0].overrun_ns > 9_000 * MS, "its turn continues");
     world.pass(1_500 * MS);
     assert!(!world.programs.contains_key(&one));
     let tenant = &world.core.view(0).tenants[0];

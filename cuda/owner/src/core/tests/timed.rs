@@ -200,7 +200,7 @@ impl Timed {
             let next = self.queue.peek().map_or(u64::MAX, |Reverse((at, _))| *at);
             self.now = tick.min(next).min(until);
             if next == self.now {
-                let Reverse((_, order)) = self.queue.pop().expect("there is one");
+                let Reverse((_, order)) = self.queue.pop().expect("the action exists");
                 match self.what.remove(&order).expect("kept") {
                     Next::Tell(event) => self.tell(event),
                     Next::Say(session, message) => self.say(session, message),
@@ -282,7 +282,7 @@ fn memory_filled_during_quantum_is_on_card() {
         let start = timed.now;
         while !until(timed) {
             timed.run(timed.now + MS);
-            assert!(timed.now < start + 5_000 * MS, "it takes too long");
+            assert!(timed.now < start + 5_000 * MS, "the change takes too long");
         }
         timed.now - start
     };
@@ -300,7 +300,7 @@ fn memory_filled_during_quantum_is_on_card() {
     assert!(missing > 300, "most of it is allocated in its quantum");
     let took = wait(&mut timed, &|timed: &Timed| timed.is_full(two));
     let copied = |memory| timed.copies.get(&memory).unwrap_or(&0) - before.get(&memory).unwrap_or(&0);
-    assert_eq!((copied(Memory::Device), on_card(&timed, 1)), (0, 512), "nothing of it was used over the link first");
+    assert_eq!((copied(Memory::Device), on_card(&timed, 1)), (0, 512), "no memory was used over the link at first");
     // Both have 512 chunks, and the card has 640. Evictions run 64 chunks ahead of the last part.
     let excess = 2 * 512 - 640;
     assert!((excess - 16..=excess + 80).contains(&copied(Memory::Host)), "{} chunks", copied(Memory::Host));
@@ -318,7 +318,7 @@ fn nothing_is_pinned_in_the_gaps_between_moves() {
     timed.run(timed.now + 100 * MS);
     assert_eq!(stocked(&timed), before, "memory has just moved");
     timed.run(timed.now + 500 * MS);
-    assert!(stocked(&timed) > before, "the stock is made anew");
+    assert!(stocked(&timed) > before, "the stock is refilled");
 }
 
 #[test]

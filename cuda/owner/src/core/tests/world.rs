@@ -172,7 +172,7 @@ impl World {
     /// Makes a program write to all of its chunks.
     pub(super) fn write(&mut self, session: SessionId) {
         let Some(program) = self.programs.get_mut(&session) else { return };
-        assert_eq!(program.quiet, None, "a program that is quiet does not run");
+        assert_eq!(program.quiet, None, "a quiesced program does not run");
         for (piece, value) in program.chunks.values_mut() {
             self.value += 1;
             *value = self.value;
@@ -270,7 +270,7 @@ impl World {
             FromOwner::Redirect { order, moves } => {
                 assert_eq!(program.quiet, Some(order), "redirected while it runs");
                 for (Chunk { id, .. }, &piece) in moves.iter().zip(pieces) {
-                    assert_ne!(self.pieces[&piece].1, STALE_CONTENTS, "it was copied to");
+                    assert_ne!(self.pieces[&piece].1, STALE_CONTENTS, "the piece was the target of a copy");
                     // The message still contains a chunk that was freed in the meantime.
                     if let Some(chunk) =
                         program.chunks.get_mut(id).filter(|_| !program.ends && program.declines.is_none())
@@ -317,7 +317,7 @@ impl World {
         match speakers.get((choice % all) as usize) {
             Some(&session) => {
                 let program = self.programs.get_mut(&session).expect("it speaks");
-                let message = program.answers.pop_front().expect("it has an answer");
+                let message = program.answers.pop_front().expect("the request has a reply");
                 if let FromTenant::Stopped { turn, .. } = message
                     && program.run.is_some_and(|run| run.turn == turn)
                 {
@@ -354,9 +354,9 @@ impl World {
             Action::Copy { batch, pieces, to } => {
                 for (from, into) in pieces {
                     let is_empty = self.programs.values().any(|program| program.returned.contains(&from));
-                    assert!(!is_empty, "{from:?} is copied although nothing lies in it");
-                    let value = self.pieces.get(&from).expect("what is copied exists").1;
-                    let target = self.pieces.get_mut(&into).expect("where it is copied to exists");
+                    assert!(!is_empty, "{from:?} is copied although it is empty");
+                    let value = self.pieces.get(&from).expect("the source of the copy exists").1;
+                    let target = self.pieces.get_mut(&into).expect("the target of the copy exists");
                     assert_eq!(target.0, to);
                     target.1 = value;
                 }
@@ -390,7 +390,7 @@ impl World {
                 return;
             }
         }
-        panic!("it never settles");
+        panic!("the events never end");
     }
 
     /// Advances the time in steps, and runs the events of each step.
