@@ -24,7 +24,7 @@ pub trait Keeper: std::fmt::Debug + Send + Sync {
     /// Stores a copy of the client's connection.
     fn keep(&self, connection: BorrowedFd<'_>);
 
-    /// Drops all copies, because the client knows that the connection has ended.
+    /// Drops all copies, because the client was notified of the connection's end.
     fn release(&self);
 
     /// Returns true if the keeper holds more than the connection.

@@ -107,7 +107,7 @@ pub struct Balancer {
     /// Time at which a step was last planned for a chunk, in ns, and the step's destination. Dropped when the chunk has
     /// settled.
     moved: BTreeMap<(TenantId, u32), (u64, To)>,
-    /// Time of the next returns, in ns.
+    /// Time at which chunks are returned next, in ns.
     due_ns: u64,
     turn: Option<Turn>,
 }
@@ -190,7 +190,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Sets the access frequency of each chunk in a range of guest VRAM, in any unit that the profile uses for the VM.
+    /// Sets the access frequency of each chunk in a range of guest VRAM, in the unit that the VM's profile uses.
     ///
     /// # Errors
     /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].

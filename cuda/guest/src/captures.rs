@@ -46,7 +46,7 @@ fn begin(frame: &Frame) -> i32 {
 fn end(frame: &Frame) -> i32 {
     let result = described(frame);
     let Ok(stream) = resolve_stream(frame.arg(0), frame.per_thread) else { return result };
-    // If ending a capture fails, only the driver knows whether the capture is still open.
+    // If ending a capture fails, only the driver can tell whether the capture is still open.
     if result == SUCCESS || state(stream) == Ok((0, 0)) {
         change(|open| open.retain(|of| *of != stream));
     }

@@ -124,7 +124,7 @@ fn free(frame: &Frame) -> i32 {
         // Managed memory.
         return code(pinned::free(address));
     }
-    // If the guest does not know an address, it may be wrong. The call then returns an error to the program.
+    // An address that the guest has not recorded may be wrong. In this case the call returns an error to the program.
     let is_known = allocations::remove(address);
     let call = if is_known { index!("cuMemFree_v2-") } else { index!("cuMemFree_v2+") };
     code(invoke(call, &[address]).map(|()| addresses::remove(address)))

@@ -74,7 +74,7 @@ fn start(rig: &Rig, arguments: &[&str]) -> (Loopback, PathBuf) {
     (Loopback::start_with(rig, "a", errors, arguments), path)
 }
 
-/// Returns the value of a line of a process's status.
+/// Returns the value of one line in a process's `status` file.
 fn status(pid: i32, name: &str) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("runs");
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

@@ -255,8 +255,8 @@ impl Executor {
                     known = Some(found).filter(|of| *of != made);
                 }
                 (0, _) => self.objects.insert(made, Ok(value), context)?,
-                // If a creation with a reply fails, no record is needed, because the guest learns of the failure from
-                // the reply.
+                // If a creation with a reply fails, no record is needed, because the reply reports the failure to the
+                // guest.
                 (_, Treatment::Answered) => {}
                 (code, _) => self.objects.insert(made, Err(code), context)?,
             }

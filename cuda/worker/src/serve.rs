@@ -82,7 +82,7 @@ fn end() -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// Reads the link until the device says goodbye or no device is left. Exits in both cases.
+/// Reads the link until the device sends `Goodbye` or no device is left. Exits in both cases.
 fn read_link(link: &DeviceLink, mail: &Mail) {
     let mut lost = None;
     loop {

@@ -11,8 +11,7 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 const POLL_SELDOM: Duration = Duration::from_millis(20);
 
 impl MediatedVm {
-    /// Polls doorbells under mapped apertures. Returns true if any had rung, or `None` if no channel has its doorbell
-    /// there.
+    /// Polls doorbells under mapped apertures. Returns true if any of them had rung, or `None` if there are none.
     fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();
         // The guest rang the deferred doorbell before any doorbell that this poll finds.

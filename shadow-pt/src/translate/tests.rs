@@ -190,7 +190,7 @@ fn exhaustive_small_world() {
                 let wanted = crate::model::spec::entry(guest, large, &grants);
                 let pieces = crate::model::spec::pieces(guest, &grants).filter(|_| large);
                 let found = translate(guest, size, &mut grants);
-                // `named` must recognise every entry that could be granted, without asking for a grant.
+                // `named` must recognise every entry that could be granted, without requesting a grant.
                 assert!(named(guest, size).is_some() || (wanted == 0 && pieces.is_none()));
                 granted += u32::from(wanted != 0);
                 denied += u32::from(found.is_err());

@@ -35,7 +35,7 @@ pub struct SavedJournal {
     pub(crate) deaths: u32,
     /// PCI configuration space; empty for a client that has not negotiated.
     pub(crate) words: Words,
-    /// Sizes of the regions that the client knows, in bytes.
+    /// Sizes of the regions as reported to the client, in bytes.
     pub(crate) regions: Vec<u64>,
     pub(crate) connection: SavedConnection,
     pub(crate) link: SavedLink,

@@ -174,7 +174,7 @@ proptest! {
                 prop_assert!(unclaimed.finish().is_ok());
                 prop_assert_eq!((&restored.free, &restored.used, restored.held), (&pool.free, &pool.used, pool.held));
                 prop_assert_eq!(restored.save(), saved);
-                // A restored pool does not know which pages are zeroed.
+                // A restored pool does not record which pages are zeroed.
                 had.extend((0..16 * CHUNK).step_by(PAGE_BYTES as usize).filter(|page| {
                     table.chunk_at(VramAddr(*page)).is_some_and(|chunk| table.state(chunk) == crate::ChunkState::Mediator)
                 }));

@@ -53,7 +53,7 @@ impl Hints {
         self.priorities.get(index as usize).copied().unwrap_or(PRIORITY_DEFAULT)
     }
 
-    /// Sets how often each of `chunks` is accessed, in any unit that the profile uses for the VM.
+    /// Sets how often each of `chunks` is accessed, in the unit that the VM's profile uses.
     pub fn set_accesses(&mut self, chunks: RangeInclusive<u32>, count: u32) {
         let range = self.within(&chunks);
         self.accesses.resize(self.chunks as usize, 0);

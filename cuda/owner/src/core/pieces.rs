@@ -160,7 +160,7 @@ impl Pieces {
             }
             Use::Stocking | Use::Stocked | Use::Parked => {
                 self.forget(id, actions);
-                // Do not request unavailable memory again and again.
+                // Do not request unavailable memory repeatedly.
                 self.ready_host = self.ready_host.saturating_sub(1);
             }
         }

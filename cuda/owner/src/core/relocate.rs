@@ -93,7 +93,8 @@ impl Core {
         let Step { vm: tenant, index, .. } = step;
         let Some(body) = self.tenants.get(&tenant).and_then(|known| known.bodies.get(&index)) else { return };
         match (body, self.misplaced.get(&(tenant, index))) {
-            // The piece already is where the driver put it. Only the accounts change, and only towards the real state.
+            // The piece already is where the driver put it. Only the accounts change, so that they match the real
+            // state.
             (Body::Fixed, _) if step.to == vram::To::Card => drop(self.account_for(step)),
             // The piece is already at the destination.
             (Body::Chunk { .. }, Some(false)) => {

@@ -30,7 +30,7 @@ impl New {
     }
 }
 
-/// A piece that exists.
+/// A piece that was made.
 #[derive(Clone, Debug)]
 struct Physical {
     handle: Handle,

@@ -64,8 +64,8 @@ impl VmBackend {
         if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }
     }
 
-    /// Handles a write of the guest's CPU for which no memory is free. Returns true if it must be retried, or false if
-    /// it is lost.
+    /// Handles a write of the guest's CPU for which no memory is free. Returns true if the write must be retried, or
+    /// false if the write is lost.
     pub(crate) fn write_waits(&mut self) -> bool {
         let first = self.writes.is_first();
         if self.writes.waits(&self.host.lock(), self.vm) {

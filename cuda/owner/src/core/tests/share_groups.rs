@@ -201,7 +201,7 @@ fn waiting_program_yields_its_turn_to_another_tenant() {
     world.pass(40 * MS);
     assert!(runs(&world, one) || runs(&world, other));
     world.check();
-    // A library with an older protocol version is not asked to give up the turn.
+    // A library with an older protocol version does not get a request to give up the turn.
     let mut world = two(8, 8);
     world.version = cuda_protocol::VERSION_RECLAIM;
     let (one, other) = (world.connect("one"), world.connect("two"));

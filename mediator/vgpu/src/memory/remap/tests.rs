@@ -6,7 +6,7 @@ use std::collections::HashMap;
 const BAR1: u64 = 17 << 20;
 const BAR3: u64 = 1 << 20;
 
-/// Model of the memory whose moves are recorded: the guest page that each slot shows.
+/// A model of the memory: the guest page that each slot shows, according to the recorded moves.
 #[derive(Default)]
 struct World {
     card: HashMap<u32, u32>,
