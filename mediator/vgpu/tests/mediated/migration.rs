@@ -226,7 +226,7 @@ fn ram_writes_of_card_are_reported_until_device_is_stopped() {
         all
     };
     driver.guest.migration().log_writes(true);
-    assert!(driver.guest.check_movable().unwrap_err().to_string().contains("logged"));
+    assert!(driver.guest.check_movable().unwrap_err().to_string().contains("logs its writes"));
     assert_eq!(written(&mut driver, 0..16), [0u64; 0], "no table refers to RAM");
     driver.buffer(&channel, A, PAGES, 5);
     driver.map(channel.space, B, At::Ram(6 * MIB), PAGES);
