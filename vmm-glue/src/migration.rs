@@ -76,7 +76,7 @@ impl MigrationError {
 /// A device that can be migrated. The server calls these functions only in the order of the states. A reset of the
 /// device, or the end of its client, ends any operation in progress.
 pub trait Migration {
-    /// Changes from running to stopped. When this call has returned, the device changes no more state.
+    /// Changes from running to stopped. When this call has returned, the device no longer changes any state.
     ///
     /// # Errors
     /// Returns an error if the device cannot stop; it then keeps running.

@@ -17,7 +17,7 @@ pub fn is_child() -> bool {
     CHILD.load(Ordering::Relaxed)
 }
 
-/// Starts to handle forks.
+/// Starts to handle forks of this process.
 pub fn watch() {
     /// Static: children inherit the registration.
     static WATCHED: AtomicBool = AtomicBool::new(false);

@@ -384,7 +384,7 @@ impl Core {
     }
 }
 
-/// Returns the part of `of` in proportion to `own` out of `all`.
+/// Returns the part of `of` that is proportional to `own` out of `all`.
 fn part(own: u64, of: u64, all: u64) -> u64 {
     if all == 0 {
         return 0;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 const STEPS_MOST: u64 = WORK_AT_ONCE as u64 + 6 * MAX_EXPORTED as u64 + 2048;
 
 impl Core {
-    /// Checks sums, bounds and holders.
+    /// Checks the sums, the bounds and the holders of memory.
     ///
     /// # Panics
     /// Panics if the accounts disagree, or if an event exceeded its limit. `steps` is the work of the last event.
