@@ -1,8 +1,7 @@
 //! A small vfio-user client: for host processes that drive a device without a VMM, tests, benches and hostile guests.
 //!
 //! The client blocks and does not trust its server: it checks the length of each reply. [`Client::request`] and the
-//! calls built on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] do not check that they
-//! do.
+//! calls built on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] do not enforce it.
 
 use std::collections::VecDeque;
 use std::io;

@@ -32,7 +32,7 @@ pub use crate::keeper::{Kept, SLOTS};
 
 /// Maximum number of stored descriptors of one client: its slots, the journal, and the connection.
 pub const DESCRIPTORS: usize = SLOTS as usize + 2;
-/// Number of the part in its file that belongs to a client.
+/// Owner number of a client's part, in the journal's file.
 const CLIENT: u32 = 0;
 
 /// A client's descriptors that another process stored in a [`Keeper`].

@@ -296,7 +296,7 @@ fn copy_with_attributes(frame: &Frame) -> i32 {
     code(stream.and_then(|stream| ordered(frame.arg(0), frame.arg(1), frame.arg(2), stream, order)))
 }
 
-/// Executes a batch of copies one after another. The driver may execute them in any order.
+/// Executes a batch of copies one after another. The driver's interface allows any order.
 fn copy_batch(frame: &Frame, stream: usize) -> Result<(), i32> {
     let [to, from, bytes] = [0, 1, 2].map(|index| frame.arg(index) as *const u64);
     let (count, attributes) = (frame.arg(3), frame.arg(4) as *const Attributes);

@@ -11,8 +11,8 @@ use vram::TenantId;
 
 /// Time for which a write may wait while the mover scans without success.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// Number of limits for which further writes do not wait after a failed wait, unless memory was found. A guest that
-/// fills memory writes eight bytes at a time.
+/// Time for which further writes do not wait after a failed wait unless memory was found, as a multiple of the limit. A
+/// guest that fills memory writes eight bytes at a time.
 const BACKOFF_FACTOR: u32 = 10;
 /// Interval between two attempts.
 pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);

@@ -42,7 +42,7 @@ impl Outbox {
         Ok(SavedOutbox { bytes: bytes.get(*sent..).unwrap_or_default().to_vec(), fds: places })
     }
 
-    /// Restores queued messages. Refuses more than one message beyond `most` bytes.
+    /// Restores queued messages. Refuses more than four times `most` bytes.
     pub(super) fn restored(saved: SavedOutbox, given: &Given, most: usize) -> Result<Self, ParkError> {
         let SavedOutbox { bytes, fds } = saved;
         let within = |place: u32| usize::try_from(place).is_ok_and(|place| place < bytes.len());
