@@ -21,7 +21,7 @@ pub enum Kept {
 /// Holds a second copy of the client's connection, so that the connection survives this process. It also holds copies
 /// of further descriptors, so that another process can continue the connection from its journal.
 pub trait Keeper: std::fmt::Debug + Send + Sync {
-    /// Stores a copy of the client's connection.
+    /// Stores a copy of the connection, which now belongs to the client.
     fn keep(&self, connection: BorrowedFd<'_>);
 
     /// Drops all copies, because the client was notified of the connection's end.

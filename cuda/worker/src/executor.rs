@@ -91,7 +91,7 @@ pub struct Executor {
     pub(crate) parameters: HashMap<u64, Parameters, foldhash::fast::FixedState>,
     pub(crate) staging: Option<u32>,
     pub(crate) linked: Linked,
-    /// Number of open captures. If it is 0, no stream is capturing.
+    /// Number of captures that may be open. If it is 0, no stream is capturing.
     pub(crate) captures: u64,
     arena: Arena,
     effects: Vec<Effect>,

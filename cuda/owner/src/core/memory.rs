@@ -157,7 +157,8 @@ impl Core {
         true
     }
 
-    /// Allocates an index and a place for a tenant's chunk. Returns `Err(None)` if the request must wait.
+    /// Allocates an index and a place for a tenant's chunk. Returns `Err(None)` if this is not possible now, in which
+    /// case the request may wait.
     pub(super) fn place(&mut self, tenant: TenantId) -> Result<(u32, Place), Option<Refusal>> {
         let known = self.tenants.get(&tenant).ok_or(Some(Refusal::Failed))?;
         let index = known.indices.lowest();

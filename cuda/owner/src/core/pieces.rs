@@ -1,4 +1,4 @@
-//! Physical pieces. Each may back chunks.
+//! Physical pieces, and the chunks that each piece may back.
 //!
 //! A process can keep a piece that it has imported, whatever it reports. Therefore a piece that was given to a process
 //! is never reused for another one, not even of the same tenant, because programs of a tenant may belong to several
