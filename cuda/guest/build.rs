@@ -8,9 +8,9 @@ use cuda_table::{families, symbols};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // Set no soname: ldconfig would then omit the links with NVML's name from the loader's cache. The loader finds the
-    // library by its file name, and loads it once for all its names. Never unload the library, because its threads keep
-    // running after a program closes it.
+    // Set no soname, because a soname would make ldconfig omit the links with NVML's name from the loader's cache. The
+    // loader finds the library by its file name, and loads it once for all its names. Never unload the library, because
+    // its threads keep running after a program closes it.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let out = env::var("OUT_DIR").expect("cargo names a folder");
     fs::write(Path::new(&out).join("stubs.rs"), stubs()).expect("the folder can be written");

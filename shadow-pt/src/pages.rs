@@ -71,7 +71,8 @@ impl Block {
         self.large(page) != 0 || self.small(page) != 0
     }
 
-    /// Counts up if `up` is true, and down otherwise. Returns `true` if the counter changes from or to zero.
+    /// Increments the counter of a page if `up` is true, and decrements it otherwise. Returns `true` if the counter
+    /// changes from or to zero.
     fn count(&mut self, page: u32, large: bool, up: bool) -> bool {
         let counter = if large {
             self.large.get_mut((page / LARGE_PAGES) as usize)

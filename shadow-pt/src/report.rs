@@ -82,7 +82,7 @@ impl Denials {
 pub struct SyncReport {
     /// Number of guest tables of which at least a part was read. Includes the directory.
     pub tables_scanned: u64,
-    /// Number of pages of guest tables that were read. A page is 4 KiB, or a whole shorter table.
+    /// Number of pages of guest tables that were read. A page is 4 KiB, or a whole table that is shorter than 4 KiB.
     pub pages: u64,
     /// Number of bytes of guest tables that were read.
     pub bytes_scanned: u64,

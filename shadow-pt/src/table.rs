@@ -283,7 +283,7 @@ impl Table {
     }
 
     /// Translates the entries of a page that map into `range` again. A pending page may have changed, so its gained
-    /// permissions wait until the page was read.
+    /// permissions wait until the page has been read.
     pub(crate) fn retranslate(
         &mut self,
         piece: Piece,

@@ -225,7 +225,7 @@ impl Connection {
         Ok(progress)
     }
 
-    /// Completes the write that the device deferred until its reply was sent, if any. Call this each time
+    /// Completes the write that the device deferred until its reply had been sent, if any. Call this each time
     /// [`Self::output`] was sent. All other methods that call the device complete the write first.
     pub fn complete_deferred(&mut self, device: &mut dyn Device) {
         self.session.complete_deferred(device);

@@ -134,7 +134,8 @@ impl Mappable {
     }
 }
 
-/// Creates a memfd of `size` zero bytes for [`crate::RegionInfo::with_mappable`]. `name` appears in `/proc`.
+/// Creates a memfd of `size` zero bytes for [`crate::RegionInfo::with_mappable`]. The file appears as `name` in
+/// `/proc`.
 pub fn region_memory(name: &str, size: u64) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, size)?;

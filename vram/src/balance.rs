@@ -242,7 +242,7 @@ impl Balancer {
     /// addresses are dropped.
     ///
     /// # Errors
-    /// Returns a [`PinError`]. After an error nothing has changed.
+    /// Returns a [`PinError`]. If the call fails, nothing has changed.
     pub fn pin(
         &mut self,
         table: &ChunkTable,

@@ -214,7 +214,7 @@ impl ChunkTable {
     ///
     /// # Errors
     /// Returns [`Error::Promise`] if a raised guarantee cannot be kept now, or [`Error::Guarantee`], [`Error::Weight`]
-    /// or [`Error::NoSuchVm`]. After an error nothing has changed.
+    /// or [`Error::NoSuchVm`]. If the call fails, nothing has changed.
     pub fn set_limits(&mut self, vm: TenantId, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.check_limits(vm, limits, map.advertised(), map.used(Tier::Card), map.owed())?;

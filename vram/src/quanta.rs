@@ -390,7 +390,7 @@ impl Quanta {
         u64::try_from(bytes * 1_000_000_000 / u128::from(bandwidth.max(1))).unwrap_or(u64::MAX)
     }
 
-    /// Returns true if bus traffic took too much of the window. Returns false until a copy was measured.
+    /// Returns true if bus traffic took too much of the window. Returns false until a copy has been measured.
     fn thrashes(&self) -> bool {
         let bytes: u128 = self.traffic.iter().map(|&(_, bytes)| u128::from(bytes)).sum();
         let most = u128::from(self.bandwidth) * u128::from(self.config.window_ns) / 1_000_000_000;

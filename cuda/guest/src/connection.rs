@@ -64,7 +64,7 @@ pub fn connect() -> Result<&'static Connection, i32> {
     }
 }
 
-/// Returns the worker, or the failure of its start; `None` if it was not started.
+/// Returns the worker, or the error of its start; `None` if it has not been started.
 fn known() -> Option<&'static Result<Connection, i32>> {
     // SAFETY: the pointer is null, or points to a value that is never freed.
     unsafe { CONNECTION.load(Ordering::Acquire).as_ref() }
@@ -75,7 +75,7 @@ pub fn on_start(function: fn()) {
     let _ = ON_START.set(function);
 }
 
-/// Returns the worker if it was started.
+/// Returns the worker if it has been started.
 ///
 /// # Errors
 /// Returns 3 before `cuInit`.

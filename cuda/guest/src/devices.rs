@@ -127,7 +127,7 @@ fn attribute(frame: &Frame) -> i32 {
 }
 
 fn loading_mode(frame: &Frame) -> i32 {
-    // Lazy loading; the host's library makes this decision itself.
+    // Report lazy loading. The host's library chooses its mode itself.
     frame.put(0, 2i32)
 }
 

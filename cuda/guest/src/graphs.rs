@@ -58,7 +58,7 @@ fn instantiate_with_parameters(frame: &Frame) -> i32 {
         let upload = resolve_stream(parameters.stream, frame.per_thread)
             .and_then(|stream| invoke(index!("cuGraphUpload"), &[made, stream]));
         if let Err(error) = upload {
-            // The program never gets a handle of the graph.
+            // The program never gets a handle for the graph.
             let _ = invoke(index!("cuGraphExecDestroy"), &[made]);
             return error;
         }

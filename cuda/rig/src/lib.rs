@@ -3,7 +3,7 @@
 //! [`Cuda`] is the driver API as a program sees it, found by the loader or by path. [`own`] contains programs that
 //! manage their virtual memory themselves. [`owner`] executes the owner's side of the protocol from a script: it grants
 //! requests, moves chunks at random, and ends turns, without any policy. [`calls`] measures single calls, and [`stall`]
-//! stops a program's replies. [`neighbour`] is an honest program that reports its gains, and [`raw`] is a client
+//! stops a program's replies. [`neighbour`] is an honest program that reports its progress, and [`raw`] is a client
 //! without the library; tests with hostile programs use both. [`runtime`] is NVIDIA's CUDA runtime on top of one of the
 //! libraries. [`attack`] makes system calls in the driver's process.
 //!

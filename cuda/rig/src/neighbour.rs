@@ -1,4 +1,5 @@
-//! An honest program that runs next to a hostile one. It keeps the card busy, requests memory, and reports its gains.
+//! An honest program that runs next to a hostile one. It keeps the card busy, requests memory, and reports its
+//! progress.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ const REQUEST_BYTES: u64 = 2 << 20;
 /// Time limit for the reply to a request, in milliseconds.
 pub const ANSWER_MS: f64 = 100.0;
 
-/// A neighbour's gains since its last report.
+/// The work that the neighbour has done, and the replies that it got, since its last report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Time since the last report in milliseconds, measured by the host's clock.
@@ -29,14 +30,14 @@ pub struct Report {
     pub requests: u64,
     /// Number of refused requests.
     pub refused: u64,
-    /// Maximum time until a request or a memory query got its reply, in milliseconds.
+    /// Longest time between a request or a memory query and its reply, in milliseconds.
     pub longest_answer_ms: f64,
     /// Number of requests and queries that took longer than [`ANSWER_MS`].
     pub late: u64,
 }
 
 impl Report {
-    /// Adds the gains of another measurement.
+    /// Adds the values of another measurement.
     pub fn add(&mut self, other: &Self) {
         self.ms += other.ms;
         self.kernels += other.kernels;

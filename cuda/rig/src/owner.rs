@@ -68,7 +68,7 @@ pub struct Counts {
     pub launches: u64,
     /// Total time until tenants quiesced, in microseconds.
     pub quiet_us: u64,
-    /// Maximum time until a tenant quiesced, in microseconds.
+    /// Longest time that a tenant took to quiesce, in microseconds.
     pub quiet_longest_us: u64,
     /// Total time from orders to their end, in microseconds.
     pub pause_us: u64,

@@ -34,7 +34,7 @@ type Functions = [Needed; 3];
 /// The node that a message adds or changes.
 struct Target {
     edit: u64,
-    /// The guest's handles of the graph and of the node.
+    /// The guest's handles for the graph and for the node.
     handles: [u64; 2],
     /// The driver's graph or executable graph, and its node.
     graph: u64,

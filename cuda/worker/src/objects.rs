@@ -164,7 +164,7 @@ impl Objects {
         }
     }
 
-    /// Returns the driver's handles of the streams of a context.
+    /// Returns the driver's handles for the streams of a context.
     pub fn streams_of(&self, context: u32) -> Vec<u64> {
         let of = |(handle, object): (&u64, &Object)| {
             (kind_of(*handle) == Some(Kind::Stream) && object.context == context).then(|| object.value.ok()).flatten()

@@ -24,7 +24,7 @@ impl PinnedMemory {
     /// Allocates zeroed memory of whole pages.
     ///
     /// # Errors
-    /// Returns an error if no memory is available, or if the daemon refuses it.
+    /// Returns an error if no memory is available, or if the daemon refuses the memory.
     pub(super) fn new(device: &mut State, bytes: u64) -> Result<Self> {
         let bytes = bytes.max(1).next_multiple_of(PAGE_BYTES);
         let failed = |why: String| Error::Allocation { place: Place::Ram, bytes, why };
@@ -50,12 +50,12 @@ impl PinnedMemory {
         self.mapping.start()
     }
 
-    /// Writes at an offset within the memory.
+    /// Writes the memory at an offset.
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) {
         self.mapping.write(offset as usize, bytes);
     }
 
-    /// Reads at an offset within the memory.
+    /// Reads the memory at an offset.
     pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) {
         self.mapping.read(offset as usize, bytes);
     }

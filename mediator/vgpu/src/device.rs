@@ -180,7 +180,7 @@ impl MediatedVm {
         });
     }
 
-    /// Writes guest VRAM like the guest's CPU.
+    /// Writes guest VRAM as the guest's CPU does.
     ///
     /// # Errors
     /// Returns an error if a part of the range is not the VM's memory, or if the range is too long.
@@ -323,7 +323,7 @@ enum WriteOutcome {
     Retry,
     /// Pages under mapped apertures must move first.
     AwaitMoves,
-    /// The write rang a doorbell, which is deferred until the reply to the write was sent.
+    /// The write rang a doorbell, which is deferred until the reply to the write has been sent.
     DoorbellDeferred,
 }
 
@@ -373,7 +373,7 @@ impl MediatedDevice {
         })
     }
 
-    /// Handles pages that must move. Returns true if some still wait.
+    /// Handles pages that must move. Returns true if some of them still wait.
     fn look_at_moves(&self) -> bool {
         let core = &mut *self.vm.core();
         let waits = core.backend.look_at_moves();

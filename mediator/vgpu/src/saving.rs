@@ -335,7 +335,7 @@ impl Coming {
         let halted = old.host().halt(old.id(), limit)?;
         there.await_arrival()?;
         there.take_windows(old, false)?;
-        // A VM keeps its strikes, whatever the loaded state says.
+        // A VM keeps its strikes, regardless of the loaded state.
         let departing = come.departing.struck(halted.strikes());
         there.arrive(Migrating { departing, ..come }, &settings)?;
         Ok(Left::for_vm(old, halted, memory_bytes))

@@ -1,9 +1,9 @@
 //! Probes: short trial quanta that determine whether quanta help.
 //!
 //! Submissions do not name the host memory that work accesses through pointers, and real cards do not count these
-//! accesses. But the accesses lengthen the work. Therefore the probe compares the engine time of a VM's submissions
-//! with their engine time during the VM's quantum, while all of the VM's memory is on the card. The probe assumes
-//! nothing about the card, the bus or the work, except that the work does not change.
+//! accesses. However, these accesses lengthen the work. Therefore the probe compares the engine time of a VM's
+//! submissions with their engine time during the VM's quantum, while all of the VM's memory is on the card. The probe
+//! assumes nothing about the card, the bus or the work, except that the work does not change.
 
 use crate::TenantId;
 use std::collections::{BTreeMap, BTreeSet};

@@ -74,7 +74,7 @@ impl Loopback {
     /// Connects to the `cuda-loopback` socket.
     ///
     /// # Errors
-    /// Returns an error if no worker could be started.
+    /// Returns an error if no worker can be started.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

@@ -4,9 +4,9 @@
 //! reports for each process, and the used bytes of the card that NVML does not attribute to any process. On an H100
 //! with driver 580, NVML counts an allocation once: for its creator as long as the creator holds it, and then for a
 //! process that has imported it. A chunk counts for the owner until the owner releases it, and then for a program that
-//! keeps its handle or mapping. Memory that only a descriptor keeps alive is not attributed to any process, but reduces
-//! the free memory of the card. Managed memory is not attributed to any process either; the accounts count the requests
-//! for it.
+//! keeps its handle or mapping. Memory that only a descriptor keeps allocated is not attributed to any process, but
+//! reduces the free memory of the card. Managed memory is not attributed to any process either; the accounts count the
+//! requests for it.
 //!
 //! The worker that releases a piece measures whether the card's free memory grows by the size of the piece. If it grows
 //! less, the tenant is a suspect for some polls. If NVML does not attribute that much memory to any process, the
@@ -232,7 +232,7 @@ impl Core {
         missing > 0 && self.most(tenant).saturating_sub(has) <= missing
     }
 
-    /// Handles the release of memory that no longer counts for a process, but that a descriptor may keep alive.
+    /// Handles the release of memory that is no longer charged to a process, but that a descriptor may keep allocated.
     pub(super) fn gave_back(&mut self, tenant: TenantId, kind: FixedKind, bytes: u64) {
         if matches!(kind, FixedKind::Shared | FixedKind::Driver) {
             self.missing(tenant, false, bytes);

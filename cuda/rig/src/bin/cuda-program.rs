@@ -172,7 +172,7 @@ enum What {
     Fork,
     /// Prints the results of `cuGetProcAddress` and of memory queries.
     Look,
-    /// Keeps the card busy and requests memory until standard input ends. For each line of input, prints its gains
+    /// Keeps the card busy and requests memory until standard input ends. For each line of input, prints its progress
     /// since the last line.
     Neighbour {
         /// Duration of one kernel in microseconds.

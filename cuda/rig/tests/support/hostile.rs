@@ -48,14 +48,14 @@ impl Neighbour {
         }
     }
 
-    /// Returns the program's gains since its last report.
+    /// Returns the program's progress since its last report.
     pub fn report(&mut self) -> Report {
         self.program.say("report");
         let line = self.program.line();
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}; {}", self.log()))
     }
 
-    /// Returns the program's gains during the next `time`.
+    /// Returns the program's progress during the next `time`.
     pub fn during(&mut self, time: Duration) -> Report {
         self.report();
         std::thread::sleep(time);
@@ -89,8 +89,8 @@ const MIN_ROUND_TIME: Duration = Duration::from_millis(250);
 /// allows.
 const ROUND_LIMITS: std::ops::RangeInclusive<u32> = 2..=16;
 
-/// The neighbour's gains in several rounds, the time that the owner charged to it, and the time on the owner's clock,
-/// both in ns.
+/// The neighbour's progress in several rounds, the time that the owner charged to it, and the time on the owner's
+/// clock, both in ns.
 #[derive(Debug, Default)]
 struct Gains {
     report: Report,
@@ -259,7 +259,7 @@ impl Raw {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?} to {command:?}"))
     }
 
-    /// Connects and returns the number of the connection. Without a manner, no thread reads the connection.
+    /// Connects and returns the number of the connection. If no manner is given, no thread reads the connection.
     pub fn connect(&mut self, through: Through, manner: Option<Manner>) -> usize {
         match self.ask(&Command::Connect { through, manner }) {
             Answer::Link(link) => link,

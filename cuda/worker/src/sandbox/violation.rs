@@ -28,7 +28,7 @@ const STDERR: c_int = 2;
 
 /// The stored addresses. Static: a handler has no other arguments.
 static ADDRESSES: OnceLock<Addresses> = OnceLock::new();
-/// The descriptor of the connection to the device. Static: as above.
+/// Descriptor of the connection to the device. Static for the same reason as [`ADDRESSES`].
 static LINK: AtomicI32 = AtomicI32::new(-1);
 
 /// `siginfo_t` of a `SIGSYS` signal.

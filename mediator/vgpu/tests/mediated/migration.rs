@@ -109,7 +109,7 @@ fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
 
 #[test]
 fn stopped_device_does_nothing_and_resumes_unchanged() {
-    // Work takes time, so some of it is not complete when the VM is stopped.
+    // The work takes time, so some of it is not complete when the VM is stopped.
     let mut handover = handover(0);
     handover.config.time = Some(slow());
     let card = handover.rig();

@@ -11,8 +11,8 @@ fn vm_with_interrupt_stream_is_paused_and_neighbour_is_not() {
     quiet.buffer(&work, A, 1, 1);
     let to = quiet.buffer(&work, B, 1, 2);
     let before = noisy.guest.counter("interrupts_caused");
-    // Send methods to a subchannel without an object. The PBDMA reports each of them, and waits until the report was
-    // handled.
+    // Send methods to a subchannel without an object. The PBDMA reports each of them, and waits until the report has
+    // been handled.
     let words: Vec<u32> = (0..1000).flat_map(|_| methods(6, 0x100, &[0])).collect();
     let mut rounds = 0;
     while noisy.guest.counter("interrupt_pauses") == 0 {
