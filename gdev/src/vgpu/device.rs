@@ -145,8 +145,8 @@ impl Device {
         self.poll(is_in_use).map(drop)
     }
 
-    /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if it did
-    /// not leave; its memory must then not be reused.
+    /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if it has
+    /// not left; its memory must then not be reused.
     ///
     /// # Errors
     /// Returns an error if the daemon is lost.

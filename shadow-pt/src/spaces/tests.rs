@@ -485,7 +485,7 @@ fn tables_over_limit_are_absent_and_existing_ones_stay() {
     assert_eq!(world.sync().denied.count_of(Denial::Limit), 1);
     assert_eq!((world.at(0).is_some(), world.at(1 << 27)), (true, None));
     assert_eq!(world.spaces.card_bytes(), PD_BYTES + 0x8000);
-    // Now the tables fit again.
+    // The tables fit again now.
     world.write(vram(DIRECTORY), 0);
     world.sync();
     world.write(vram(LPT), pte(0, 0));

@@ -14,7 +14,7 @@ const MIN_POLLS_PRESENT: u32 = 2;
 pub(super) struct UnmanagedProcesses(BTreeMap<u32, (UnmanagedProcess, u32)>);
 
 impl Core {
-    /// Handles NVML's list of the processes that use the card, without the owner itself.
+    /// Handles NVML's list of the processes that use the card, except for the owner itself.
     pub(super) fn users(&mut self, users: Vec<User>) {
         let served: BTreeSet<u32> = self.pids().chain(self.expected.iter().copied()).collect();
         let mut before = std::mem::take(&mut self.strangers.0);

@@ -269,8 +269,8 @@ impl Peers {
 }
 
 impl Left {
-    /// Sends SIGKILL, unless it was already sent or has failed often enough. Returns a report of the first failure, and
-    /// of success.
+    /// Sends SIGKILL, unless it has already been sent or has failed too often. Returns a report of the first failure,
+    /// and of success.
     fn signal(&mut self) -> Option<News> {
         if self.signals >= SIGNALS_MOST {
             return None;

@@ -168,7 +168,7 @@ pub(crate) struct Remap {
     homes: HashMap<u32, Slot>,
     /// For each page of guest VRAM in host memory, the other slots that map it, in the order in which they were mapped.
     waiting: BTreeMap<u32, Vec<Slot>>,
-    /// Set while the guest's driver state is removed. No pages move then.
+    /// Set while the guest's driver state is removed. No pages move during this time.
     pub(crate) closing: bool,
     warned: bool,
     /// Set if the card's TLBs may contain translations to memory that no table maps.

@@ -326,7 +326,7 @@ impl Model {
                 prop_assert_eq!(&read, &saved);
                 self.table = ChunkTable::try_from(read).map_err(|why| TestCaseError::fail(why.to_string()))?;
                 prop_assert_eq!(self.table.save(), saved);
-                // The process that was scrubbing them is gone.
+                // The process that was scrubbing them has ended.
                 self.dirty.extend(self.scrubbing.drain(..).map(|work| piece(work.place)));
             }
             Op::FinishScrub(which) => {
