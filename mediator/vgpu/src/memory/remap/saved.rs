@@ -233,7 +233,7 @@ mod tests {
             assert!(why.contains(said), "{why}");
         };
         refused(&|_| (), &|files| drop(files.pop()), "is missing");
-        refused(&|_| (), &|files| files.push(files[0].try_clone().unwrap()), "nobody maps");
+        refused(&|_| (), &|files| files.push(files[0].try_clone().unwrap()), "that is not mapped");
         refused(&|_| (), &|files| files.swap(0, 1), "in a file of");
         refused(&|saved| saved.windows[0].as_mut().unwrap().start = 0, &|_| (), "not the mapped part");
         refused(&|saved| saved.windows[1] = None, &|files| drop(files.remove(1)), "not a page of an aperture");
