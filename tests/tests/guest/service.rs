@@ -382,7 +382,7 @@ fn packaged_service_survives_kill_hang_reload_and_upgrade() -> Result<()> {
     hangs(&host)?;
     is_misconfigured(&host)?;
     is_upgraded(&host)?;
-    let complaints = host.sh("journalctl --no-pager --unit=gpu-mediator --output=cat | grep -E ' (WARN|ERROR) ' | grep -v 'the daemon before this one was killed'")?;
+    let complaints = host.sh("journalctl --no-pager --unit=gpu-mediator --output=cat | grep -E ' (WARN|ERROR) ' | grep -v 'the previous daemon was killed'")?;
     assert_eq!(complaints.text(), "");
     is_removed(&host, &files)
 }
