@@ -45,6 +45,8 @@ pub struct TenantView {
     pub membership: Option<Membership>,
     /// Programs of a group's member that cannot run at the same time as other members' programs: process and name.
     pub not_concurrent: Vec<(u32, String)>,
+    /// State of the MPS server of the tenant's group.
+    pub server: cuda_control::ServerState,
 }
 
 /// The present state of a card.
@@ -135,6 +137,7 @@ impl Core {
             over_quota_bytes: tenant.past.over,
             membership: self.turns.membership(id),
             not_concurrent: self.not_concurrent(id),
+            server: self.server_state(id),
         })
     }
 }
