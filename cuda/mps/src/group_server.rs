@@ -282,7 +282,10 @@ impl Worker {
             match self.servers.get(pid) {
                 None => self.lost(clients(), &format!("the MPS server of the group, process {pid}, ended")),
                 Some(new) if new.faulty && !old.faulty => {
-                    self.lost(clients(), "a program of the group made a fault, which ends all clients of its MPS server");
+                    self.lost(
+                        clients(),
+                        "a program of the group made a fault, which ends all clients of its MPS server",
+                    );
                 }
                 Some(_) => {}
             }

@@ -236,7 +236,11 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
             ..VgpuParams::default()
         },
         on_stuck: if tenant.suspends { OnStuck::Suspend } else { OnStuck::Kill },
-        share_group: tenant.share_group.clone().map(|name| ShareGroup { name, sharing: tenant.sharing, user: tenant.uid }),
+        share_group: tenant.share_group.clone().map(|name| ShareGroup {
+            name,
+            sharing: tenant.sharing,
+            user: tenant.uid,
+        }),
     };
     Ok((spec, Rights { mode: Some(tenant.mode), uid: tenant.uid, gid: tenant.gid }))
 }

@@ -267,12 +267,7 @@ impl Driver {
     }
 
     /// Returns the CDI devices of a claim.
-    fn devices(
-        &self,
-        uid: &str,
-        kept: &KeptClaim,
-        pipes: &BTreeMap<String, PathBuf>,
-    ) -> Result<Vec<Device>, String> {
+    fn devices(&self, uid: &str, kept: &KeptClaim, pipes: &BTreeMap<String, PathBuf>) -> Result<Vec<Device>, String> {
         let mut places = BTreeMap::<String, usize>::new();
         let one = |(number, share): (usize, &KeptShare)| {
             let place = place(&mut places, &share.request);

@@ -160,7 +160,8 @@ impl Core {
 
     /// Records which processes of a group are clients now.
     fn renew_clients(&mut self, group: &str) {
-        let members: Vec<TenantId> = self.tenants.keys().copied().filter(|id| self.group_of(*id) == Some(group)).collect();
+        let members: Vec<TenantId> =
+            self.tenants.keys().copied().filter(|id| self.group_of(*id) == Some(group)).collect();
         for tenant in members {
             self.renew_clients_of(tenant);
         }
@@ -194,7 +195,8 @@ impl Core {
 
     /// Asks the server of a tenant's group for its clients: a process of the tenant says that it is one.
     pub(super) fn says_client(&mut self, tenant: TenantId) {
-        let group = self.group_of(tenant).filter(|group| self.servers.0.get(*group).is_some_and(|server| server.needed));
+        let group =
+            self.group_of(tenant).filter(|group| self.servers.0.get(*group).is_some_and(|server| server.needed));
         if let Some(group) = group {
             self.actions.push(Action::PollServer { group: group.to_owned() });
         }

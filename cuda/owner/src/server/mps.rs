@@ -64,7 +64,8 @@ impl MpsServers {
             return self.notes.put(Note::Event(unavailable(why)));
         };
         let folder = group_folder(&options.folder, group);
-        let made = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(folder.join(RECORD), record(group, user)));
+        let made =
+            std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(folder.join(RECORD), record(group, user)));
         if let Err(error) = made {
             let why = format!("the folder {} cannot be made: {error}", folder.display());
             return self.notes.put(Note::Event(unavailable(why)));
@@ -113,9 +114,9 @@ pub fn group_folder(folder: &Path, group: &str) -> PathBuf {
         return folder.join(group);
     }
     // The 64-bit FNV-1a hash: other names have a dot, so it is not the name of another group's folder.
-    let hash = group.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    });
+    let hash = group
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     folder.join(format!(".{hash:016x}"))
 }
 

@@ -28,7 +28,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const MAX_POLLS: u32 = 3000;
 
 fn main() -> Result<()> {
-    let folder = PathBuf::from(std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").context("CUDA_MPS_PIPE_DIRECTORY is unset")?);
+    let folder =
+        PathBuf::from(std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").context("CUDA_MPS_PIPE_DIRECTORY is unset")?);
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["-f"] => control(&folder),
@@ -45,7 +46,8 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Sends commands to the daemon.
 fn send(folder: &Path) -> Result<()> {
     for line in std::io::stdin().lines() {
-        let mut daemon = UnixStream::connect(folder.join("control")).context("Cannot find MPS control daemon process")?;
+        let mut daemon =
+            UnixStream::connect(folder.join("control")).context("Cannot find MPS control daemon process")?;
         writeln!(daemon, "command {}", line?)?;
         let mut answer = String::new();
         daemon.read_to_string(&mut answer)?;
@@ -129,11 +131,13 @@ fn answer(folder: &Path, server: &Mutex<Option<Server>>, mut stream: UnixStream)
         }
         ["command", "start_server", "-uid", user] => drop(server_of(folder, server, user.parse()?)?),
         ["command", "get_client_list", pid] => {
-            let known = guard(server).as_ref().filter(|server| of(pid, server)).map(|server| server.ask(folder, "list"));
+            let known =
+                guard(server).as_ref().filter(|server| of(pid, server)).map(|server| server.ask(folder, "list"));
             write!(stream, "{}", known.unwrap_or_else(|| Ok(format!("Server {pid} not found\n")))?)?;
         }
         ["command", "get_server_status", pid] => {
-            let known = guard(server).as_ref().filter(|server| of(pid, server)).map(|server| server.ask(folder, "status"));
+            let known =
+                guard(server).as_ref().filter(|server| of(pid, server)).map(|server| server.ask(folder, "status"));
             write!(stream, "{}", known.unwrap_or_else(|| Ok(format!("Server {pid} not found\n")))?)?;
         }
         ["command", "terminate_client", pid, client] => {
@@ -155,7 +159,9 @@ fn answer(folder: &Path, server: &Mutex<Option<Server>>, mut stream: UnixStream)
         }
         ["command", "quit", ..] => {
             std::fs::remove_file(folder.join("control"))?;
-            while guard(server).as_ref().is_some_and(|server| server.ask(folder, "list").is_ok_and(|all| !all.is_empty()))
+            while guard(server)
+                .as_ref()
+                .is_some_and(|server| server.ask(folder, "list").is_ok_and(|all| !all.is_empty()))
             {
                 std::thread::sleep(POLL_INTERVAL);
             }
