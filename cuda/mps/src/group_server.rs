@@ -319,3 +319,154 @@ impl Worker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::pipe_folder;
+
+    /// Stands for NVIDIA's program: servers, clients and the state are files that the test writes.
+    const PROGRAM: &str = r#"#!/bin/sh
+cd "$CUDA_MPS_PIPE_DIRECTORY" || exit 1
+if [ "$1" = -f ]; then echo $$ > control; exec sleep 1000; fi
+read -r command rest
+kill -0 "$(cat control)" || exit 1
+case $command in
+    get_server_list) cat servers ;;
+    start_server) echo 77 > servers; echo ACTIVE > status; : > clients ;;
+    get_client_list) cat clients ;;
+    get_server_status) cat status ;;
+    quit) kill "$(cat control)" ;;
+esac
+exit 0
+"#;
+    // TIMEOUT: only a failing test waits this long.
+    const LONG: Duration = Duration::from_secs(60);
+
+    struct Rig {
+        folder: tempfile::TempDir,
+        server: GroupServer,
+        reports: Receiver<Report>,
+    }
+
+    fn config(folder: &tempfile::TempDir) -> MpsConfig {
+        let program = folder.path().join("program");
+        if !program.exists() {
+            fs::write(&program, PROGRAM).expect("written");
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("set");
+        }
+        MpsConfig { program, folder: folder.path().join("g"), card: String::new(), user: None }
+    }
+
+    impl Rig {
+        fn new(folder: tempfile::TempDir, needed: bool) -> Self {
+            let (sender, reports) = channel();
+            let report = move |report| sender.send(report).unwrap_or_default();
+            let server = GroupServer::start(config(&folder), needed, report).expect("starts");
+            Self { folder, server, reports }
+        }
+
+        fn file(&self, name: &str) -> PathBuf {
+            pipe_folder(&self.folder.path().join("g")).join(name)
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            fs::write(self.file(name), text).expect("written");
+        }
+
+        fn pid(&self) -> String {
+            fs::read_to_string(self.file("control")).expect("it runs").trim().to_owned()
+        }
+
+        /// Returns the next report that `wanted` accepts.
+        fn await_report(&self, wanted: impl Fn(&Report) -> bool) -> Report {
+            loop {
+                let report = self.reports.recv_timeout(LONG).expect("the report comes");
+                if wanted(&report) {
+                    return report;
+                }
+            }
+        }
+
+        /// Waits until the server's clients are these.
+        fn await_clients(&self, wanted: &[u32]) {
+            let wanted = wanted.iter().copied().collect();
+            self.await_report(|report| matches!(report, Report::Clients { clients, .. } if *clients == wanted));
+        }
+
+        /// Starts a daemon with a server and these clients.
+        fn with_clients(clients: &str) -> Self {
+            let rig = Self::new(tempfile::tempdir().expect("a folder"), true);
+            assert_eq!(rig.await_report(|_| true), Report::Serves { again: false });
+            rig.write("status", "ACTIVE");
+            rig.write("clients", clients);
+            rig.write("servers", "77");
+            rig.server.poll_soon();
+            rig
+        }
+    }
+
+    fn runs(pid: &str) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
+    }
+
+    fn kill(pid: &str) {
+        let pid = pid.parse().ok().and_then(rustix::process::Pid::from_raw).expect("a number");
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");
+    }
+
+    #[test]
+    fn killed_daemon_is_started_again_and_its_clients_are_reported() {
+        let rig = Rig::with_clients("5\n6\n");
+        rig.await_clients(&[5, 6]);
+        kill(&rig.pid());
+        let lost = rig.await_report(|report| matches!(report, Report::Lost { .. }));
+        let Report::Lost { clients, why } = lost else { return };
+        assert_eq!(clients, BTreeSet::from([5, 6]));
+        assert!(why.contains("SIGKILL"), "{why}");
+        rig.await_report(|report| *report == Report::Serves { again: true });
+    }
+
+    #[test]
+    fn lost_server_and_fault_are_reported_with_their_clients() {
+        let rig = Rig::with_clients("5\n");
+        rig.await_clients(&[5]);
+        rig.write("status", "FAULT");
+        let report = rig.await_report(|report| matches!(report, Report::Lost { .. }));
+        assert!(matches!(&report, Report::Lost { why, .. } if why.contains("made a fault")), "{report:?}");
+        rig.write("status", "ACTIVE");
+        rig.await_clients(&[5]);
+        rig.write("servers", "");
+        let report = rig.await_report(|report| matches!(report, Report::Lost { .. }));
+        assert!(matches!(&report, Report::Lost { why, .. } if why.contains("process 77, ended")), "{report:?}");
+    }
+
+    #[test]
+    fn daemon_with_clients_is_taken_over_and_retired_without_them() {
+        let rig = Rig::with_clients("5\n");
+        rig.await_clients(&[5]);
+        let pid = rig.pid();
+        let Rig { folder, server, .. } = rig;
+        drop(server);
+        assert!(runs(&pid), "it has a client");
+        let next = Rig::new(folder, false);
+        next.await_clients(&[5]);
+        assert_eq!(next.pid(), pid, "it is the same daemon");
+        next.write("clients", "");
+        next.await_report(|report| *report == Report::Retired);
+        assert!(!runs(&pid) && !next.file("").exists(), "nothing is left");
+    }
+
+    #[test]
+    fn daemon_without_clients_ends_with_its_owner() {
+        let rig = Rig::with_clients("");
+        let pid = rig.pid();
+        drop(rig.server);
+        assert!(!runs(&pid));
+    }
+}
