@@ -51,6 +51,18 @@ pub struct Settings {
     pub rules: Rules,
     /// File that records the served processes for the next owner.
     pub journal: PathBuf,
+    /// MPS servers of share groups; absent in the settings of an earlier version.
+    #[serde(default)]
+    pub mps: Option<MpsSettings>,
+}
+
+/// Settings of MPS servers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MpsSettings {
+    /// Path of `nvidia-cuda-mps-control`.
+    pub program: PathBuf,
+    /// Folder of the servers' folders.
+    pub folder: PathBuf,
 }
 
 /// Rules by which a card is shared; they can be changed while the owner runs.
@@ -279,15 +291,36 @@ pub struct SharingView {
     pub takes_part: bool,
     /// Work that the tenant lacks of its part, in ns; negative if it had more.
     pub lack_ns: i64,
-    /// Programs that are not clients of the card's MPS server, with which the tenant has exclusive turns: process and
+    /// Programs that are not clients of the group's MPS server, with which the tenant has exclusive turns: process and
     /// name.
     pub not_clients: Vec<(u32, String)>,
+    /// State of the group's MPS server.
+    #[serde(default)]
+    pub server: ServerState,
+    /// Folder that the tenant's next programs name in `CUDA_MPS_PIPE_DIRECTORY`, if the group needs a server.
+    #[serde(default)]
+    pub pipes: Option<PathBuf>,
+}
+
+/// State of a group's MPS server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ServerState {
+    /// The group takes turns only.
+    #[default]
+    Unused,
+    /// It is being started.
+    Starting,
+    /// It serves.
+    Serves,
+    /// It does not serve, for this reason.
+    Unavailable(String),
 }
 
 /// An action of the owner on a tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Incident {
-    /// Name of the tenant.
+    /// Name of the tenant, or of the group.
     pub tenant: String,
     /// The action.
     pub action: Action,
@@ -309,6 +342,15 @@ pub enum Action {
     Quarantined,
     /// This number of earlier actions was dropped.
     Forgotten(u64),
+    /// The MPS server of a group has ended, or ended its clients; the incident names the group.
+    ServerEnded {
+        /// The reason.
+        why: String,
+        /// The programs that have lost their work.
+        programs: Vec<GivenUp>,
+    },
+    /// The MPS server of a group was started again; the incident names the group.
+    ServerStarted,
 }
 
 /// A program that was given up.

@@ -13,6 +13,7 @@ use crate::checkpoint::{self, Order};
 use crate::current::{CONTEXT, CONTEXT_STRIDE, CURRENT, current_device, device_of};
 use crate::further;
 use crate::memory;
+use crate::mps;
 use crate::result::*;
 use crate::space::GRANULE;
 use crate::work::{self, Op};
@@ -39,7 +40,7 @@ pub fn initialised() -> i32 {
     }
     checkpoint::pass();
     let is_reset = |at: &usize| card::all().get(*at).is_some_and(card::Card::is_reset);
-    if card::visible().iter().any(is_reset) { ECC_UNCORRECTABLE } else { SUCCESS }
+    if card::visible().iter().any(is_reset) { ECC_UNCORRECTABLE } else { mps::lost() }
 }
 
 /// Fails without a context that is current to this thread.
@@ -99,7 +100,15 @@ api! {
         let own = std::process::id();
         match READY.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst) {
             Err(other) if other != own => NOT_INITIALIZED,
-            _ => SUCCESS,
+            Err(_) => SUCCESS,
+            Ok(_) => {
+                let connected = mps::connect();
+                if connected.is_err() {
+                    // The next call connects again.
+                    READY.store(0, Ordering::SeqCst);
+                }
+                done(connected)
+            }
         }
     }
 

@@ -1,20 +1,33 @@
-//! The card's engine, which kernels of all processes share in time slices, as on NVIDIA's cards.
+//! The card's engine, which kernels of all processes share in time slices, as on NVIDIA's cards. Clients of one MPS
+//! server share their slices: their kernels run at the same time.
 //!
 //! The end of the current slice is stored in a word of a file that all processes map. A process that is stopped or
 //! killed in its slice keeps the engine only until that end: on a real card, its kernels do not make other processes
 //! wait either.
 //!
+//! If the variable [`RECORD`] is set, each kernel that takes time adds a line to the file `kernels` in the card's folder:
+//! process, number of its MPS server or 0, start and end in ns. A kernel starts when it is the first of its stream.
+//!
 //! UNSAFETY: maps the file.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::mps;
+
+/// Environment variable: with any value, kernels are recorded.
+const RECORD: &str = "FAKE_CUDA_RECORD";
+/// Low bits of the engine's word, which name the MPS server whose clients have the slice; 0 for any other process.
+const TAG_BITS: u32 = 16;
 /// Length of a slice.
 const SLICE: Duration = Duration::from_millis(2);
+/// Maximum time for which clients of one MPS server extend a slice, so that other processes get the engine.
+const LONGEST_SHARED: Duration = Duration::from_millis(8);
 /// Maximum time of a kernel that takes only the time of its work.
 const LONGEST_WORK: Duration = Duration::from_secs(1);
 /// Interval in which a waiting process polls for a free engine: a process with short kernels frees the engine only
@@ -28,10 +41,33 @@ const RECENT: Duration = Duration::from_millis(500);
 /// The engine of a card, as mapped by one process.
 #[derive(Debug)]
 pub struct Engine {
-    /// End of the current slice, in ns of [`now`].
-    slice_end: &'static AtomicU64,
+    /// End of the current slice in microseconds of [`now`], rounded up, and its holder.
+    slice: &'static AtomicU64,
+    /// Start of the current slice in ns.
+    began: &'static AtomicU64,
     /// File with the time of this process's last slice.
     used: PathBuf,
+    /// Record of all kernels.
+    record: Option<File>,
+}
+
+/// A slice of this process.
+struct Slice {
+    /// The engine's word.
+    word: u64,
+    /// True if another client of the same server had the engine already.
+    joined: bool,
+}
+
+impl Slice {
+    fn end(&self) -> u64 {
+        end_of(self.word)
+    }
+}
+
+/// Returns the end of the slice of a word, in ns.
+fn end_of(word: u64) -> u64 {
+    (word >> TAG_BITS) * 1000
 }
 
 /// Returns the time in ns of the clock that all processes of the host share.
@@ -62,45 +98,76 @@ impl Engine {
     pub fn open(folder: &Path, identity: &str) -> Option<Self> {
         let path = folder.join("engine");
         let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path).ok()?;
-        file.set_len(8).ok()?;
+        file.set_len(16).ok()?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: maps a page of the file, which stays mapped until the process ends.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), 8, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), 16, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if at == libc::MAP_FAILED {
             return None;
         }
-        // SAFETY: the mapping is page-aligned, has eight bytes, and is never unmapped.
-        let slice_end = unsafe { &*at.cast::<AtomicU64>() };
-        Some(Self { slice_end, used: used(folder, identity) })
+        // SAFETY: the mapping is page-aligned, has two words, and is never unmapped.
+        let [slice, began] = unsafe { &*at.cast::<[AtomicU64; 2]>() };
+        let recorded = || OpenOptions::new().create(true).append(true).open(folder.join("kernels")).ok();
+        let record = std::env::var_os(RECORD).and_then(|_| recorded());
+        Some(Self { slice, began, used: used(folder, identity), record })
     }
 
     /// Runs a kernel that takes `time` of the engine, and then does `work`.
     pub fn run(&self, time: Duration, work: impl FnOnce()) {
+        self.run_as(mps::tag(), time, work);
+    }
+
+    /// Runs a kernel of a client of an MPS server, or of any other process.
+    fn run_as(&self, server: u16, time: Duration, work: impl FnOnce()) {
+        let begin = now();
         let mut left = time;
         while left > SLICE {
-            let end = self.slice(SLICE);
-            sleep_until(end);
+            let slice = self.slice(server, SLICE);
+            sleep_until(slice.end());
             left -= SLICE;
             std::thread::sleep(PAUSE);
         }
-        let end = self.slice(if time.is_zero() { LONGEST_WORK } else { SLICE });
+        // A slice that others join is not given back early, so it must not be long.
+        let length = match server {
+            0 if time.is_zero() => LONGEST_WORK,
+            0 => SLICE,
+            _ => left.max(PAUSE),
+        };
+        let slice = self.slice(server, length);
         std::thread::sleep(left);
         work();
         self.note_use();
-        // If this process was stopped, another one may have taken the engine.
-        let _ = self.slice_end.compare_exchange(end, now(), Ordering::SeqCst, Ordering::SeqCst);
+        if !slice.joined {
+            // If this process was stopped, or another client has joined, another process has the engine.
+            let ended = now() / 1000 << TAG_BITS;
+            let _ = self.slice.compare_exchange(slice.word, ended, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        if let Some(mut record) = self.record.as_ref().filter(|_| !time.is_zero()) {
+            // One write of a short line to a file in append mode is atomic.
+            let line = format!("{} {server} {begin} {}\n", std::process::id(), now());
+            let _ = record.write_all(line.as_bytes());
+        }
     }
 
-    /// Waits for a slice of this length. Returns its end.
-    fn slice(&self, length: Duration) -> u64 {
+    /// Waits for a slice of this length.
+    fn slice(&self, server: u16, length: Duration) -> Slice {
         loop {
-            let (present, begin) = (self.slice_end.load(Ordering::SeqCst), now());
-            let end = begin + ns(length);
-            if present > begin {
-                sleep_until(present.min(begin + ns(POLL)));
-            } else if self.slice_end.compare_exchange(present, end, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            let (present, begin) = (self.slice.load(Ordering::SeqCst), now());
+            let is_busy = end_of(present) > begin;
+            let joined = is_busy && server != 0 && present & ((1 << TAG_BITS) - 1) == u64::from(server);
+            let longest = self.began.load(Ordering::SeqCst) + ns(LONGEST_SHARED);
+            if is_busy && (!joined || begin + ns(length) > longest) {
+                sleep_until(end_of(present).min(begin + ns(POLL)));
+                continue;
+            }
+            let end = ((begin + ns(length)).div_ceil(1000)).max((present >> TAG_BITS) + 1);
+            let word = end << TAG_BITS | u64::from(server);
+            if self.slice.compare_exchange(present, word, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                if !joined {
+                    self.began.store(begin, Ordering::SeqCst);
+                }
                 self.note_use();
-                return end;
+                return Slice { word, joined };
             }
         }
     }
@@ -154,9 +221,24 @@ mod tests {
     fn slice_of_a_stopped_process_ends() {
         let folder = tempfile::tempdir().expect("a folder");
         let engines = ["a", "b"].map(|name| Engine::open(folder.path(), name).expect("opens"));
-        let end = engines[0].slice(Duration::from_millis(30));
+        let end = engines[0].slice(0, Duration::from_millis(30)).end();
         engines[1].run(Duration::ZERO, || ());
         assert!(now() >= end);
         assert!(!is_used_by(folder.path(), "c") && is_used_by(folder.path(), "b"));
+    }
+
+    #[test]
+    fn clients_of_one_server_share_a_slice() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let engines = ["a", "b", "c"].map(|name| Engine::open(folder.path(), name).expect("opens"));
+        // A longer slice cannot be joined, and a busy host may let a short one pass.
+        let joined = (0..10_000).find_map(|_| {
+            let first = engines[0].slice(7, Duration::from_millis(3));
+            let second = engines[1].slice(7, Duration::from_millis(3));
+            (!first.joined && second.joined && second.end() > first.end()).then(|| second.end())
+        });
+        let end = joined.expect("one of them had the engine with the other");
+        engines[2].run_as(8, Duration::from_millis(1), || ());
+        assert!(now() >= end, "a client of another server waits");
     }
 }

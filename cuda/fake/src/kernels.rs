@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::views;
+use crate::{mps, views};
 
 /// A kernel: its name, the number of its arguments, and its function.
 #[derive(Clone, Copy)]
@@ -22,7 +22,7 @@ pub struct Kernel {
 }
 
 /// All kernels.
-pub const KERNELS: [Kernel; 8] = [
+pub const KERNELS: [Kernel; 9] = [
     // Writes `value + i` to word `i` of `count` words.
     Kernel {
         name: "fill",
@@ -57,6 +57,8 @@ pub const KERNELS: [Kernel; 8] = [
     Kernel { name: "sample", arguments: 4, time: |_| Duration::ZERO, run: |a| store(a[3], sample(a[0], a[1], a[2])) },
     // Writes a value to element (x, y) of a surface.
     Kernel { name: "paint", arguments: 4, time: |_| Duration::ZERO, run: |a| paint(a[0], a[1], a[2], a[3]) },
+    // Makes an illegal access, which ends the contexts of the process, and of all other clients of its MPS server.
+    Kernel { name: "illegal", arguments: 0, time: |_| Duration::ZERO, run: |_| mps::fault() },
     // Makes system call `number` with six arguments, and writes its result to an address. On a real card no kernel can;
     // this one stands for code that a guest runs in the process of the driver.
     Kernel { name: "syscall", arguments: 8, time: |_| Duration::ZERO, run: |a| store(a[0], system_call(&a[1..])) },

@@ -14,6 +14,8 @@
 //! - Functions are found by name and version, and in export tables ([`lookup`]); [`facts`] has the attributes of
 //!   devices, contexts and streams.
 //! - Resets ([`card`]): a card loses all memory, and each process permanently loses its context.
+//! - The Multi-Process Service ([`mps`]): kernels of a server's clients run at the same time, and one client's illegal
+//!   access ends the contexts of all.
 //! - Checkpoints ([`checkpoint`]): one process suspends another and takes it off the card.
 //! - Uses of memory besides allocations ([`further`]): contexts, limits, variables of modules.
 //! - Pinned memory ([`pinned`]): registered memory of the host, and functions of the program in streams.
@@ -35,6 +37,7 @@ mod graphs;
 mod kernels;
 mod lookup;
 mod memory;
+mod mps;
 mod nvml;
 mod nvml_facts;
 mod pinned;
@@ -74,7 +77,13 @@ mod result {
     pub const ILLEGAL_STATE: i32 = 401;
     pub const NOT_FOUND: i32 = 500;
     pub const NOT_READY: i32 = 600;
+    pub const ILLEGAL_ADDRESS: i32 = 700;
     pub const NOT_SUPPORTED: i32 = 801;
+    pub const MPS_CONNECTION_FAILED: i32 = 805;
+    pub const MPS_RPC_FAILURE: i32 = 806;
+    pub const MPS_SERVER_NOT_READY: i32 = 807;
+    pub const MPS_MAX_CLIENTS_REACHED: i32 = 808;
+    pub const MPS_CLIENT_TERMINATED: i32 = 810;
     pub const CAPTURE_UNSUPPORTED: i32 = 900;
     pub const CAPTURE_INVALIDATED: i32 = 901;
     pub const CAPTURE_IMPLICIT: i32 = 906;

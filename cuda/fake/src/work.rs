@@ -15,7 +15,7 @@ use crate::result::{
     NOT_READY, SUCCESS,
 };
 use crate::space::GRANULE;
-use crate::{card, current, memory, registered};
+use crate::{card, current, memory, mps, registered};
 
 /// `CUhostFn`.
 pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
@@ -157,6 +157,9 @@ fn run(op: Op, device: i32) {
     match op {
         Op::Kernel(kernel, arguments) => {
             let time = (kernel.time)(&arguments);
+            if mps::lost() != SUCCESS {
+                return;
+            }
             match card::of_device(device).and_then(card::Card::engine) {
                 Some(engine) => engine.run(time, || (kernel.run)(&arguments)),
                 None => (kernel.run)(&arguments),

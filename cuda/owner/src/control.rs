@@ -5,11 +5,12 @@
 use crate::core::{
     CardConfig, CardView, Core, OnStranger, OnStuck, ShareGroup, TenantError, TenantSpec, TenantView, Unaccounted,
 };
-use crate::server::{Rights, Server};
-use cuda_control::{Answer, Card, Quanta, Request, Rules, Settings, Tenant};
+use crate::server::{MpsOptions, Rights, Server, group_folder};
+use cuda_control::{Answer, Card, MpsSettings, Quanta, Request, Rules, ServerState, Settings, Tenant};
 use owner_driver::{Driver, Real, nvml_uuid};
 use sched::VgpuParams;
 use std::io::{self, BufRead, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vram::{Limits, QuantaConfig};
 
@@ -42,8 +43,8 @@ fn say(output: &mut impl Write, answer: &Answer) -> io::Result<()> {
     output.flush()
 }
 
-/// An owner that receives requests as lines.
-pub(crate) struct Pipe(Server);
+/// An owner that receives requests as lines, and the folder of its MPS servers.
+pub(crate) struct Pipe(Server, Option<PathBuf>);
 
 impl Pipe {
     /// Starts the owner that the first line describes. `open` finds its card. If `watches` is set, monitors the
@@ -77,13 +78,17 @@ impl Pipe {
         if watches {
             server.watch_users(&settings.driver, uuid).map_err(|error| error.to_string())?;
         }
-        Ok((Self(server), Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes }))
+        let mps = settings.mps.clone();
+        if let Some(MpsSettings { program, folder }) = mps.clone() {
+            server.serve_mps(MpsOptions { program, folder, card: nvml_uuid(uuid) });
+        }
+        Ok((Self(server, mps.map(|mps| mps.folder)), Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes }))
     }
 
     /// Replies to one line.
     pub(crate) fn answer(&mut self, line: &str) -> Answer {
         match serde_json::from_str(line) {
-            Ok(request) => answer(&mut self.0, request).unwrap_or_else(Answer::Failed),
+            Ok(request) => answer(&mut self.0, self.1.as_deref(), request).unwrap_or_else(Answer::Failed),
             Err(error) => Answer::Failed(format!("invalid request: {error}")),
         }
     }
@@ -112,7 +117,7 @@ fn rules(rules: &Rules, chunk_bytes: u64) -> Result<(sched::Config, vram::balanc
     Ok((rules.scheduler, balance, quanta))
 }
 
-fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
+fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<Answer, String> {
     const ENDED: &str = "the owner has ended";
     match request {
         Request::Add(tenant) => {
@@ -174,7 +179,11 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
             Ok(Answer::Record(String::from_utf8_lossy(&record).into_owned()))
         }
         Request::View { since_ns } => {
-            let shown = server.call(move |core| Card { incidents: core.take_incidents(), ..show(core, since_ns) });
+            let mps = mps.map(Path::to_owned);
+            let shown = server.call(move |core| {
+                let incidents = core.take_incidents();
+                Card { incidents, ..show(core, since_ns, mps.as_deref()) }
+            });
             Ok(Answer::View(Box::new(shown.ok_or(ENDED)?)))
         }
     }
@@ -228,14 +237,24 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
             ..VgpuParams::default()
         },
         on_stuck: if tenant.suspends { OnStuck::Suspend } else { OnStuck::Kill },
-        share_group: tenant.share_group.clone().map(|name| ShareGroup { name, sharing: tenant.sharing }),
+        share_group: tenant.share_group.clone().map(|name| ShareGroup {
+            name,
+            sharing: tenant.sharing,
+            user: tenant.uid,
+        }),
     };
     Ok((spec, Rights { mode: Some(tenant.mode), uid: tenant.uid, gid: tenant.gid }))
 }
 
-fn show(core: &Core, since_ns: u64) -> Card {
+fn show(core: &Core, since_ns: u64, mps: Option<&Path>) -> Card {
     let CardView { memory, time, turns, relocations, declined, tenants, unexplained_bytes, .. } = core.view(since_ns);
+    // Programs can also become clients of a server that is being started.
+    let pipes = |tenant: &TenantView| {
+        let group = tenant.spec.share_group.as_ref().filter(|_| tenant.server != ServerState::Unused)?;
+        Some(cuda_mps::pipe_folder(&group_folder(mps?, &group.name)))
+    };
     let shown = |tenant: TenantView| {
+        let pipes = pipes(&tenant);
         let unaccounted = tenant.unaccounted.into_iter();
         let view = cuda_control::TenantView {
             name: tenant.spec.name,
@@ -257,6 +276,8 @@ fn show(core: &Core, since_ns: u64) -> Card {
                 takes_part: state.joined,
                 lack_ns: state.lack_ns,
                 not_clients: tenant.not_concurrent.clone(),
+                server: tenant.server,
+                pipes,
             }),
         };
         (tenant.id, view)

@@ -5,7 +5,7 @@
 //! chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn (`occupation`), processes
 //! that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`), memory shared between
 //! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts compared with NVML
-//! and the driver (`accounts`), tenants that use the card at the same time (`share_groups`). Timers are in
+//! and the driver (`accounts`), tenants that use the card at the same time (`share_groups`), and their servers (`mps`). Timers are in
 //! [`tenancy::Deadlines`].
 //!
 //! An event does at most `WORK_AT_ONCE` units of deferrable work, such as assigning places and releasing chunks. Later
@@ -21,6 +21,7 @@ mod fixed;
 mod given_up;
 mod indices;
 mod memory;
+mod mps;
 mod occupation;
 mod pieces;
 mod reclaim;
@@ -273,6 +274,7 @@ pub struct Core {
     /// Processes that were given up but have not exited, each with the name of its tenant.
     given_up: BTreeMap<u32, String>,
     incidents: given_up::Incidents,
+    servers: mps::Servers,
 }
 
 impl Core {
@@ -323,6 +325,7 @@ impl Core {
             expected: BTreeSet::new(),
             given_up: BTreeMap::new(),
             incidents: given_up::Incidents::default(),
+            servers: mps::Servers::default(),
         };
         core.pieces.refill(&mut core.actions);
         Ok(core)
@@ -373,6 +376,7 @@ impl Core {
             Event::Blind => self.blind(),
             Event::InUseForNobody(bytes) => self.in_use_for_nobody(bytes),
             Event::Missing { tenant, sure, bytes } => self.missing(tenant, sure, bytes),
+            Event::Mps { group, report } => self.server_changed(&group, report),
             Event::Tick => self.tick(),
         }
         self.follow_up();
@@ -477,6 +481,7 @@ impl Core {
     /// Returns an error if the tenant does not exist.
     pub fn retire_tenant(&mut self, id: TenantId, kills: bool) -> Result<Vec<u32>, TenantError> {
         self.tenants.get_mut(&id).ok_or(TenantError::Unknown(id))?.retired = true;
+        self.renew_servers();
         let sessions: Vec<SessionId> = self.sessions_of(id).collect();
         let pids =
             sessions.iter().filter_map(|session| self.sessions.get(session)).map(|session| session.pid).collect();
@@ -642,6 +647,7 @@ impl Core {
         let _ = self.table.destroy_vm(id);
         self.machine.residency.forget(id);
         self.tenants.remove(&id);
+        self.renew_servers();
         self.shares.forget(id);
         self.deadlines.cancel(Deadline::SecondLimit(id));
     }

@@ -354,6 +354,7 @@ fn settings(folder: &Path) -> Settings {
         kills_strangers: false,
         margin_bytes: 0,
         rules: rules(&mut Input(&[])),
+        mps: None,
         journal: folder.join("journal"),
     }
 }

@@ -8,6 +8,7 @@ mod clients;
 mod journal;
 mod limits;
 mod lines;
+mod mps;
 mod outbox;
 mod peers;
 mod rights;
@@ -21,6 +22,8 @@ use cuda_protocol::{FromOwner, LinkError};
 use journal::Journal;
 use limits::Limits;
 use lines::{Cause, Lines};
+use mps::MpsServers;
+pub use mps::{MpsOptions, group_folder};
 use outbox::{Connection, Outboxes};
 use owner_driver::Driver;
 use peers::{News, Peers};
@@ -80,6 +83,7 @@ enum Note {
     Call(Call),
     Listen(Option<TenantId>, OwnedFd),
     Unlisten(TenantId),
+    Mps(MpsOptions),
     Stop,
 }
 
@@ -162,6 +166,7 @@ impl Server {
             peers: Peers::new()?,
             vault,
             workers,
+            mps: MpsServers::new(&notes),
             journal,
             lines: Lines::default(),
             start: Instant::now(),
@@ -181,6 +186,11 @@ impl Server {
     pub fn watch_users(&mut self, driver: &Path, uuid: [u8; 16]) -> Result<(), ServerError> {
         self.users = Some(Users::start(driver, uuid, &self.driver, &self.notes)?);
         Ok(())
+    }
+
+    /// Starts MPS servers for share groups that need one. Servers of an earlier owner are taken over.
+    pub fn serve_mps(&self, options: MpsOptions) {
+        self.notes.put(Note::Mps(options));
     }
 
     /// Listens at `path` for programs of one tenant, or for programs of any tenant to which their user may belong. An
@@ -250,6 +260,7 @@ struct Serving {
     peers: Peers,
     vault: Arc<Vault>,
     workers: Workers,
+    mps: MpsServers,
     journal: Option<Journal>,
     lines: Lines,
     start: Instant,
@@ -347,6 +358,7 @@ impl Serving {
                     self.carry_out();
                 }
                 Note::Listen(tenant, listener) => self.listeners.push((tenant, listener)),
+                Note::Mps(options) => self.mps.configure(options),
                 Note::Unlisten(tenant) => self.listeners.retain(|(of, _)| *of != Some(tenant)),
                 Note::Stop => self.stopping = true,
             }
@@ -354,6 +366,9 @@ impl Serving {
     }
 
     fn handle(&mut self, event: Event) {
+        if let Event::Mps { group, report: cuda_mps::Report::Retired } = &event {
+            self.mps.retired(group);
+        }
         let now = self.now();
         self.core.handle(now, event);
         self.carry_out();
@@ -418,6 +433,9 @@ impl Serving {
                     self.workers.drop_piece(piece, self.vault.memory(piece), giver);
                 }
                 Action::Copy { batch, pieces, to } => self.workers.copy(batch, pieces, to),
+                Action::StartServer { group, user } => self.mps.start(&group, user),
+                Action::RetireServer { group } => self.mps.retire(&group),
+                Action::PollServer { group } => self.mps.poll(&group),
             }
         }
         for session in lost {

@@ -1,11 +1,33 @@
-//! Makes system calls in the driver's process, as the code of a hostile guest would.
+//! Makes system calls in the driver's process, as the code of a hostile guest would, and illegal accesses.
+
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::Cuda;
 
+/// Time between two polls of the driver for a fault.
+const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Number of such polls.
+const MAX_FAULT_POLLS: u32 = 1000;
 /// Size of the memory for texts in bytes.
 const TEXTS_BYTES: u64 = 64 << 10;
+
+/// Makes the card access an illegal address after a line of input, and returns the error of the next call.
+///
+/// # Errors
+/// If the driver fails earlier, or does not notice the access.
+pub fn fault(cuda: Cuda, lines: &std::sync::mpsc::Receiver<String>) -> Result<String> {
+    let (illegal, stream) = (cuda.kernel("illegal")?, cuda.stream()?);
+    println!("ready");
+    lines.recv()?;
+    cuda.launch(illegal, &[], stream)?;
+    let lost = (0..MAX_FAULT_POLLS).find_map(|_| {
+        std::thread::sleep(FAULT_POLL_INTERVAL);
+        cuda.finish_all().err()
+    });
+    Ok(lost.context("the driver reports no fault")?.to_string())
+}
 
 /// Makes the calls that `words` describe, and prints the result of each, or its negative error number.
 ///

@@ -222,7 +222,11 @@ impl Driver {
             self.ask(uid, &share.body).await?;
         }
         let file = CdiFile::new(&self.settings.cdi, uid).map_err(said)?;
-        let devices = self.devices(uid, kept)?;
+        let mut pipes = BTreeMap::new();
+        for share in &kept.shares {
+            pipes.extend(self.pipes(&share.body).await?.map(|path| (share.body.name().to_owned(), path)));
+        }
+        let devices = self.devices(uid, kept, &pipes)?;
         if file.read().is_none_or(|spec| spec.devices != devices) {
             file.write(devices).map_err(said)?;
         }
@@ -263,11 +267,12 @@ impl Driver {
     }
 
     /// Returns the CDI devices of a claim.
-    fn devices(&self, uid: &str, kept: &KeptClaim) -> Result<Vec<Device>, String> {
+    fn devices(&self, uid: &str, kept: &KeptClaim, pipes: &BTreeMap<String, PathBuf>) -> Result<Vec<Device>, String> {
         let mut places = BTreeMap::<String, usize>::new();
         let one = |(number, share): (usize, &KeptShare)| {
             let place = place(&mut places, &share.request);
-            let mut edits = self.edits(&share.body, &place)?;
+            let mps = pipes.get(share.body.name()).map(PathBuf::as_path);
+            let mut edits = self.edits(&share.body, &place, mps)?;
             // A container with two claims may have requests with the same name, but the claims have different names.
             let socket = self.settings.sockets.join(share.body.name());
             edits.mounts.extend(by_claim(&kept.name, &place).map(|folder| Mount::read_only(&socket, &folder)));
@@ -276,13 +281,24 @@ impl Driver {
         kept.shares.iter().enumerate().map(one).collect()
     }
 
-    fn edits(&self, body: &Body, place: &str) -> Result<Edits, String> {
+    /// Returns the folder of the pipes of the MPS server of a share's group, if the group has one.
+    async fn pipes(&self, body: &Body) -> Result<Option<PathBuf>, String> {
+        let Body::Tenant(spec) = body else { return Ok(None) };
+        if spec.share_group.is_empty() {
+            return Ok(None);
+        }
+        let path = format!("{}/{}", body.collection(), segment(body.name()));
+        let tenant = self.admin.get::<api::Tenant>(&path).await.map_err(|error| told(&error))?;
+        Ok(tenant.group_state.and_then(|state| state.mps_pipes))
+    }
+
+    fn edits(&self, body: &Body, place: &str, mps: Option<&Path>) -> Result<Edits, String> {
         let Settings { sockets, library, driver_library, .. } = &self.settings;
         match body {
             Body::Tenant(spec) => {
                 let socket = share::socket(sockets, &spec.name, true);
                 let driver = driver_library.as_deref();
-                Cuda { tenant: &spec.name, socket: &socket, library, driver, place }.edits()
+                Cuda { tenant: &spec.name, socket: &socket, library, driver, place, mps }.edits()
             }
             Body::Vm(spec) => Vgpu { socket: &share::socket(sockets, &spec.name, false), place }.edits(),
         }

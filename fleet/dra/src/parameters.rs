@@ -30,6 +30,25 @@ pub struct ShareParameters {
     /// Virtual machines of one namespace with the same group may share segments of memory. Refused for CUDA cards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment_group: Option<String>,
+    /// Shares of one namespace with the same group trust each other: their programs may use a CUDA card at the same time.
+    /// Refused for other cards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_group: Option<String>,
+    /// Mode in which the share group uses the card. The strictest share decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<Mode>,
+}
+
+/// Mode of a share group, strictest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// The shares take exclusive turns.
+    Turns,
+    /// The mode in which the programs make more progress. The default mode.
+    Auto,
+    /// Programs use the card at the same time.
+    Together,
 }
 
 /// Memory of a share. Sizes are quantities such as `8Gi`.
@@ -169,7 +188,7 @@ pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<
 
 /// Adds a set, which overrides the earlier sets.
 fn overlay(applied: &mut Applied, set: ShareParameters, author: Author) {
-    let ShareParameters { api_version, kind, memory, time, segment_group } = set;
+    let ShareParameters { api_version, kind, memory, time, segment_group, share_group, sharing } = set;
     let of_claim = author == Author::Claim;
     applied.time_weight_of_claim = time.weight.map_or(applied.time_weight_of_claim, |_| of_claim);
     applied.memory_weight_of_claim = memory.weight.map_or(applied.memory_weight_of_claim, |_| of_claim);
@@ -186,6 +205,8 @@ fn overlay(applied: &mut Applied, set: ShareParameters, author: Author) {
     now.time.cap_permille = cap_permille.or(now.time.cap_permille);
     now.time.class = class.or(now.time.class);
     now.segment_group = segment_group.or(now.segment_group.take());
+    now.share_group = share_group.or(now.share_group.take());
+    now.sharing = sharing.or(now.sharing);
 }
 
 /// Returns the schema of the parameters as JSON.

@@ -151,6 +151,19 @@ pub fn body(
         // Groups of different namespaces are separate.
         body["paravirtual"] = json!({ "offered": true, "group": format!("{}.{group}", claim.namespace) });
     }
+    let parameters = &applied.parameters;
+    if let Some(group) = &parameters.share_group {
+        if !offer.tenants {
+            return Err(place("shareGroup, expected no such parameter for a card of virtual machines".to_owned()));
+        }
+        body["share_group"] = format!("{}.{group}", claim.namespace).into();
+    }
+    if let Some(mode) = parameters.sharing {
+        if parameters.share_group.is_none() {
+            return Err(place("sharing, expected it together with shareGroup".to_owned()));
+        }
+        body["sharing"] = json!(mode);
+    }
     match offer.tenants {
         true => parsed(body).map(|spec| Body::Tenant(Box::new(spec))),
         false => parsed(body).map(|spec| Body::Vm(Box::new(spec))),

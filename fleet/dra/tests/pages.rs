@@ -62,7 +62,7 @@ fn page_names_every_parameter() {
         assert!(!keys.is_empty());
         keys.keys().for_each(|key| row(&format!("{table}.{key}")));
     }
-    row("segmentGroup");
+    ["segmentGroup", "shareGroup", "sharing"].into_iter().for_each(row);
 }
 
 #[test]

@@ -57,6 +57,7 @@ pub fn table(
     shards: u32,
     card: &Card,
     name: &str,
+    user: u32,
 ) -> Result<Map<String, Value>, String> {
     let all = arguments.shards;
     if shards == 0 {
@@ -96,7 +97,13 @@ pub fn table(
         time["cap_permille"] = cap.into();
     }
     let socket = if given.vgpu { "vgpu.sock" } else { "cuda.sock" };
-    let table = json!({
+    if given.vgpu && given.share_group.is_some() {
+        return Err("--gpu-share-group, expected a job without --vgpu: virtual machines take turns".to_owned());
+    }
+    if given.sharing.is_some() && given.share_group.is_none() {
+        return Err("--gpu-sharing, expected it together with --gpu-share-group".to_owned());
+    }
+    let mut table = json!({
         "name": name,
         "card": card.name,
         "vram_mib": asked_mib,
@@ -107,6 +114,13 @@ pub fn table(
         // The socket is in a separate folder, which the daemon creates and a container of the job mounts.
         "socket": arguments.sockets.join(name).join(socket),
     });
+    if let Some(group) = &given.share_group {
+        // Jobs of different users do not trust each other.
+        table["share_group"] = format!("u{user}-{group}").into();
+    }
+    if let Some(mode) = &given.sharing {
+        table["sharing"] = mode.as_str().into();
+    }
     match table {
         Value::Object(table) => Ok(table),
         _ => Err("no table".to_owned()),
@@ -123,7 +137,7 @@ mod tests {
     }
 
     fn made(given: &Given, shards: u32, card: &Card) -> Result<Map<String, Value>, String> {
-        table(&Arguments { chunk_mib: 16, ..Arguments::default() }, given, shards, card, "slurm-7")
+        table(&Arguments { chunk_mib: 16, ..Arguments::default() }, given, shards, card, "slurm-7", 1000)
     }
 
     #[test]
@@ -206,5 +220,18 @@ mod tests {
             let error = find(named, false, gpus).unwrap_err();
             assert!(error.contains(told), "{error}");
         }
+    }
+
+    #[test]
+    fn share_group_is_of_one_user_and_needs_cuda() {
+        let cards = cards();
+        let given = Given { share_group: Some("decoders".into()), sharing: Some("together".into()), ..Given::new() };
+        let table = made(&given, 25, &cards[0]).unwrap();
+        assert_eq!((&table["share_group"], &table["sharing"]), (&"u1000-decoders".into(), &"together".into()));
+        let error = made(&Given { vgpu: true, ..given }, 25, &cards[2]).unwrap_err();
+        assert!(error.contains("--gpu-share-group, expected a job without --vgpu"), "{error}");
+        let error = made(&Given { sharing: Some("auto".into()), ..Given::new() }, 25, &cards[0]).unwrap_err();
+        assert!(error.contains("expected it together with --gpu-share-group"), "{error}");
+        assert!(!made(&Given::new(), 25, &cards[0]).unwrap().contains_key("share_group"));
     }
 }

@@ -14,7 +14,7 @@ pub struct JobOption {
 }
 
 /// The options, at the indices with which Slurm returns them.
-pub const OPTIONS: [JobOption; 5] = [
+pub const OPTIONS: [JobOption; 7] = [
     JobOption {
         name: c"gpu-memory",
         value: Some(c"SIZE"),
@@ -41,8 +41,20 @@ pub const OPTIONS: [JobOption; 5] = [
         value: None,
         usage: c"Gives the job a vGPU for a virtual machine instead of access for CUDA programs",
     },
+    JobOption {
+        name: c"gpu-share-group",
+        value: Some(c"NAME"),
+        usage: c"Group of jobs of one user whose programs may use the card at the same time, through NVIDIA's MPS",
+    },
+    JobOption {
+        name: c"gpu-sharing",
+        value: Some(c"MODE"),
+        usage: c"Mode of the group: turns, together, or auto for the one with more progress; the strictest job decides",
+    },
 ];
 
+/// Maximum length of the name of a share group.
+const MAX_GROUP: usize = 40;
 /// Maximum weight.
 const WEIGHT_MAX: u32 = 10_000;
 /// Maximum size in MiB.
@@ -61,6 +73,10 @@ pub struct Given {
     pub cap: Option<Cap>,
     /// True if the job requests a vGPU.
     pub vgpu: bool,
+    /// Group of jobs whose programs may use the card at the same time.
+    pub share_group: Option<String>,
+    /// Mode of the group.
+    pub sharing: Option<String>,
 }
 
 /// Limit on a job's part of a card's time.
@@ -76,7 +92,7 @@ impl Given {
     /// Creates an empty set of options.
     #[must_use]
     pub const fn new() -> Self {
-        Self { memory_mib: None, weight: None, class: None, cap: None, vgpu: false }
+        Self { memory_mib: None, weight: None, class: None, cap: None, vgpu: false, share_group: None, sharing: None }
     }
 
     /// Returns true if no option was given.
@@ -117,6 +133,19 @@ impl Given {
                 self.cap = Some(cap.ok_or_else(|| wrong("gpu-cap", value, "`shards`, or percent from 1 to 100"))?);
             }
             4 => self.vgpu = true,
+            5 => {
+                let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+                if !(1..=MAX_GROUP).contains(&value.len()) || !value.chars().all(is_name) {
+                    return Err(wrong("gpu-share-group", value, "up to 40 of the characters A-Z a-z 0-9 - _"));
+                }
+                self.share_group = Some(value.to_owned());
+            }
+            6 => {
+                if !["turns", "together", "auto"].contains(&value) {
+                    return Err(wrong("gpu-sharing", value, "turns, together or auto"));
+                }
+                self.sharing = Some(value.to_owned());
+            }
             _ => return Err(format!("Slurm names the option {number}, which there is not")),
         }
         Ok(())
@@ -247,6 +276,8 @@ mod tests {
     fn options_are_read_and_mistakes_name_the_option() {
         let all = given(&[(0, "2G"), (1, "300"), (2, "interactive"), (3, "shards"), (4, "")]).unwrap();
         assert_eq!((all.memory_mib, all.weight, all.cap, all.vgpu), (Some(2048), Some(300), Some(Cap::Shards), true));
+        let group = given(&[(5, "decoders"), (6, "auto")]).unwrap();
+        assert_eq!((group.share_group.as_deref(), group.sharing.as_deref()), (Some("decoders"), Some("auto")));
         assert_eq!(given(&[(3, "50")]).unwrap().cap, Some(Cap::Permille(500)));
         assert!(given(&[]).unwrap().is_silent());
         for (number, value, told) in [
@@ -257,6 +288,9 @@ mod tests {
             (1, "0", "--gpu-weight: `0`, expected 1 to 10000"),
             (2, "fast", "--gpu-class"),
             (3, "101", "--gpu-cap"),
+            (5, "a/b", "--gpu-share-group: `a/b`, expected up to 40"),
+            (5, "", "--gpu-share-group"),
+            (6, "space", "--gpu-sharing: `space`, expected turns"),
             (9, "", "the option 9"),
         ] {
             let error = given(&[(number, value)]).unwrap_err();

@@ -27,6 +27,11 @@ const PREFIX: &str = "slurm-";
 pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
 /// Time between two attempts to reach a daemon.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// NVIDIA's variable with the folder of an MPS server's pipes.
+const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+/// Time for which a job waits for the MPS server of its group; without it, the job's programs take turns.
+// TIMEOUT: a server starts within a second.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit of a note to the controller.
 // TIMEOUT: the controller answers immediately or not at all; a job must not wait for it.
 const NOTE: Duration = Duration::from_secs(10);
@@ -145,7 +150,7 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
             }
             let cards = cards(arguments)?;
             let card = claim::card(arguments, given, &granted.gpus, &cards)?;
-            let table = claim::table(arguments, given, granted.shards, card, &name)?;
+            let table = claim::table(arguments, given, granted.shards, card, &name, job.uid)?;
             let post = |client: &Client| client.post::<serde_json::Value>(&format!("/v1/{folder}"), &table);
             match patiently(arguments, post)? {
                 Ok(made) => made,
@@ -169,12 +174,31 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
     }
     let driver =
         arguments.driver.iter().map(|path| (cuda_protocol::DRIVER_VARIABLE.to_owned(), path.display().to_string()));
+    let mps = pipes(arguments, given, &path)?.map(|pipes| (MPS_VARIABLE.to_owned(), pipes.display().to_string()));
     let variables = [
         (cuda_protocol::SOCKET_VARIABLE.to_owned(), socket),
         (cuda_protocol::TENANT_VARIABLE.to_owned(), name),
         ("LD_LIBRARY_PATH".to_owned(), arguments.library.display().to_string()),
     ];
-    Ok(variables.into_iter().chain(driver).collect())
+    Ok(variables.into_iter().chain(driver).chain(mps).collect())
+}
+
+/// Returns the folder of the pipes of the MPS server of a job's group, if it has one, as soon as the server serves:
+/// programs are clients from their start, or never.
+fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<PathBuf>, String> {
+    if given.share_group.is_none() {
+        return Ok(None);
+    }
+    let begin = Instant::now();
+    loop {
+        let tenant = patiently(arguments, |client| client.get::<api::Tenant>(path))?.map_err(|error| told(&error))?;
+        // Without a state, the owner of the card is being started.
+        let starts = tenant.group_state.as_ref().is_none_or(|state| state.mps == api::MpsState::Starting);
+        if !starts || begin.elapsed() > SERVER_TIMEOUT {
+            return Ok(tenant.group_state.and_then(|state| state.mps_pipes));
+        }
+        std::thread::sleep(RETRY_INTERVAL);
+    }
 }
 
 /// Returns a job's use so far, and true if it has a vGPU; `None` if the job has no part of a card.

@@ -232,6 +232,10 @@ kinds! {
     OwnerLost = "owner_lost",
     /// The owner of a CUDA card was started again.
     OwnerStarted = "owner_started",
+    /// The MPS server of a share group has ended, or has lost its clients.
+    MpsLost = "mps_lost",
+    /// The MPS server of a share group was started again.
+    MpsStarted = "mps_started",
     /// Events of many subjects came too fast to be listed.
     Suppressed = "suppressed",
 }

@@ -162,6 +162,31 @@ pub struct GroupState {
     /// program is a client from its start, so this changes only with its next start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_clients: Vec<Program>,
+    /// State of the group's MPS server.
+    #[serde(default)]
+    pub mps: MpsState,
+    /// Reason that no server serves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps_error: Option<String>,
+    /// Value of `CUDA_MPS_PIPE_DIRECTORY` with which the tenant's next programs become clients; absent if the group
+    /// needs no server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps_pipes: Option<PathBuf>,
+}
+
+/// State of the MPS server of a share group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MpsState {
+    /// The group needs none: a member only accepts turns.
+    #[default]
+    Unused,
+    /// It is being started.
+    Starting,
+    /// Programs that start now become clients.
+    Serves,
+    /// None serves; it is tried again. All programs take turns.
+    Unavailable,
 }
 
 /// The body of `PATCH /v1/tenants/NAME`: tables with the keys that are to change.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use api::WaitKind;
 use config::TenantSpec;
-use cuda_control::TenantView;
+use cuda_control::{ServerState, TenantView};
 use cuda_status::Seen;
 use sched::Engine;
 use tenancy::Window;
@@ -58,6 +58,12 @@ pub fn tenant(spec: &TenantSpec, socket: PathBuf, seen: Option<&Seen>, window_ns
         share_group: spec.share_group.clone(),
         sharing: spec.sharing,
         group_state: shown.sharing.map(|state| api::GroupState {
+            mps: mps_state(&state.server),
+            mps_error: match state.server {
+                ServerState::Unavailable(why) => Some(why),
+                ServerState::Unused | ServerState::Starting | ServerState::Serves => None,
+            },
+            mps_pipes: state.pipes,
             sharing: state.mode,
             together: state.is_together,
             takes_part: state.takes_part,
@@ -90,5 +96,14 @@ pub fn tenant(spec: &TenantSpec, socket: PathBuf, seen: Option<&Seen>, window_ns
         strikes: time.map_or(0, |time| time.strikes),
         quarantined: time.is_some_and(|time| time.quarantine != sched::Quarantine::Free),
         labels: spec.labels.clone(),
+    }
+}
+/// Returns the state of a group's MPS server in the form of the API.
+fn mps_state(state: &ServerState) -> api::MpsState {
+    match state {
+        ServerState::Unused => api::MpsState::Unused,
+        ServerState::Starting => api::MpsState::Starting,
+        ServerState::Serves => api::MpsState::Serves,
+        ServerState::Unavailable(_) => api::MpsState::Unavailable,
     }
 }

@@ -26,6 +26,10 @@ pub const FOLDER: &str = "/var/run/cdi";
 const CUDA_LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
 /// Folder in a container for the folders of sockets.
 pub const SOCKETS: &str = "/run/gpu-mediator";
+/// Folder in a container for the folders of MPS servers.
+const MPS: &str = "/run/gpu-mediator/mps";
+/// Name of NVIDIA's environment variable with the folder of an MPS server's pipes.
+pub const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// Name of the environment variable with the path of a vGPU's socket.
 pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
 /// Maximum size in bytes of a file that is read.
@@ -83,6 +87,13 @@ pub struct Mount {
 }
 
 impl Mount {
+    /// Creates a mount whose files have the rights that they have on the host.
+    #[must_use]
+    pub fn writable(host_path: &Path, container_path: &Path) -> Self {
+        let options = ["rw", "nosuid", "nodev", "rbind"].map(str::to_owned).into();
+        Self { host_path: host_path.to_owned(), container_path: container_path.to_owned(), options }
+    }
+
     /// Creates a read-only mount. A socket in it still accepts connections.
     #[must_use]
     pub fn read_only(host_path: &Path, container_path: &Path) -> Self {
@@ -106,6 +117,9 @@ pub struct Cuda<'a> {
     pub driver: Option<&'a Path>,
     /// Component of the socket's path in the container that distinguishes several sockets.
     pub place: &'a str,
+    /// Folder of the pipes of the MPS server of the tenant's share group, if the group has one. It is in a folder of
+    /// the server, which stays when the server is started again.
+    pub mps: Option<&'a Path>,
 }
 
 impl Cuda<'_> {
@@ -128,6 +142,11 @@ impl Cuda<'_> {
             let place = Path::new("/usr/lib/gpu-mediator/driver/libcuda.so.1");
             edits.mounts.push(Mount::read_only(driver, place));
             edits.env.push(format!("GPU_MEDIATOR_CUDA_DRIVER={}", place.display()));
+        }
+        if let Some((folder, name)) = self.mps.and_then(|pipes| pipes.parent().zip(pipes.file_name())) {
+            let place = Path::new(MPS).join(self.place);
+            edits.env.push(format!("{MPS_VARIABLE}={}", place.join(name).display()));
+            edits.mounts.push(Mount::writable(folder, &place));
         }
         Ok(edits)
     }
@@ -307,7 +326,7 @@ mod tests {
 
     fn cuda(driver: Option<&Path>) -> Edits {
         let (socket, library) = (Path::new("/run/gpu-mediator/claims/u-0/cuda.sock"), Path::new("/opt/front"));
-        Cuda { tenant: "k8s-u-0", socket, library, driver, place: "gpu" }.edits().unwrap()
+        Cuda { tenant: "k8s-u-0", socket, library, driver, place: "gpu", mps: None }.edits().unwrap()
     }
 
     #[test]
@@ -399,5 +418,18 @@ mod tests {
             assert!(CdiFile::new(folder.path(), "u").unwrap().write(vec![device]).is_err(), "{bad:?}");
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn member_of_a_share_group_gets_the_folder_of_its_server() {
+        let (socket, library) = (Path::new("/run/gpu-mediator/tenants/a/cuda.sock"), Path::new("/opt/front"));
+        let mps = Some(Path::new("/run/gpu-mediator/gpu.mps/decoders/pipes"));
+        let edits = Cuda { tenant: "a", socket, library, driver: None, place: "gpu", mps }.edits().unwrap();
+        let variable = "CUDA_MPS_PIPE_DIRECTORY=/run/gpu-mediator/mps/gpu/pipes".to_owned();
+        assert!(edits.env.contains(&variable), "{:?}", edits.env);
+        let mount = edits.mounts.last().unwrap();
+        // The folder of the pipes is made again with each server.
+        assert_eq!(mount.host_path, Path::new("/run/gpu-mediator/gpu.mps/decoders"));
+        assert_eq!(mount.container_path, Path::new("/run/gpu-mediator/mps/gpu"));
     }
 }

@@ -49,6 +49,8 @@ pub struct CudaSpec {
     /// Tolerance in MiB between the accounts and the real use, of one process and of the whole card.
     #[serde(deserialize_with = "crate::size::key")]
     pub margin_mib: u64,
+    /// NVIDIA's program that controls MPS servers, for share groups.
+    pub mps_control: PathBuf,
     /// Seconds for which workers of guest programs continue after a daemon that was killed. A worker that the next
     /// daemon has not taken by then ends itself, and its program with it.
     pub orphan_timeout_s: u64,
@@ -80,6 +82,7 @@ impl Default for CudaSpec {
             run_ahead_us: 4000,
             strangers: OnStranger::Report,
             margin_mib: 128,
+            mps_control: "/usr/bin/nvidia-cuda-mps-control".into(),
             orphan_timeout_s: 30,
         }
     }
@@ -247,6 +250,10 @@ pub(super) fn card(card: &CardSpec) -> Vec<(&'static str, String)> {
     }
     if !(1..=3600).contains(&cuda.orphan_timeout_s) {
         wrong.push(("cuda.orphan_timeout_s", format!("{}, expected 1 to 3600", cuda.orphan_timeout_s)));
+    }
+    if !cuda.mps_control.is_absolute() {
+        let what = format!("{}, expected an absolute path", cuda.mps_control.display());
+        wrong.push(("cuda.mps_control", what));
     }
     if cuda.margin_mib > 1 << 20 {
         wrong.push(("cuda.margin_mib", format!("{} MiB, expected 0 to 1048576", cuda.margin_mib)));
@@ -434,6 +441,7 @@ mod tests {
     fn config_errors_name_line_and_key() {
         for (more, expected) in [
             ("cuda.chunk_mib = 3\n", "m.toml:6:18: card[0].cuda.chunk_mib: 3 MiB"),
+            ("cuda.mps_control = \"mps\"\n", "card[0].cuda.mps_control: mps, expected an absolute path"),
             ("cuda.worker_users = [0, 9]\n", "card[0].cuda.worker_users: [0, 9], expected the first and the last"),
             ("cuda.worker_users = [9, 8]\n", "card[0].cuda.worker_users: [9, 8]"),
             ("cuda.worker_users = [1, 65537]\n", "card[0].cuda.worker_users: [1, 65537]"),

@@ -88,7 +88,8 @@ impl Cdi {
         let others = tenants.into_iter().filter(|other| other.name != tenant.name).map(|other| other.socket);
         let vms = client.get::<VmList>("/v1/vms")?.vms.into_iter().filter_map(|vm| vm.socket);
         is_alone(&tenant.name, &tenant.socket, others.chain(vms).chain([client.socket().to_owned()])).map_err(wrong)?;
-        let device = self.device(&tenant.name, &tenant.socket)?;
+        let mps = tenant.group_state.as_ref().and_then(|state| state.mps_pipes.as_deref());
+        let device = self.device(&tenant.name, &tenant.socket, mps)?;
         if self.write {
             file.write(vec![device]).map_err(refused)?;
             let name = cdi_spec::qualified(&tenant.name);
@@ -101,10 +102,12 @@ impl Cdi {
         Ok(json(&Spec { cdi_version: version, kind, annotations: Default::default(), devices: vec![device] }))
     }
 
-    /// Returns the device of a tenant: the folder of its socket, the library, and NVIDIA's if it is given.
-    fn device(&self, tenant: &str, socket: &Path) -> Result<Device, ClientError> {
+    /// Returns the device of a tenant: the folder of its socket, the library, NVIDIA's if it is given, and the MPS server
+    /// of its share group.
+    fn device(&self, tenant: &str, socket: &Path, mps: Option<&Path>) -> Result<Device, ClientError> {
         let driver = self.driver.as_deref();
-        let edits = Cuda { tenant, socket, library: &self.library, driver, place: tenant }.edits().map_err(refused)?;
+        let cuda = Cuda { tenant, socket, library: &self.library, driver, place: tenant, mps };
+        let edits = cuda.edits().map_err(refused)?;
         Ok(Device { name: tenant.to_owned(), container_edits: edits })
     }
 }
@@ -128,7 +131,7 @@ mod tests {
     fn container_gets_socket_folder_library_and_driver() {
         let folder = tempfile::tempdir().unwrap();
         let cdi = cdi(folder.path());
-        let device = cdi.device("a", Path::new("/run/gpu-mediator/tenants/a/cuda.sock")).unwrap();
+        let device = cdi.device("a", Path::new("/run/gpu-mediator/tenants/a/cuda.sock"), None).unwrap();
         let mounts: Vec<_> =
             device.container_edits.mounts.iter().map(|mount| mount.host_path.display().to_string()).collect();
         // The folder, which outlives the socket of one owner; never the socket itself.

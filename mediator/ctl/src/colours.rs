@@ -30,6 +30,7 @@ const STATES: [(Style, &[&str]); 3] = [
             "killed",
             "kill_failed",
             "owner_lost",
+            "mps_lost",
             "upgrade_failed",
             "move_failed",
             "save_failed",

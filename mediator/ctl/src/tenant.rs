@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use sched::groups::Sharing;
 use serde_json::{Map, Value};
 
-use api::{Tenant, TenantPatch, Unaccounted};
+use api::{MpsState, Tenant, TenantPatch, Unaccounted};
 use config::patch::table;
 use config::{OnRemove, OnStuck, SocketMode, TenantSpec, VmMemory};
 
@@ -308,8 +308,12 @@ fn sharing(tenant: &Tenant) -> String {
     }
     let group = format!("{}, {}", tenant.share_group, tenant.sharing.name());
     let Some(state) = &tenant.group_state else { return group };
+    if let Some(why) = &state.mps_error {
+        return format!("{group}: turns: {why}");
+    }
     match (state.together, state.takes_part) {
         (false, _) => format!("{group}: turns"),
+        (true, false) if state.mps == MpsState::Starting => format!("{group}: turns until its MPS server serves"),
         (true, true) => format!("{group}: together"),
         (true, false) if state.not_clients.is_empty() => format!("{group}: turns, no program is an MPS client"),
         (true, false) => {

@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use cuda_control::{Answer, MemoryShare, Quanta, Request, Rules, Settings, Tenant, TimeShare};
+use cuda_control::{Answer, MemoryShare, MpsSettings, Quanta, Request, Rules, Settings, Tenant, TimeShare};
 use cuda_status::{Seen, StatusCell};
 use events::Log;
 use locks::{Guard, Mutex, rank};
@@ -282,6 +282,7 @@ fn settings(spec: &CardSpec, folder: &Path) -> Settings {
         run_ahead_us,
         strangers,
         margin_mib,
+        mps_control,
         orphan_timeout_s: _,
     } = cuda;
     Settings {
@@ -297,6 +298,7 @@ fn settings(spec: &CardSpec, folder: &Path) -> Settings {
         margin_bytes: margin_mib * MIB,
         rules: rules(spec, &Tuning::from_spec(spec)),
         journal: folder.join(format!("{}.programs", spec.name)),
+        mps: Some(MpsSettings { program: mps_control, folder: folder.join(format!("{}.mps", spec.name)) }),
     }
 }
 

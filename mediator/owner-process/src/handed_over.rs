@@ -48,7 +48,9 @@ impl SavedOwner {
     /// # Errors
     /// If a setting differs that cannot change while an owner runs.
     pub fn check(&self, settings: &Settings) -> Result<(), String> {
-        let same = Settings { rules: self.settings.rules.clone(), ..settings.clone() } == self.settings;
+        // An owner of an earlier version serves without MPS until it is started again.
+        let mps = self.settings.mps.as_ref().and(settings.mps.clone());
+        let same = Settings { rules: self.settings.rules.clone(), mps, ..settings.clone() } == self.settings;
         let why = "the configuration of its owner has changed; put it back, or restart the daemon";
         if same { Ok(()) } else { Err(why.to_owned()) }
     }

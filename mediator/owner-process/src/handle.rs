@@ -42,6 +42,12 @@ impl Handle {
         self.child.as_mut()?.try_wait().ok().flatten()?.code()
     }
 
+    /// Kills the process if it still runs.
+    pub(super) fn killed(self) -> Self {
+        self.kill();
+        self
+    }
+
     fn kill(&self) {
         // It may have ended already.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
@@ -157,6 +163,11 @@ impl Process {
     pub(super) fn has_lost_card(&mut self) -> bool {
         // The process closes its output a moment before it ends.
         is_ready(&self.handle.pidfd, PollFlags::IN, ENDS) && self.handle.code() == Some(cuda_control::CARD_LOST)
+    }
+
+    /// Closes the input of the process, so that it ends.
+    pub(super) fn close(self) -> Handle {
+        self.handle
     }
 
     /// Kills the process. The process may take a while to end.

@@ -17,7 +17,9 @@ pub(super) fn report(card: &str, incidents: Vec<Incident>, events: &Log) {
             _ => tracing::warn!(card, tenant, "{text}"),
         }
         events.add(match action {
-            Action::Forgotten(_) => NewEvent::card(kind, card, text),
+            Action::Forgotten(_) | Action::ServerEnded { .. } | Action::ServerStarted => {
+                NewEvent::card(kind, card, text)
+            }
             _ => NewEvent::tenant(kind, &tenant, text).on(card),
         });
     }
@@ -33,6 +35,15 @@ fn described(tenant: &str, action: &Action) -> (EventKind, String) {
         Action::Quarantined => {
             let release = format!("`mediatorctl sched release {tenant}` releases it");
             (EventKind::Quarantined, format!("quarantined: none of its work is started; {release}"))
+        }
+        Action::ServerEnded { why, programs } => {
+            let programs: Vec<String> = programs.iter().map(|one| format!("`{}` ({})", one.program, one.pid)).collect();
+            let programs = if programs.is_empty() { "none".to_owned() } else { programs.join(", ") };
+            let text = format!("share group `{tenant}`: {why}; programs that have lost their work: {programs}");
+            (EventKind::MpsLost, text)
+        }
+        Action::ServerStarted => {
+            (EventKind::MpsStarted, format!("share group `{tenant}`: the MPS control daemon was started again"))
         }
         Action::Forgotten(number) => {
             (EventKind::Suppressed, format!("{number} earlier actions on tenants are not listed"))

@@ -54,6 +54,9 @@ const OPEN: Duration = Duration::from_secs(60);
 /// Time limit for a killed process to end, when the daemon ends as well.
 // TIMEOUT: a process that is stuck in the driver ends when the driver returns; the daemon does not wait until then.
 const KILLED: Duration = Duration::from_secs(2);
+/// Time limit for an owner to end its MPS servers and itself, when the daemon ends.
+// TIMEOUT: servers without clients end within a fraction of a second.
+const CLOSED: Duration = Duration::from_secs(2);
 
 /// Time limit for a process to end after its output has ended.
 // TIMEOUT: a killed or exited process is gone within a few milliseconds.
@@ -287,8 +290,25 @@ impl Supervisor {
     }
 }
 
+impl Supervisor {
+    /// Returns true if the owner may have MPS servers, which it ends itself if they have no clients.
+    fn has_groups(&self) -> bool {
+        self.tenants.values().any(|tenant| tenant.share_group.is_some())
+    }
+}
+
 impl Drop for Supervisor {
     fn drop(&mut self) {
+        if self.has_groups()
+            && let Some(process) = self.process.take()
+        {
+            let mut handle = process.close();
+            let closed = Instant::now();
+            while handle.end().is_none() && closed.elapsed() < CLOSED {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            self.dying = Some(handle.killed());
+        }
         let Some(mut child) = self.process.take().map(Process::kill).or(self.dying.take()) else { return };
         let killed = Instant::now();
         while child.end().is_none() && killed.elapsed() < KILLED {

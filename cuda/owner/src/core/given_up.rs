@@ -88,7 +88,11 @@ pub(super) struct Incidents {
 
 impl Incidents {
     fn add(&mut self, tenant: &str, action: Action) {
-        self.unread.push_back(Incident { tenant: tenant.to_owned(), action });
+        self.add_incident(Incident { tenant: tenant.to_owned(), action });
+    }
+
+    pub(super) fn add_incident(&mut self, incident: Incident) {
+        self.unread.push_back(incident);
         let excess = self.unread.len().saturating_sub(MAX_INCIDENTS);
         self.forgotten += self.unread.drain(..excess).count() as u64;
     }

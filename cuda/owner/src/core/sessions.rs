@@ -216,7 +216,7 @@ impl Core {
             FromTenant::Stopped { turn, usage, waiting, .. } => self.stopped(id, tenant, turn, usage, waiting),
             FromTenant::Ending { turn, in_us, .. } => self.ending(id, tenant, turn, in_us),
             FromTenant::Used { usage, .. } => self.reports(id, tenant, usage),
-            FromTenant::Concurrent { .. } => self.is_concurrent(id, tenant),
+            FromTenant::Concurrent { .. } => self.says_client(tenant),
             FromTenant::Export { request, chunks } => self.export(id, tenant, request, &chunks),
             FromTenant::Open { request, share } => self.open(id, tenant, request, share),
             FromTenant::Reclaimed { order } => self.reclaimed(id, order),
@@ -263,6 +263,7 @@ impl Core {
                 self.expected.remove(&pid);
             }
         }
+        self.renew_clients_of(tenant);
         self.send(id, FromOwner::Welcome(welcome));
         self.renew_terms();
     }
@@ -275,6 +276,7 @@ impl Core {
         self.machine.relocations.forget(id);
         self.expected.remove(&session.pid);
         let Some(tenant) = tenant else { return };
+        self.client_gone(tenant, session.pid);
         self.renew_concurrency(tenant);
         if session.run.is_some() || session.waiting {
             self.look_whether_ended(tenant);

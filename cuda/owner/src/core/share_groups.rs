@@ -1,10 +1,10 @@
 //! Groups of tenants whose programs may use the card at the same time.
 //!
-//! A tenant takes part if all of its programs can run concurrently. These programs are clients of the card's MPS
-//! server, which they report after `Welcome`. Programs cannot become clients later, so a tenant with another program
-//! has turns of its own until that program exits. Programs that have never requested the card do not count.
+//! A tenant takes part if all of its programs can run concurrently. These programs are clients of the group's MPS server
+//! (`mps`). Programs cannot become clients later, so a tenant with another program has turns of its own until that
+//! program exits. Programs that have never requested the card do not count.
 
-use super::{Core, Nanos, SessionId};
+use super::{Core, Nanos};
 use vram::TenantId;
 
 impl Core {
@@ -13,14 +13,8 @@ impl Core {
         let Some(tenant) = self.tenants.get(&id) else { return };
         let group = tenant.spec.share_group.as_ref().map(|group| (group.name.as_str(), group.sharing));
         self.turns.set_group(id, group, Nanos(self.clock));
-    }
-
-    /// Records that a process can run concurrently with others.
-    pub(super) fn is_concurrent(&mut self, id: SessionId, tenant: TenantId) {
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.concurrent = true;
-        }
-        self.renew_concurrency(tenant);
+        self.renew_servers();
+        self.renew_clients_of(id);
     }
 
     /// Updates whether all programs of a tenant can run concurrently with others.

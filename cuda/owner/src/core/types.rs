@@ -54,6 +54,8 @@ pub struct ShareGroup {
     pub name: String,
     /// Kind of sharing that the tenant accepts. The strictest kind among all members applies to the group.
     pub sharing: Sharing,
+    /// User of the tenant's programs, if it is known. An MPS server serves one user.
+    pub user: Option<u32>,
 }
 
 /// An event.
@@ -147,6 +149,13 @@ pub enum Event {
         sure: bool,
         /// Number of missing bytes.
         bytes: u64,
+    },
+    /// The MPS server of a group has changed.
+    Mps {
+        /// Name of the group.
+        group: String,
+        /// The change.
+        report: cuda_mps::Report,
     },
     /// Time has passed.
     Tick,
@@ -266,6 +275,23 @@ pub enum Action {
     Attend {
         /// Duration of the polling, in ns.
         ns: u64,
+    },
+    /// Start the MPS server of a group, or keep one that was to be retired. Answered by [`Event::Mps`].
+    StartServer {
+        /// Name of the group.
+        group: String,
+        /// User of the server and its clients, if it is known.
+        user: Option<u32>,
+    },
+    /// End the MPS server of a group as soon as it has no clients.
+    RetireServer {
+        /// Name of the group.
+        group: String,
+    },
+    /// Poll the clients of a group's MPS server soon. Answered by [`Event::Mps`].
+    PollServer {
+        /// Name of the group.
+        group: String,
     },
     /// Close a connection after the queued messages were sent.
     Close {

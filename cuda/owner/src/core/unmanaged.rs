@@ -18,7 +18,9 @@ impl Core {
     pub(super) fn users(&mut self, users: Vec<User>) {
         let served: BTreeSet<u32> = self.pids().chain(self.expected.iter().copied()).collect();
         let mut before = std::mem::take(&mut self.strangers.0);
-        for User { pid, program, bytes, occupies } in users.into_iter().filter(|user| !served.contains(&user.pid)) {
+        let is_ours = |pid: u32| served.contains(&pid) || self.is_server(pid);
+        let others: Vec<User> = users.into_iter().filter(|user| !is_ours(user.pid)).collect();
+        for User { pid, program, bytes, occupies } in others {
             let looks = before.remove(&pid).map_or(0, |(_, looks)| looks) + 1;
             if looks == MIN_POLLS_PRESENT {
                 let kills = self.config.on_stranger == OnStranger::Kill;

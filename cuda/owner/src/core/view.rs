@@ -45,6 +45,8 @@ pub struct TenantView {
     pub membership: Option<Membership>,
     /// Process ID and name of each program that keeps a group's member from running concurrently with others.
     pub not_concurrent: Vec<(u32, String)>,
+    /// State of the MPS server of the tenant's group.
+    pub server: cuda_control::ServerState,
 }
 
 /// The present state of a card.
@@ -136,6 +138,7 @@ impl Core {
             over_quota_bytes: tenant.past.over,
             membership: self.turns.membership(id),
             not_concurrent: self.not_concurrent(id),
+            server: self.server_state(id),
         })
     }
 }

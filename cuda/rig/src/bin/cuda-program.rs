@@ -52,6 +52,8 @@ enum What {
         #[arg(long, default_value_t = 0)]
         mib: u64,
     },
+    /// Prints a line; after a line of input, makes an illegal access and prints the driver's error.
+    Fault,
     /// Allocates until the driver refuses. Prints the total size in MiB.
     Fill {
         /// Size of one allocation in MiB.
@@ -249,6 +251,7 @@ fn main() -> Result<()> {
         What::Train { mib, rounds, spin_us } => train(cuda, mib, rounds, spin_us),
         What::Busy { kernel_us, ms } => busy(cuda, kernel_us, ms),
         What::Count { kernel_us, own, mib } => count(cuda, kernel_us, own, mib),
+        What::Fault => print(attack::fault(cuda, &lines())?),
         What::Fill { step_mib } => fill(cuda, step_mib),
         What::Churn { steps } => churn(cuda, steps),
         What::Burst { threads } => print(own::burst(cuda, threads)?),

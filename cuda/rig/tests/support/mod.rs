@@ -22,6 +22,8 @@ pub struct Rig {
     pub context_mib: u64,
     /// Number of cards.
     pub cards: u64,
+    /// True to record kernels in the card's folder.
+    pub records: bool,
     mib: u64,
 }
 
@@ -60,7 +62,7 @@ impl Rig {
         }
         std::fs::create_dir(folder.path().join("run")).expect("a folder");
         let fake = folder.path().join("plain/libcuda.so.1");
-        Self { folder, fake, context_mib: 0, cards: 1, mib }
+        Self { folder, fake, context_mib: 0, cards: 1, records: false, mib }
     }
 
     /// Returns a command with the card and one library folder in its environment.
@@ -76,6 +78,10 @@ impl Rig {
             .env(cuda_protocol::LOG_VARIABLE, "1")
             .env("RUST_BACKTRACE", "0")
             .env_remove(cuda_protocol::SOCKET_VARIABLE);
+        command.env_remove("CUDA_MPS_PIPE_DIRECTORY");
+        if self.records {
+            command.env("FAKE_CUDA_RECORD", "1");
+        }
         if library == "shim" {
             command.env(cuda_protocol::DRIVER_VARIABLE, &self.fake);
         }

@@ -132,3 +132,16 @@ fn groups_are_those_of_one_namespace() {
             .contains("segmentGroup, expected no such parameter")
     );
 }
+
+#[test]
+fn share_groups_are_of_one_namespace_and_of_cuda_cards() {
+    let mut applied = Applied::default();
+    applied.parameters.sharing = Some(crate::parameters::Mode::Together);
+    let alone = made("cuda", &result("256Mi", "250"), &applied).unwrap_err();
+    assert!(alone.contains("sharing, expected it together with shareGroup"), "{alone}");
+    applied.parameters.share_group = Some("team".to_owned());
+    let body = made("cuda", &result("256Mi", "250"), &applied).unwrap();
+    assert_eq!((&body["share_group"], &body["sharing"]), (&"prod.team".into(), &"together".into()));
+    let error = made("simgpu", &result("256Mi", "250"), &applied).unwrap_err();
+    assert!(error.contains("shareGroup, expected no such parameter"), "{error}");
+}

@@ -16,7 +16,8 @@ use super::path;
 use crate::cdi::{self, LIBRARY};
 use crate::client::{self, Client, ClientError};
 use crate::values;
-use api::{Tenant, TenantPatch};
+use api::{MpsState, Tenant, TenantPatch};
+use cdi_spec::MPS_VARIABLE;
 use cuda_protocol::{SOCKET_VARIABLE, TENANT_VARIABLE};
 
 /// Time that the owner of a card may take to answer.
@@ -59,7 +60,8 @@ impl Run {
             }
         }
         let library = self.library.join("libcuda.so.1");
-        let mut command = self.command(&tenant.socket, &library);
+        let mps = tenant.group_state.as_ref().and_then(|state| state.mps_pipes.as_deref());
+        let mut command = self.command(&tenant.socket, &library, mps);
         let patch = self.patch();
         if patch != TenantPatch::default() {
             // The daemon restores the limits when this process ends, which becomes the program.
@@ -69,15 +71,18 @@ impl Run {
         Err(ClientError::File { path: command.get_program().into(), source })
     }
 
-    /// Returns the tenant as soon as its card's owner answers.
+    /// Returns the tenant as soon as its card's owner answers, and no longer starts the MPS server of its group: a program
+    /// is a client from its start, or never.
     fn served(&self, client: &Client) -> Result<Tenant, ClientError> {
         let deadline = Instant::now() + OWNER_TIMEOUT;
         loop {
             let tenant: Tenant = client.get(&path(&self.tenant))?;
-            if tenant.served {
+            let late = Instant::now() > deadline;
+            let starts = tenant.group_state.as_ref().is_some_and(|state| state.mps == MpsState::Starting);
+            if tenant.served && (late || !starts) {
                 return Ok(tenant);
             }
-            if Instant::now() > deadline {
+            if late {
                 let card: api::Card = client.get(&format!("/v1/cards/{}", client::segment(&tenant.card)))?;
                 let reason = card.error.unwrap_or_else(|| "its owner does not answer".to_owned());
                 return Err(ClientError::NotServed { tenant: tenant.name, card: tenant.card, reason });
@@ -99,10 +104,13 @@ impl Run {
         patch
     }
 
-    fn command(&self, socket: &Path, library: &Path) -> Command {
+    fn command(&self, socket: &Path, library: &Path, mps: Option<&Path>) -> Command {
         let mut command = Command::new(self.program.first().cloned().unwrap_or_default());
         command.args(self.program.iter().skip(1));
         command.env(SOCKET_VARIABLE, socket).env(TENANT_VARIABLE, &self.tenant);
+        if let Some(pipes) = mps {
+            command.env(MPS_VARIABLE, pipes);
+        }
         command.env("LD_LIBRARY_PATH", in_front(self.library.as_os_str().to_owned(), "LD_LIBRARY_PATH"));
         if self.preload {
             command.env("LD_PRELOAD", in_front(library.as_os_str().to_owned(), "LD_PRELOAD"));
@@ -134,7 +142,11 @@ mod tests {
             preload: true,
             program: ["python3", "train.py"].map(OsString::from).into(),
         };
-        let command = run.command(Path::new("/run/a.cuda"), Path::new("/lib/front/libcuda.so.1"));
+        let command = run.command(
+            Path::new("/run/a.cuda"),
+            Path::new("/lib/front/libcuda.so.1"),
+            Some(Path::new("/run/gpu.mps/g/pipes")),
+        );
         let variables: Vec<_> = command.get_envs().map(|(name, value)| (name, value.unwrap_or_default())).collect();
         let of = |name: &str| {
             let found = variables.iter().find(|(one, _)| *one == name);
@@ -142,6 +154,7 @@ mod tests {
         };
         assert_eq!(of(SOCKET_VARIABLE), "/run/a.cuda");
         assert_eq!(of(TENANT_VARIABLE), "a");
+        assert_eq!(of(MPS_VARIABLE), "/run/gpu.mps/g/pipes");
         assert!(of("LD_LIBRARY_PATH").starts_with("/lib/front"));
         assert!(of("LD_PRELOAD").starts_with("/lib/front/libcuda.so.1"));
         assert_eq!((command.get_program(), command.get_args().count()), ("python3".as_ref(), 1));

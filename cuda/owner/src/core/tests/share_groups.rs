@@ -1,10 +1,12 @@
 //! Tests groups of tenants whose programs use the card at the same time.
 
 use super::*;
+use cuda_control::{Incident, ServerState};
+use cuda_mps::Report;
 use sched::groups::Sharing;
 
 fn group(name: &str, sharing: Sharing) -> TenantSpec {
-    let share_group = Some(ShareGroup { name: "group".to_owned(), sharing });
+    let share_group = Some(ShareGroup { name: "group".to_owned(), sharing, user: None });
     TenantSpec { share_group, ..spec(name, 64, Limits::default()) }
 }
 
@@ -21,7 +23,19 @@ fn world(sharing: Sharing) -> World {
 fn client(world: &mut World, tenant: &str) -> SessionId {
     let session = world.connect(tenant);
     world.say(session, FromTenant::Concurrent { card: 0 });
+    let clients = world.core.servers.clients("group").into_iter().chain([pid(world, session)]).collect();
+    report(world, Report::Clients { servers: BTreeSet::from([7]), clients });
     session
+}
+
+fn pid(world: &World, session: SessionId) -> u32 {
+    world.core.sessions[&session].pid
+}
+
+/// Reports a change of the group's server.
+fn report(world: &mut World, report: Report) {
+    world.event(Event::Mps { group: "group".to_owned(), report });
+    world.settle();
 }
 
 fn want(world: &mut World, sessions: &[SessionId]) {
@@ -209,4 +223,92 @@ fn waiting_program_yields_its_turn_to_another_tenant() {
     world.say(other, FromTenant::Waiting { card: 0 });
     world.pass(10 * MS);
     assert_eq!(world.programs[&one].yields, None);
+}
+
+#[test]
+fn program_that_only_says_it_is_a_client_takes_turns() {
+    let mut world = world(Sharing::Together);
+    let one = client(&mut world, "one");
+    let liar = world.connect("two");
+    world.say(liar, FromTenant::Concurrent { card: 0 });
+    want(&mut world, &[one, liar]);
+    let (both, _) = observe(&mut world, &[one, liar], 400);
+    assert_eq!(both, 0, "the server does not list it");
+    let view = world.core.view(0);
+    assert_eq!(view.tenants[1].not_concurrent, [(pid(&world, liar), "test".to_owned())]);
+    let clients = BTreeSet::from([pid(&world, one), pid(&world, liar)]);
+    report(&mut world, Report::Clients { servers: BTreeSet::from([7]), clients });
+    let (both, _) = observe(&mut world, &[one, liar], 400);
+    assert!(both > 200, "{both} ms together");
+}
+
+#[test]
+fn lost_server_is_reported_with_its_programs() {
+    let mut world = world(Sharing::Together);
+    let (one, two) = (client(&mut world, "one"), client(&mut world, "two"));
+    want(&mut world, &[one, two]);
+    let pids = [pid(&world, one), pid(&world, two)];
+    // One of them is gone before the owner learns the reason.
+    world.leave(two);
+    report(&mut world, Report::Lost { clients: BTreeSet::from(pids), why: "it ended".to_owned() });
+    report(&mut world, Report::Unavailable { why: "it ended; it is started again".to_owned() });
+    let incidents = world.core.take_incidents();
+    let [Incident { tenant, action: cuda_control::Action::ServerEnded { why, programs } }] = &incidents[..] else {
+        panic!("{incidents:?}")
+    };
+    assert_eq!((tenant.as_str(), why.as_str()), ("group", "it ended"));
+    let named: Vec<_> = programs.iter().map(|one| (one.pid, one.program.as_str())).collect();
+    assert_eq!(named, pids.map(|pid| (pid, "test")));
+    assert!(matches!(&world.core.view(0).tenants[0].server, ServerState::Unavailable(why) if why.contains("again")));
+    report(&mut world, Report::Serves { again: true });
+    assert_eq!(world.core.view(0).tenants[0].server, ServerState::Serves);
+    assert!(!world.core.sessions[&one].concurrent, "it is not a client of the new server");
+}
+
+#[test]
+fn server_is_needed_while_no_member_insists_on_turns() {
+    let mut core = Core::new(CardConfig::new(16 * CHUNK), 1).expect("good settings");
+    let servers = |core: &mut Core| -> Vec<Action> {
+        let is_of_server = |action: &Action| {
+            matches!(action, Action::StartServer { .. } | Action::RetireServer { .. } | Action::PollServer { .. })
+        };
+        core.take_actions().into_iter().filter(is_of_server).collect()
+    };
+    let start = |user| [Action::StartServer { group: "group".to_owned(), user }];
+    let retire = [Action::RetireServer { group: "group".to_owned() }];
+    let of = |name: &str, sharing, user| {
+        let share_group = Some(ShareGroup { name: "group".to_owned(), sharing, user });
+        TenantSpec { share_group, ..spec(name, 1, Limits::default()) }
+    };
+    let one = core.add_tenant(of("one", Sharing::Auto, Some(5))).expect("it may be");
+    assert_eq!(servers(&mut core), start(Some(5)));
+    let two = core.add_tenant(of("two", Sharing::Turns, Some(5))).expect("it may be");
+    assert_eq!(servers(&mut core), retire);
+    core.change_tenant(two, &of("two", Sharing::Together, Some(5))).expect("it may be");
+    assert_eq!(servers(&mut core), start(Some(5)));
+    core.add_tenant(of("three", Sharing::Together, Some(6))).expect("it may be");
+    assert_eq!(servers(&mut core), retire, "a server has one user");
+    let why = "the group's tenants have different `owner`s, and an MPS server serves one user";
+    assert_eq!(core.view(0).tenants[0].server, ServerState::Unavailable(why.to_owned()));
+    let three = core.tenant("three").expect("it exists");
+    for id in [three, two, one] {
+        core.remove_tenant(id).expect("it has no programs");
+    }
+    let last = servers(&mut core);
+    assert_eq!(last.last(), retire.last(), "{last:?}");
+    core.handle(1, Event::Mps { group: "group".to_owned(), report: Report::Retired });
+    assert_eq!(core.servers.count(), 0);
+}
+
+#[test]
+fn mps_server_is_not_a_stranger() {
+    let mut world = world(Sharing::Together);
+    world.core.set_on_stranger(OnStranger::Kill);
+    client(&mut world, "one");
+    let user = |pid| User { pid, program: "nvidia-cuda-mps".to_owned(), bytes: None, occupies: true };
+    for _ in 0..3 {
+        world.event(Event::Users { users: vec![user(7), user(8)], own: None });
+    }
+    let strangers: Vec<u32> = world.core.strangers().map(|stranger| stranger.pid).collect();
+    assert_eq!(strangers, [8], "7 is the group's server");
 }

@@ -373,7 +373,13 @@ impl World {
                     self.event(Event::Ended { pid: 100 + session.0 as u32 });
                 }
             }
-            Action::Send { .. } | Action::Close { .. } | Action::Attend { .. } | Action::LookAt { .. } => {}
+            Action::Send { .. }
+            | Action::Close { .. }
+            | Action::Attend { .. }
+            | Action::LookAt { .. }
+            | Action::StartServer { .. }
+            | Action::RetireServer { .. }
+            | Action::PollServer { .. } => {}
             Action::KillStranger { .. } | Action::Adopted { .. } => {}
         }
     }

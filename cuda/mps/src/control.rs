@@ -1,0 +1,439 @@
+//! The process of a control daemon, and its commands.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Gid, Uid, chown};
+use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
+
+/// Time limit for an answer to a command.
+// TIMEOUT: the daemon answers within milliseconds.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit for a daemon to answer its first command.
+// TIMEOUT: the driver's initialisation takes seconds on a host with many cards.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// Interval at which a process that is about to end or to start is checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// Maximum length of a socket's path (`sun_path` of unix(7)), without the final zero.
+const MAX_SOCKET_PATH: usize = 107;
+/// Length of the longest name of a daemon's socket, with the separator.
+const SOCKET_NAME: usize = 24;
+/// Maximum number of bytes of an answer.
+const MAX_ANSWER: u64 = 60 << 10;
+/// Name of the file with the process number and the start time of the daemon.
+const RECORD: &str = "control.pid";
+/// Name of the file with the daemon's own output.
+const OUTPUT: &str = "output";
+/// Name of the program that starts the daemon for another user, of util-linux.
+const SETPRIV: &str = "setpriv";
+/// Group of a user that the host's file does not list.
+const NO_GROUP: u32 = 65_534;
+
+/// A group's daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MpsConfig {
+    /// Path of `nvidia-cuda-mps-control`.
+    pub program: PathBuf,
+    /// Folder of this daemon's files.
+    pub folder: PathBuf,
+    /// Name of the card for `CUDA_VISIBLE_DEVICES`.
+    pub card: String,
+    /// User of the server and its clients, if it is not the user of this process.
+    pub user: Option<u32>,
+}
+
+/// Returns the folder that programs name in `CUDA_MPS_PIPE_DIRECTORY`, within a daemon's folder.
+#[must_use]
+pub fn pipe_folder(folder: &Path) -> PathBuf {
+    folder.join("pipes")
+}
+
+/// Reason that a daemon does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The program does not exist.
+    #[error("{} does not exist: install the package with NVIDIA's MPS, or name the program in `cuda.mps_control`", .0.display())]
+    Missing(PathBuf),
+    /// The path of the daemon's sockets is too long.
+    #[error("the path {} is too long for sockets by {excess} bytes: choose a shorter name of the group, or a shorter `socket_dir`", path.display())]
+    TooLong {
+        /// Folder of the sockets.
+        path: PathBuf,
+        /// Number of bytes.
+        excess: usize,
+    },
+    /// A folder of the daemon cannot be made.
+    #[error("the folder {} cannot be made: {source}", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A folder of the daemon cannot be given to the user of its clients.
+    #[error("{} cannot belong to user {user}: {source}; a daemon that is not root needs CAP_CHOWN, CAP_SETUID and CAP_SETGID", path.display())]
+    User {
+        /// The folder.
+        path: PathBuf,
+        /// The user.
+        user: u32,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A program cannot be started.
+    #[error("{program} cannot be started: {source}")]
+    Start {
+        /// The program.
+        program: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The daemon has ended.
+    #[error("the MPS control daemon ended: {0}")]
+    Ended(String),
+    /// A command had no effect.
+    #[error("the MPS control daemon refuses `{command}`: {answer}")]
+    Refused {
+        /// The command.
+        command: String,
+        /// The answer.
+        answer: String,
+    },
+    /// The daemon does not answer.
+    #[error("the MPS control daemon did not answer `{command}` within {} s", limit.as_secs())]
+    Late {
+        /// The command.
+        command: String,
+        /// The time limit.
+        limit: Duration,
+    },
+}
+
+/// A running control daemon.
+pub(crate) struct Control {
+    config: MpsConfig,
+    /// `None` if an earlier owner has started it.
+    child: Option<Child>,
+    pidfd: OwnedFd,
+}
+
+/// State of one server: its clients, and true after a fault of one of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ServerState {
+    pub(crate) clients: Vec<u32>,
+    pub(crate) faulty: bool,
+}
+
+impl Control {
+    /// Finds the daemon of an earlier owner, or starts one. Returns it with true if it is new.
+    pub(crate) fn open(config: &MpsConfig) -> Result<(Self, bool), ControlError> {
+        if let Some(found) = Self::find(config) {
+            return Ok((found, false));
+        }
+        Ok((Self::start(config)?, true))
+    }
+
+    /// Returns the daemon of an earlier owner, if it answers.
+    pub(crate) fn find(config: &MpsConfig) -> Option<Self> {
+        let record = fs::read_to_string(config.folder.join(RECORD)).ok()?;
+        let (pid, start) = record.trim().split_once(' ')?;
+        let number = pid.parse().ok().and_then(Pid::from_raw)?;
+        let pidfd = pidfd_open(number, PidfdFlags::empty()).ok()?;
+        // The process has its number while the descriptor is open, so this is the start of the same process.
+        if start_of(pid).as_deref() != Some(start) {
+            return None;
+        }
+        let found = Self { config: config.clone(), child: None, pidfd };
+        match found.command("get_server_list") {
+            Ok(_) => Some(found),
+            Err(error) => {
+                tracing::warn!(%error, pid, "the MPS control daemon of an earlier owner is killed");
+                found.kill();
+                None
+            }
+        }
+    }
+
+    fn start(config: &MpsConfig) -> Result<Self, ControlError> {
+        if !config.program.exists() {
+            return Err(ControlError::Missing(config.program.clone()));
+        }
+        let log = config.folder.join("log");
+        let pipes = pipe_folder(&config.folder);
+        let excess = (pipes.as_os_str().len() + SOCKET_NAME).saturating_sub(MAX_SOCKET_PATH);
+        if excess > 0 {
+            return Err(ControlError::TooLong { path: pipes, excess });
+        }
+        // A program that finds the pipe of a daemon that has ended cannot initialise the driver.
+        let _ = fs::remove_dir_all(&pipes);
+        for path in [&log, &pipes] {
+            let failed = |source| ControlError::Folder { path: path.clone(), source };
+            let root_or_known = geteuid().is_root() || config.user.is_some();
+            // Programs of users that this daemon cannot serve do not see it, and run without MPS.
+            let mode = if root_or_known { 0o755 } else { 0o700 };
+            fs::DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed)?;
+            if let Some(user) = config.other_user() {
+                let group = Gid::from_raw(group_of(user));
+                let user = Uid::from_raw(user);
+                let failed = |source: rustix::io::Errno| ControlError::User {
+                    path: path.clone(),
+                    user: user.as_raw(),
+                    source: source.into(),
+                };
+                chown(path, Some(user), Some(group)).map_err(failed)?;
+            }
+        }
+        let output = config.folder.join(OUTPUT);
+        let failed = |source| ControlError::Folder { path: output.clone(), source };
+        let file = File::create(&output).map_err(failed)?;
+        let second = file.try_clone().map_err(failed)?;
+        let mut command = config.program_as_user();
+        // It must not get the signals of the owner's terminal.
+        command.arg("-f").process_group(0).stdin(Stdio::null()).stdout(file).stderr(second);
+        let name = || config.program.display().to_string();
+        let failed = |source| ControlError::Start { program: name(), source };
+        let mut child = command.spawn().map_err(failed)?;
+        let number = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pidfd = number.ok_or(rustix::io::Errno::INVAL).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
+        let pidfd = match pidfd {
+            Ok(pidfd) => pidfd,
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(failed(error.into()));
+            }
+        };
+        let pid = child.id().to_string();
+        let record = format!("{pid} {}", start_of(&pid).unwrap_or_default());
+        let mut control = Self { config: config.clone(), child: Some(child), pidfd };
+        if let Err(source) = fs::write(config.folder.join(RECORD), record) {
+            control.kill();
+            return Err(ControlError::Folder { path: config.folder.clone(), source });
+        }
+        let begin = Instant::now();
+        loop {
+            if let Some(why) = control.ended() {
+                return Err(ControlError::Ended(why));
+            }
+            match control.command("get_server_list") {
+                Ok(_) => return Ok(control),
+                Err(error) if begin.elapsed() > START_TIMEOUT => {
+                    control.kill();
+                    return Err(error);
+                }
+                Err(_) => std::thread::sleep(CHECK_INTERVAL * 4),
+            }
+        }
+    }
+
+    /// Returns a description of the daemon's end, if it has ended.
+    pub(crate) fn ended(&mut self) -> Option<String> {
+        let status = match &mut self.child {
+            Some(child) => child.try_wait().ok().flatten()?.to_string(),
+            None => is_ended(&self.pidfd).then(|| "its process has ended".to_owned())?,
+        };
+        let said = fs::read(self.config.folder.join(OUTPUT)).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said);
+        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+        let last: String = last.chars().filter(|c| !c.is_control()).take(200).collect();
+        Some(if last.is_empty() { status } else { format!("{status}, its last line: {last}") })
+    }
+
+    /// Kills the daemon, which ends its servers.
+    pub(crate) fn kill(mut self) {
+        // It may have ended already.
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        if let Some(child) = &mut self.child {
+            let _ = child.wait();
+        }
+        self.forget();
+    }
+
+    /// Ends a daemon whose servers have no clients.
+    pub(crate) fn quit(mut self) {
+        if self.command("quit").is_ok() {
+            let begin = Instant::now();
+            while begin.elapsed() < COMMAND_TIMEOUT {
+                if self.ended().is_some() {
+                    return self.forget();
+                }
+                std::thread::sleep(CHECK_INTERVAL);
+            }
+        }
+        self.kill();
+    }
+
+    /// Removes the daemon's record and pipes: programs that start from now on run without MPS.
+    fn forget(&self) {
+        let _ = fs::remove_file(self.config.folder.join(RECORD));
+        let _ = fs::remove_dir_all(pipe_folder(&self.config.folder));
+    }
+
+    /// Does the same after the end of the daemon.
+    pub(crate) fn bury(self) {
+        self.forget();
+    }
+
+    /// Starts a server for the user of the clients, if the user is known: root's daemon serves any user.
+    pub(crate) fn start_server(&self) -> Result<(), ControlError> {
+        let own = geteuid().as_raw();
+        let user = self.config.user.or((own != 0).then_some(own));
+        user.map_or(Ok(()), |user| self.command(&format!("start_server -uid {user}")).map(drop))
+    }
+
+    /// Returns the state of all servers.
+    pub(crate) fn servers(&self) -> Result<BTreeMap<u32, ServerState>, ControlError> {
+        let mut servers = BTreeMap::new();
+        for server in numbers(&self.command("get_server_list")?) {
+            let clients = numbers(&self.command(&format!("get_client_list {server}"))?);
+            let status = self.command(&format!("get_server_status {server}"))?;
+            servers.insert(server, ServerState { clients, faulty: status.contains("FAULT") });
+        }
+        Ok(servers)
+    }
+
+    /// Sends a command, as an operator does: through a second process of the program.
+    fn command(&self, text: &str) -> Result<String, ControlError> {
+        let failed = |source| ControlError::Start { program: self.config.program.display().to_string(), source };
+        let mut command = self.config.program_as_user();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(failed)?;
+        if let Some(mut input) = child.stdin.take() {
+            // A process that has ended does not read, and its status says so.
+            let _ = input.write_all(format!("{text}\n").as_bytes());
+        }
+        let begin = Instant::now();
+        let status = loop {
+            match child.try_wait() {
+                Ok(Some(status)) => break status,
+                Ok(None) if begin.elapsed() < COMMAND_TIMEOUT => std::thread::sleep(CHECK_INTERVAL),
+                Ok(None) | Err(_) => {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    return Err(ControlError::Late { command: text.to_owned(), limit: COMMAND_TIMEOUT });
+                }
+            }
+        };
+        let mut answer = String::new();
+        if let Some(output) = child.stdout.take() {
+            let _ = output.take(MAX_ANSWER).read_to_string(&mut answer);
+        }
+        if !status.success() {
+            if let Some(output) = child.stderr.take() {
+                let _ = output.take(MAX_ANSWER).read_to_string(&mut answer);
+            }
+            let answer = answer.trim().chars().filter(|c| !c.is_control()).take(200).collect();
+            return Err(ControlError::Refused { command: text.to_owned(), answer });
+        }
+        Ok(answer)
+    }
+}
+
+impl MpsConfig {
+    /// Returns the user of the clients, if this process has another one.
+    fn other_user(&self) -> Option<u32> {
+        self.user.filter(|user| *user != geteuid().as_raw())
+    }
+
+    /// Returns the program with the daemon's environment, as the user of the clients.
+    fn program_as_user(&self) -> Command {
+        let mut command = match self.other_user() {
+            None => Command::new(&self.program),
+            Some(user) => {
+                let mut command = Command::new(SETPRIV);
+                command.arg(format!("--reuid={user}")).arg(format!("--regid={}", group_of(user)));
+                command.args(["--clear-groups", "--inh-caps=-all", "--ambient-caps=-all", "--"]).arg(&self.program);
+                command
+            }
+        };
+        command.env("CUDA_MPS_PIPE_DIRECTORY", pipe_folder(&self.folder));
+        command.env("CUDA_MPS_LOG_DIRECTORY", self.folder.join("log"));
+        command.env("CUDA_VISIBLE_DEVICES", &self.card);
+        command
+    }
+}
+
+/// Returns the group of a user in the host's file.
+fn group_of(user: u32) -> u32 {
+    let text = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let of = |line: &str| {
+        let fields: Vec<&str> = line.split(':').collect();
+        let is_it = fields.get(2)?.parse() == Ok(user);
+        fields.get(3).filter(|_| is_it)?.parse().ok()
+    };
+    text.lines().find_map(of).unwrap_or(NO_GROUP)
+}
+
+/// Returns the start time of a process, in the units of proc_pid_stat(5).
+fn start_of(pid: &str) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The fields after the program's name, which is in parentheses, begin with the third one.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(19).map(str::to_owned)
+}
+
+fn is_ended(pidfd: &OwnedFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+/// Returns the process numbers in an answer, one a line.
+fn numbers(answer: &str) -> Vec<u32> {
+    answer.lines().filter_map(|line| line.trim().parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(folder: &Path, program: &str) -> MpsConfig {
+        MpsConfig { program: program.into(), folder: folder.join("group"), card: String::new(), user: None }
+    }
+
+    #[test]
+    fn missing_program_is_named_with_the_key() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let error = Control::open(&config(folder.path(), "/nonexistent/control")).err().expect("no program");
+        let text = error.to_string();
+        assert!(text.contains("/nonexistent/control") && text.contains("`cuda.mps_control`"), "{text}");
+        assert!(!folder.path().join("group").exists(), "nothing is left");
+    }
+
+    #[test]
+    fn program_that_ends_at_once_is_reported_with_its_last_line() {
+        let folder = tempfile::tempdir().expect("a folder");
+        // It takes the argument for its file, and fails.
+        let error = Control::open(&config(folder.path(), "/bin/cat")).err().expect("it ends");
+        assert!(matches!(&error, ControlError::Ended(why) if why.contains("its last line")), "{error}");
+    }
+
+    #[test]
+    fn path_too_long_for_sockets_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = config(&folder.path().join("x".repeat(100)), "/bin/cat");
+        let error = Control::open(&config).err().expect("too long");
+        assert!(matches!(error, ControlError::TooLong { .. }), "{error}");
+    }
+
+    #[test]
+    fn process_with_a_recorded_number_and_another_start_is_not_taken_over() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = config(folder.path(), "/bin/cat");
+        fs::create_dir_all(&config.folder).expect("a folder");
+        fs::write(config.folder.join(RECORD), format!("{} 1", std::process::id())).expect("written");
+        assert!(Control::find(&config).is_none());
+    }
+
+    #[test]
+    fn answers_without_numbers_are_empty() {
+        assert_eq!(numbers("12\n 13 \nServer 14 not found\n"), [12, 13]);
+    }
+}
