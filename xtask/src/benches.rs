@@ -25,7 +25,7 @@ impl Needs {
     }
 }
 
-const BENCHES: [Bench; 29] = [
+const BENCHES: [Bench; 30] = [
     ("transport", Needs::Guests, "cost of an access over vfio-user; no figure"),
     ("shadow", Needs::Nothing, "cost of shadow page tables; no figure"),
     ("compute", Needs::Nothing, "speed of the software card; no figure"),
@@ -54,6 +54,7 @@ const BENCHES: [Bench; 29] = [
     ("cuda", Needs::Gpu, "programs on a CUDA card: docs/guides/cuda.md"),
     ("vcuda", Needs::Gpu, "a CUDA program of a VM next to a native one: docs/guides/cuda-vms.md"),
     ("disk", Needs::Gpu, "Gdev's figures 8 to 10, encrypted blocks instead of files: docs/guides/gdev.md"),
+    ("together", Needs::Gpu, "decode loops in a share group, with turns, and with MPS alone: docs/guides/cuda.md"),
     ("neighbours", Needs::Gpu, "a CUDA program next to honest and hostile ones: docs/guides/cuda.md"),
 ];
 

@@ -8,10 +8,11 @@
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
-use cuda_owner::core::{CardConfig, CardView, OnStranger, OnStuck, TenantSpec};
-use cuda_owner::server::{Rights, Server};
-use owner_driver::{Address, Driver, Memory, Queue, Real};
+use cuda_owner::core::{CardConfig, CardView, OnStranger, OnStuck, ShareGroup, TenantSpec};
+use cuda_owner::server::{MpsOptions, Rights, Server};
+use owner_driver::{Address, Driver, Memory, Queue, Real, nvml_uuid};
 use sched::LatencyClass;
+use sched::groups::Sharing;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -68,9 +69,15 @@ struct Serve {
     /// Amount of host memory to pin in advance, in MiB.
     #[arg(long)]
     host_ready_mib: Option<u64>,
-    /// A tenant: its name, its memory in MiB, its weight, and its latency class.
-    #[arg(long = "tenant", value_name = "NAME:MIB[:WEIGHT[:CLASS]]", required = true)]
+    /// A tenant: its name, its memory in MiB, its weight, its latency class, and its share group.
+    #[arg(long = "tenant", value_name = "NAME:MIB[:WEIGHT[:CLASS[:GROUP]]]", required = true)]
     tenants: Vec<String>,
+    /// NVIDIA's `nvidia-cuda-mps-control`, for share groups.
+    #[arg(long, requires = "mps_folder")]
+    mps_control: Option<PathBuf>,
+    /// Folder for the MPS servers of share groups.
+    #[arg(long, requires = "mps_control")]
+    mps_folder: Option<PathBuf>,
     /// Length of a slice in milliseconds.
     #[arg(long, default_value_t = 15)]
     slice_ms: u64,
@@ -150,12 +157,14 @@ fn main() -> Result<()> {
 fn tenant(text: &str) -> Result<TenantSpec> {
     let mut parts = text.split(':');
     let (name, mib) =
-        (parts.next().unwrap_or_default(), parts.next().context("a tenant is NAME:MIB[:WEIGHT[:CLASS]]")?);
+        (parts.next().unwrap_or_default(), parts.next().context("a tenant is NAME:MIB[:WEIGHT[:CLASS[:GROUP]]]")?);
     let mib: u64 = mib.parse().with_context(|| format!("`{mib}` is not a number of MiB"))?;
     let weight = parts.next().map_or(Ok(100), str::parse).with_context(|| format!("`{text}` has no weight"))?;
     let class = parts.next().map_or(Ok(LatencyClass::default()), |name| {
         serde_json::from_value(Value::from(name)).with_context(|| format!("`{name}` is not a latency class"))
     })?;
+    let group = |name: &str| ShareGroup { name: name.to_owned(), sharing: Sharing::Together, user: None };
+    let share_group = parts.next().map(group);
     Ok(TenantSpec {
         name: name.into(),
         uid: None,
@@ -163,7 +172,7 @@ fn tenant(text: &str) -> Result<TenantSpec> {
         limits: vram::Limits { weight, ..vram::Limits::default() },
         time: sched::VgpuParams { class, ..sched::VgpuParams::weight(weight) },
         on_stuck: OnStuck::Kill,
-        share_group: None,
+        share_group,
     })
 }
 
@@ -189,6 +198,9 @@ fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
     // Poll once before the card has programs.
     server.watch_users(library, uuid)?;
     server.listen(None, &options.socket, &Rights::default())?;
+    if let (Some(program), Some(folder)) = (options.mps_control.clone(), options.mps_folder.clone()) {
+        server.serve_mps(MpsOptions { program, folder, card: nvml_uuid(uuid) });
+    }
     for mut spec in tenants {
         if let Some(ms) = options.max_run_ms {
             spec.time.max_run_ns = Some(ms * 1_000_000);
