@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from harness import Build, Gone, Owner, OwnerSettings, Process, Rig, find_driver
 
-CONTROL = "/usr/bin/nvidia-cuda-mps-control"
+CONTROL = shutil.which("nvidia-cuda-mps-control") or "/usr/bin/nvidia-cuda-mps-control"
 # TIMEOUT: PyTorch starts in 10 s, four at once in 30 s.
 START_S = 120
 # TIMEOUT: only a loop that hangs does not answer within this time.
