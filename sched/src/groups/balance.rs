@@ -15,8 +15,12 @@ use crate::{Nanos, TenantId, VgpuParams, WHOLE_SHARE_PPM};
 
 /// Time over which a cap holds, in ns.
 const CAP_WINDOW_NS: u64 = 30_000_000;
-/// Time in flight after which older measurements of a member's submissions count half, in ns.
-const MEMORY_NS: u64 = 200_000_000;
+/// Time in flight after which a measurement of a member's submissions replaces the one before, in ns.
+const MEASURED_NS: u64 = 50_000_000;
+/// Shortest time in flight of a measurement that replaces the one before, in ns.
+const MIN_MEASURED_NS: u64 = 4_000_000;
+/// Time after a sample, in ns, from which on a change of the program's work leads to another sample.
+const CHANGED_INTERVAL_NS: u64 = 1_000_000_000;
 /// Submissions of a sample: one more or less, which a report may count, then changes little.
 const SAMPLED_LAUNCHES: u64 = 32;
 /// Longest sample, as a multiple of [`GroupConfig::sample_ns`].
@@ -29,8 +33,16 @@ const MAX_LAGS: i64 = 40;
 pub(super) struct Balance {
     /// Work that the member lacks of its part, in ns.
     lack: i64,
-    /// Time in flight, in ns, and submissions while the member had the card alone. Older ones count less.
+    /// Time in flight, in ns, and submissions of the last measurement while the member had the card alone.
     alone: (u64, u64),
+    /// The same of the measurement that has not ended.
+    measuring: (u64, u64),
+    /// The same next to other members, since the last comparison with `usual`.
+    beside: (u64, u64),
+    /// Time in flight of a submission next to other members, in ns, when it was first known after a measurement.
+    usual: Option<u64>,
+    /// True if submissions take at least twice, or at most half, as long as `usual`: the program does other work.
+    changed: bool,
     /// Time of the last measurement, or of the last attempt.
     sampled: Option<Nanos>,
     /// Time of the last report of use.
@@ -43,7 +55,19 @@ pub(super) struct Balance {
 
 impl Balance {
     pub(super) fn new(now: Nanos) -> Self {
-        Self { lack: 0, alone: (0, 0), sampled: None, reported: now, allowance: 0, refilled: now, capped: false }
+        Self {
+            lack: 0,
+            alone: (0, 0),
+            measuring: (0, 0),
+            beside: (0, 0),
+            usual: None,
+            changed: false,
+            sampled: None,
+            reported: now,
+            allowance: 0,
+            refilled: now,
+            capped: false,
+        }
     }
 
     /// Begins accounts of a member that joins its group.
@@ -73,15 +97,50 @@ impl Balance {
             return busy_ns;
         }
         if is_single {
-            if self.alone.0 >= MEMORY_NS {
-                self.alone = (self.alone.0 / 2, self.alone.1 / 2);
-            }
-            self.alone = (self.alone.0.saturating_add(busy_ns), self.alone.1.saturating_add(launches));
+            self.measuring = (self.measuring.0.saturating_add(busy_ns), self.measuring.1.saturating_add(launches));
             self.sampled = Some(now);
+            if self.measuring.0 >= MEASURED_NS {
+                self.end_measurement();
+            }
             return busy_ns;
         }
+        self.end_measurement();
+        self.compare(busy_ns, launches);
         let (alone_ns, count) = self.alone;
         if count == 0 { busy_ns } else { busy_ns.min(scale(launches, alone_ns, count)) }
+    }
+
+    /// Replaces the last measurement by the current one, or adds the current one if it is too short. Programs have
+    /// phases: thousands of short submissions of the start must not decide the length of later ones.
+    fn end_measurement(&mut self) {
+        let (ns, launches) = std::mem::take(&mut self.measuring);
+        if launches == 0 {
+            return;
+        }
+        let is_enough = ns >= MEASURED_NS || ns >= MIN_MEASURED_NS && launches >= SAMPLED_LAUNCHES;
+        self.alone = match self.alone {
+            _ if is_enough => (ns, launches),
+            (before, count) => (before.saturating_add(ns), count.saturating_add(launches)),
+        };
+        (self.beside, self.usual, self.changed) = ((0, 0), None, false);
+    }
+
+    /// Compares the time in flight of submissions next to other members with the usual one.
+    fn compare(&mut self, busy_ns: u64, launches: u64) {
+        self.beside = (self.beside.0.saturating_add(busy_ns), self.beside.1.saturating_add(launches));
+        if self.beside.1 < SAMPLED_LAUNCHES {
+            return;
+        }
+        let (ns, count) = std::mem::take(&mut self.beside);
+        let length = ns / count;
+        let usual = *self.usual.get_or_insert(length);
+        self.changed |= length >= usual.saturating_mul(2) || length <= usual / 2;
+    }
+
+    /// Returns true if the length of the member's submissions should be measured again.
+    fn is_sample_due(&self, config: &GroupConfig, now: Nanos) -> bool {
+        let interval = if self.changed { CHANGED_INTERVAL_NS } else { config.sample_interval_ns };
+        self.sampled.is_none_or(|at| now.since(at) >= interval)
     }
 
     /// Refills the allowance of the member's cap, which does not end a sample.
@@ -202,9 +261,7 @@ impl GroupTurns {
         if let Some((tenant, _)) = able().filter(lags).min_by_key(order) {
             return Some(Alone { tenant: *tenant, since: now, sample: false, work: 0, launches: 0 });
         }
-        let due = |(_, member): &&(TenantId, &Member)| {
-            member.balance.sampled.is_none_or(|at| now.since(at) >= self.config.sample_interval_ns)
-        };
+        let due = |(_, member): &&(TenantId, &Member)| member.balance.is_sample_due(&self.config, now);
         let is_new = |(tenant, _): &&(TenantId, &Member)| before.is_none_or(|alone| alone.tenant != *tenant);
         let (tenant, _) = able().filter(due).filter(is_new).min_by_key(|(_, member)| member.balance.sampled)?;
         Some(Alone { tenant: *tenant, since: now, sample: true, work: 0, launches: 0 })

@@ -233,6 +233,50 @@ fn weights_within_group_divide_work_and_not_time_in_flight() {
     }
 }
 
+/// Submissions of a program that prepares its work, and of the same program when it works.
+const PREPARES: Program = Program { length: MS / 50, ..FLOOD };
+const WORKS: Program = Program { length: 3 * MS / 2, ..FLOOD };
+
+impl Card {
+    /// Returns the part of the first member in the work of the next `ns`.
+    fn part_from_now(&mut self, ns: u64) -> f64 {
+        let before = [self.done(1), self.done(2)];
+        self.run(ns);
+        let work = [self.done(1) - before[0], self.done(2) - before[1]];
+        work[0] / (work[0] + work[1])
+    }
+
+    fn change(&mut self, number: u32, program: Program) {
+        self.report(id(number));
+        self.runners.get_mut(&id(number)).expect("known").program = program;
+    }
+}
+
+#[test]
+fn weights_hold_after_a_start_with_short_submissions() {
+    let mut card = Card::new(&[1000, 1300]);
+    card.add(1, VgpuParams::weight(300), together(), PREPARES);
+    card.run(150 * MS);
+    card.change(1, WORKS);
+    card.run(150 * MS);
+    card.add(2, VgpuParams::weight(100), together(), WORKS);
+    let found = card.part_from_now(2_000 * MS);
+    assert!((found - 0.75).abs() < 0.04, "{found}");
+}
+
+#[test]
+fn weights_hold_after_members_change_their_work_together() {
+    let mut card = Card::new(&[1000, 1300]);
+    card.add(1, VgpuParams::weight(300), together(), PREPARES);
+    card.add(2, VgpuParams::weight(100), together(), PREPARES);
+    card.run(500 * MS);
+    card.change(1, WORKS);
+    // The change is noticed, and the length measured again.
+    card.run(1_500 * MS);
+    let found = card.part_from_now(2_000 * MS);
+    assert!((found - 0.75).abs() < 0.04, "{found}");
+}
+
 #[test]
 fn guarantee_holds_next_to_three_flooding_members() {
     let mut card = Card::new(&[1000, 1200, 1500, 1700]);
