@@ -410,13 +410,15 @@ impl GroupTurns {
     /// Charges a tenant's own work: `busy_ns` of it was in flight since its last report, in `launches` submissions. For
     /// a party of its own, this only counts the submissions for a trial.
     pub fn used(&mut self, tenant: TenantId, busy_ns: u64, launches: u64, now: Nanos) {
+        let joined = self.members.get(&tenant).and_then(|member| member.joined);
+        let open = joined.map_or(0, |id| self.members_of(id).filter(|(_, member)| member.gate != Gate::Closed).count());
         let Some(member) = self.members.get_mut(&tenant) else { return };
         let Some(group) = member.group.and_then(|(id, _)| self.groups.get_mut(&id)) else { return };
         group.trial.submitted(tenant, launches);
         if member.joined.is_none() {
             return;
         }
-        let work = member.balance.work(busy_ns, launches, group.single_since, now);
+        let work = member.balance.work(busy_ns, launches, group.single_since, open as u64, now);
         member.account.used += work;
         member.history.add(now, ENGINE, work);
         if let Some(alone) = group.alone.as_mut().filter(|alone| alone.tenant == tenant) {

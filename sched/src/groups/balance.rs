@@ -41,8 +41,10 @@ pub(super) struct Balance {
     beside: (u64, u64),
     /// Time in flight of a submission next to other members, in ns, when it was first known after a measurement.
     usual: Option<u64>,
-    /// True if submissions take at least twice, or at most half, as long as `usual`: the program does other work.
+    /// True if the measurement no longer fits the submissions: the program does other work.
     changed: bool,
+    /// True if the last two measurements had the same result.
+    confirmed: bool,
     /// Time of the last measurement, or of the last attempt.
     sampled: Option<Nanos>,
     /// Time of the last report of use.
@@ -62,6 +64,7 @@ impl Balance {
             beside: (0, 0),
             usual: None,
             changed: false,
+            confirmed: false,
             sampled: None,
             reported: now,
             allowance: 0,
@@ -90,7 +93,15 @@ impl Balance {
     }
 
     /// Returns the work of a report, and measures the length of submissions if the member was alone for all of it.
-    pub(super) fn work(&mut self, busy_ns: u64, launches: u64, single_since: Option<Nanos>, now: Nanos) -> u64 {
+    /// `members` of the group have work in flight.
+    pub(super) fn work(
+        &mut self,
+        busy_ns: u64,
+        launches: u64,
+        single_since: Option<Nanos>,
+        members: u64,
+        now: Nanos,
+    ) -> u64 {
         let is_single = single_since.is_some_and(|since| since <= self.reported);
         self.reported = now;
         if launches == 0 {
@@ -105,7 +116,7 @@ impl Balance {
             return busy_ns;
         }
         self.end_measurement();
-        self.compare(busy_ns, launches);
+        self.compare(busy_ns, launches, members);
         let (alone_ns, count) = self.alone;
         if count == 0 { busy_ns } else { busy_ns.min(scale(launches, alone_ns, count)) }
     }
@@ -118,23 +129,33 @@ impl Balance {
             return;
         }
         let is_enough = ns >= MEASURED_NS || ns >= MIN_MEASURED_NS && launches >= SAMPLED_LAUNCHES;
+        let before = self.length();
         self.alone = match self.alone {
             _ if is_enough => (ns, launches),
             (before, count) => (before.saturating_add(ns), count.saturating_add(launches)),
         };
+        let length = self.length();
+        self.confirmed = length <= before.saturating_mul(3) / 2 && before <= length.saturating_mul(3) / 2;
         (self.beside, self.usual, self.changed) = ((0, 0), None, false);
     }
 
-    /// Compares the time in flight of submissions next to other members with the usual one.
-    fn compare(&mut self, busy_ns: u64, launches: u64) {
+    /// Returns the measured length of a submission in ns; 0 if it is not known.
+    fn length(&self) -> u64 {
+        self.alone.0.checked_div(self.alone.1).unwrap_or(0)
+    }
+
+    /// Compares the time in flight of submissions next to other members with the measurement, and with the usual time.
+    fn compare(&mut self, busy_ns: u64, launches: u64, members: u64) {
         self.beside = (self.beside.0.saturating_add(busy_ns), self.beside.1.saturating_add(launches));
         if self.beside.1 < SAMPLED_LAUNCHES {
             return;
         }
         let (ns, count) = std::mem::take(&mut self.beside);
-        let length = ns / count;
+        let (length, alone) = (ns / count, self.length());
         let usual = *self.usual.get_or_insert(length);
-        self.changed |= length >= usual.saturating_mul(2) || length <= usual / 2;
+        // Members that divide the card slow each other down at most by their number, and never speed each other up.
+        let fits = length <= alone.saturating_mul(2 * members.max(1)) && length >= alone / 2;
+        self.changed |= !fits && !self.confirmed || length >= usual.saturating_mul(2) || length <= usual / 2;
     }
 
     /// Returns true if the length of the member's submissions should be measured again.

@@ -265,6 +265,18 @@ fn weights_hold_after_a_start_with_short_submissions() {
 }
 
 #[test]
+fn weights_hold_if_only_short_submissions_were_measured() {
+    let mut card = Card::new(&[1000, 1300]);
+    card.add(1, VgpuParams::weight(300), together(), PREPARES);
+    card.run(40 * MS);
+    card.change(1, WORKS);
+    card.add(2, VgpuParams::weight(100), together(), WORKS);
+    card.run(1_500 * MS);
+    let found = card.part_from_now(2_000 * MS);
+    assert!((found - 0.75).abs() < 0.04, "{found}");
+}
+
+#[test]
 fn weights_hold_after_members_change_their_work_together() {
     let mut card = Card::new(&[1000, 1300]);
     card.add(1, VgpuParams::weight(300), together(), PREPARES);
