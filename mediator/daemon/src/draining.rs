@@ -1,4 +1,4 @@
-//! Draining of cards: a mark that keeps new virtual machines and tenants away, and moves of the existing ones.
+//! Draining of cards: a mark that rejects new virtual machines and tenants, and moves of the existing ones.
 //!
 //! The mark is set first, so that a virtual machine that arrives during the drain is placed elsewhere or refused. Each
 //! virtual machine is moved separately: in between, other changes are possible.
@@ -12,14 +12,14 @@ use events::NewEvent;
 /// Reason that a virtual machine or tenant is placed on a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// The configuration file places it: a drained card may still accept it.
+    /// The configuration file assigns it to the card. A drained card may still accept it.
     Configured,
     /// An operator adds it now.
     New,
 }
 
 impl Arrival {
-    /// Returns the reason that a card refuses this arrival, if it does.
+    /// Returns the reason that a card refuses this arrival, if the card refuses it.
     pub fn refused(self, card: &str, cards: &[CardSpec]) -> Option<Refusal> {
         let card = cards.iter().find(|known| known.name == card).filter(|_| self == Self::New)?;
         place::drained(card)
@@ -109,7 +109,7 @@ impl Daemon {
         self.move_for(name, card, expected, "an operator wants it")
     }
 
-    /// Same as [`Self::move_if`], for another reason, which is logged.
+    /// Same as [`Self::move_if`], for a different reason, which is logged.
     pub(super) fn move_for(
         &self,
         name: &str,
@@ -170,7 +170,7 @@ impl Daemon {
     }
 
     /// Drains a card if the revision is still `expected`, and moves its virtual machines to other cards, one after the
-    /// other. Virtual machines that cannot move continue there and are reported; another call tries again.
+    /// other. Virtual machines that cannot move continue on the card and are reported; another call retries.
     ///
     /// # Errors
     /// If the card does not exist, the revision differs, or the change cannot be saved.
@@ -182,7 +182,7 @@ impl Daemon {
         }
         self.keep()?;
         let (vms, mut left) = {
-            // Each arrival that was accepted before the mark is complete now, or has been refused.
+            // Each arrival that was accepted before the mark is now complete or refused.
             let _one_at_a_time = self.changing.lock();
             let state = self.state.lock();
             let of_card = |entry: &&Entry| entry.spec.card == card;
@@ -192,7 +192,7 @@ impl Daemon {
         };
         let (moved, stayed) = emptied(vms, |vm| self.move_off(vm, card));
         left.extend(stayed);
-        // Saves changes that a move could not save, or reports the error.
+        // Saves changes that a failed save of a move left unsaved, or reports the error.
         self.keep()?;
         tracing::info!(card, moved = moved.len(), left = left.len(), "the card is drained");
         let what = format!("drained: {} VMs were moved, {} VMs and tenants are left", moved.len(), left.len());
@@ -242,7 +242,7 @@ fn tenant_left(tenant: &TenantSpec) -> Left {
     Left { vm: tenant.name.clone(), why }
 }
 
-/// Moves virtual machines with `move_off`, one after the other. Machines without a target are retried as long as other
+/// Moves virtual machines with `move_off`, one after the other. Retries machines without a target as long as other
 /// machines leave, because an affinity may place a machine on another machine's new card.
 fn emptied(
     mut vms: Vec<String>,

@@ -6,7 +6,7 @@ use api::ErrorCode;
 use config::check::{Refusal, RefusalKind};
 use listening::folders::FolderError;
 
-/// A failed request: the text is for people, [`DaemonError::code`] for programs.
+/// A failed request. The text is for people, and [`DaemonError::code`] is for programs.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// No virtual machine has this name.
@@ -40,7 +40,7 @@ pub enum DaemonError {
         /// All reasons for the refusal.
         refusals: Vec<Refusal>,
     },
-    /// The owner of a CUDA card does not answer: the card, and the time or reason.
+    /// The owner of a CUDA card does not respond. The text names the card, and the time or the reason.
     #[error("{0}")]
     Owner(String),
     /// Too many changes of a CUDA card are waiting.
@@ -64,7 +64,7 @@ pub enum DaemonError {
     /// The client's process cannot be watched.
     #[error("the end of the client's process cannot be noticed: {0}")]
     Unwatched(String),
-    /// Too many tenants.
+    /// The limit on tenants is reached.
     #[error("there are {0} tenants already, as many as one daemon serves")]
     TooManyTenants(usize),
     /// The limit on virtual machines is reached.
@@ -106,10 +106,10 @@ pub enum DaemonError {
     /// A card has no scheduler.
     #[error("card `{0}` has no scheduler")]
     Unscheduled(String),
-    /// A card's scheduler cannot be recorded now.
+    /// A card's scheduler cannot be recorded at the moment.
     #[error("no record of card `{0}` can be made: no VM uses it, or one is being made already")]
     NoRecord(String),
-    /// Accesses of a VM cannot be counted now.
+    /// Accesses of a VM cannot be counted at the moment.
     #[error("accesses of VM `{0}` are being counted already")]
     Counting(String),
     /// A setting has an invalid value.
@@ -123,7 +123,7 @@ pub enum DaemonError {
     /// A value of a query is invalid.
     #[error("{0}")]
     Query(String),
-    /// The next daemon does not take over this one's state.
+    /// The next daemon has not taken over this daemon's state.
     #[error("the daemon is not upgraded, and goes on as before: {0}")]
     NotHandedOver(String),
     /// A virtual machine cannot move: the target card, and the reason.
@@ -160,7 +160,7 @@ pub enum DaemonError {
         /// Reason that no card is suitable.
         why: String,
     },
-    /// Another operator has changed the settings since.
+    /// Another operator has changed the settings meanwhile.
     #[error("revision conflict: expected {expected}, current {now}")]
     Changed {
         /// The revision that the request expected.
@@ -180,7 +180,7 @@ pub enum DaemonError {
         /// The completed steps.
         done: String,
     },
-    /// A change was made, but could not be saved: it will not outlive the daemon.
+    /// A change was made but could not be saved, so a restart of the daemon loses it.
     #[error("applied but not saved; lost on restart: {0}")]
     NotKept(String),
     /// The card or the host failed.

@@ -1,7 +1,7 @@
 //! Automatic moves of virtual machines from full cards to empty ones.
 //!
-//! The crate [`rebalance`] decides which virtual machines move, and when. This module describes the cards to this
-//! crate, and makes the chosen moves in the same way as an operator's moves.
+//! The crate [`rebalance`] decides which virtual machines move, and when. This module passes it the state of the cards,
+//! and executes its moves like an operator's moves.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl Daemon {
         rebalancer.rests(vm, began.elapsed());
     }
 
-    /// Returns the cards between which virtual machines may move, and the movable virtual machines.
+    /// Returns the cards that support moves, and the movable virtual machines.
     fn loads(&self, window_ms: u64) -> (Vec<CardLoad>, Vec<VmLoad>) {
         let shared = |card: &api::Card| {
             let of_tenants = self.known(&card.name).is_ok_and(|card| card.cuda.is_some());

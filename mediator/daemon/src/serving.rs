@@ -1,4 +1,4 @@
-//! A daemon from readiness to its end: its admin API, its messages to the service manager, and its reason to end.
+//! A daemon from readiness to its end: its admin API, its messages to the service manager, and its exit reason.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::{Daemon, leases, rebalancing};
 /// Serves the admin API until a signal arrives, or all cards have failed.
 ///
 /// # Errors
-/// If the API cannot be served, or all cards have failed: a new daemon initializes them again.
+/// If the API cannot be served, or all cards have failed. A new daemon then initializes the cards again.
 pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be awaited")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be awaited")?;
@@ -69,7 +69,7 @@ pub(crate) async fn observe(daemon: Arc<Daemon>) {
         turns.tick().await;
         let daemon = Arc::clone(&daemon);
         let round = tokio::task::spawn_blocking(move || {
-            // If the cards belong to another daemon, this one has no state of them.
+            // If the cards belong to another daemon, this daemon has no state of them.
             if !daemon.line.is_gone() {
                 daemon.observe();
                 daemon.events.tick();
@@ -92,7 +92,7 @@ async fn look_around(daemon: Arc<Daemon>) {
     }
 }
 
-/// Calls `tell` at least twice in `limit` while the daemon is responsive: requests do not block each other.
+/// Calls `tell` at least twice per `limit` while the daemon is responsive, because requests do not block each other.
 pub(crate) async fn watch(daemon: Arc<Daemon>, limit: Duration, mut tell: impl FnMut()) {
     let mut turns = tokio::time::interval((limit / 3).max(Duration::from_millis(1)));
     loop {

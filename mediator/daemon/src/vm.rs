@@ -24,10 +24,10 @@ use listening::SocketPath;
 /// Interval at which the end of a thread is checked.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Status that the device has reported in its calls, for the operator.
+/// Status for the operator that the device has reported through its calls.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Guest memory is private to the current VMM, or to the previous one if no VMM is connected.
+    /// True if the guest memory is private to the current VMM, or to the previous one if no VMM is connected.
     pub memory_not_shared: AtomicBool,
     /// Number of resets of the device.
     pub resets: AtomicU64,
@@ -48,7 +48,7 @@ pub(super) struct Running {
     thread: Mutex<rank::Threads, Option<JoinHandle<Option<Rest>>>>,
 }
 
-/// A virtual machine with a suspended thread, before it resumes or is handed over. Its client gets no message.
+/// A virtual machine with a suspended thread, before it resumes or is handed over. Its client receives no message.
 pub(super) struct Rest {
     work: Work,
     /// The suspended clients.
@@ -65,7 +65,7 @@ impl Rest {
     }
 }
 
-/// Client of an earlier daemon, if any, and the status that its device had reported.
+/// Client of an earlier daemon, if any, and the status that its device reported.
 pub struct EarlierClient {
     /// The suspended client.
     pub parked: Option<SuspendedClient>,
@@ -74,7 +74,7 @@ pub struct EarlierClient {
 }
 
 impl Running {
-    /// Starts the thread of a virtual machine, which runs until `stop`. It resumes the client of `earlier`.
+    /// Starts the thread of a virtual machine, which runs until `stop`. It resumes the client in `earlier`.
     pub fn start(
         name: &str,
         server: EndpointServer,
@@ -126,7 +126,7 @@ impl Running {
         rest.ok_or("it has failed just now")
     }
 
-    /// Resumes after [`Self::rested`].
+    /// Resumes the virtual machine after [`Self::rested`].
     ///
     /// # Errors
     /// If the host cannot create a thread.
@@ -179,8 +179,8 @@ impl Running {
         self.stop.stop();
     }
 
-    /// Ends the thread, disconnects the client, and frees its resources on the card. The socket is removed, unless it
-    /// must outlive the daemon.
+    /// Ends the thread, disconnects the client, and frees the virtual machine's resources on the card. Removes the
+    /// socket, unless it must outlive the daemon.
     pub fn end(&self, name: &str, how: End) {
         self.stop();
         let thread = self.thread.lock().take();
@@ -200,7 +200,7 @@ impl Running {
 pub(super) enum End {
     /// An operator removes the virtual machine.
     Removed,
-    /// The daemon ends, and may be started again.
+    /// The daemon ends, and may be restarted.
     Daemon,
 }
 

@@ -1,4 +1,4 @@
-//! Saved state of the work on a card, except its channels and its scheduler, which are saved separately.
+//! Saved state of the work on a card, without its channels and its scheduler, which are saved separately.
 
 use super::Work;
 use super::departures::Departures;
@@ -21,12 +21,12 @@ use vram::TenantId;
 pub(crate) struct SavedWork {
     /// Submissions in flight, by number.
     held: Vec<SavedHeld>,
-    /// Physical channel number, its VM, and the reason.
+    /// Physical channel number, the channel's VM, and the reason.
     descheduled: Vec<(u8, u32, SavedWhy)>,
     /// Resting channels; the first is the next to poll its semaphore.
     resting: Vec<u8>,
     next_look: u64,
-    /// VM, and the end of its used allowance.
+    /// VM, and the end of its used hop allowance.
     hops: Vec<(u32, u64)>,
     /// Channels that can work on several engines, each with the engine where it was last seen.
     several: Vec<(u8, Option<u8>)>,
@@ -106,7 +106,7 @@ impl Work {
             barred: _,
             several,
             looked,
-            // The log messages are repeated.
+            // The next process logs the messages again.
             told: _,
             // A running record ends.
             recording: _,
@@ -239,7 +239,7 @@ impl SavedHeld {
             seen: seen.map(|(at, progress)| (Nanos(at), progress)),
             hopped,
             on_engine: on_engine.map(Nanos),
-            // The interrupt may be suppressed; this assumption is safe, because polls for the end cost little.
+            // The interrupt may be suppressed. This assumption is safe, because polls for the end cost little.
             irq_suppressed: true,
             brief: false,
             // The channel has its PGRAPH context again.

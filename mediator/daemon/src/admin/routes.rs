@@ -130,7 +130,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// The revision that a request's `If-Match` requires. `*` and a missing header require no revision.
+/// The revision that a request's `If-Match` header requires. `*` or a missing header requires no revision.
 struct IfMatch(Option<String>);
 
 impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
@@ -198,13 +198,13 @@ async fn profile(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) ->
     Ok(Json(look(move || daemon.profile(&name)).await?))
 }
 
-/// Permits for concurrent changes. Changes of virtual machines are serialized anyway, and the number of changes that
-/// wait for the owner of one CUDA card is limited, so that changes of other cards still get a permit.
+/// Permits for concurrent changes. Changes of virtual machines are serialized anyway. The number of changes that wait
+/// for the owner of one CUDA card is limited, so that changes of other cards still get a permit.
 static CHANGES: Semaphore = Semaphore::const_new(128);
 /// Permits for concurrent read-only requests. They do not wait for changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
 
-/// Runs a change on another thread, because a change may take long. The author of its events is the client of the
+/// Runs a change on another thread, because a change may take long. Its events are attributed to the client of the
 /// request that the calling task serves.
 fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
@@ -221,7 +221,7 @@ async fn look<T: Send + 'static>(
 }
 
 /// Runs blocking work on its own thread, once `places` has a permit. Every handler that calls the daemon uses this
-/// function: the runtime also feeds the service manager's watchdog.
+/// function, because the runtime also feeds the service manager's watchdog.
 async fn off_thread<T: Send + 'static>(
     places: &'static Semaphore,
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
@@ -386,7 +386,7 @@ struct RecordQuery {
     for_ms: u64,
 }
 
-/// Answers when the record is complete. If the client disconnects earlier, the record is dropped.
+/// Responds when the record is complete. If the client disconnects earlier, the record is dropped.
 async fn record_scheduler(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,
@@ -398,7 +398,7 @@ async fn record_scheduler(
     Ok(([(header::CONTENT_TYPE, "application/jsonl")], beside(move || record.end()).await?))
 }
 
-/// Answers when the record is complete. If the client disconnects earlier, the record is dropped.
+/// Responds when the record is complete. If the client disconnects earlier, the record is dropped.
 async fn record_accesses(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,

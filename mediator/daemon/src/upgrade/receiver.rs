@@ -1,7 +1,7 @@
 //! The receiving daemon of an upgrade.
 //!
-//! Until the other daemon gives up ownership, this daemon does not touch cards or clients of virtual machines, and
-//! removes no paths. Only a change of a socket's access rights in the configuration takes effect earlier.
+//! This daemon does not touch cards or clients of virtual machines, and removes no paths, until the other daemon gives
+//! up ownership. Only a change of a socket's access rights in the configuration takes effect earlier.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -80,8 +80,8 @@ impl Successor {
         }
     }
 
-    /// Sends the reason that this daemon does not take over to the daemon at the other end of the standard input. That
-    /// daemon has not sent its state yet.
+    /// Sends a refusal with its reason to the daemon at the other end of the standard input, which has not sent its
+    /// state yet.
     pub(crate) fn decline(why: &str) {
         if let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() {
             // The other daemon may have ended meanwhile.
@@ -89,7 +89,7 @@ impl Successor {
         }
     }
 
-    /// Sends the other daemon the reason that this daemon does not take over.
+    /// Sends the other daemon the reason that this daemon refuses to take over.
     pub fn refuse(self, why: &str) {
         // The other daemon may have ended meanwhile.
         let _nobody = self.receiver.refuse(why);
@@ -148,8 +148,8 @@ impl Daemon {
     /// Takes over from another daemon, with `config` as the configuration.
     ///
     /// # Errors
-    /// If the state does not match the configuration, or a resource is not available; the other daemon was notified and
-    /// continues.
+    /// If the state does not match the configuration, or a resource is not available. The other daemon is then notified
+    /// and continues.
     pub(crate) fn take_over(
         config: Config,
         opener: &Cards,
@@ -255,7 +255,7 @@ impl Daemon {
             tracing::error!(%error, "tenants cannot be started");
         }
         daemon.sockets.end_unused();
-        // Save changes that the other daemon had not saved, and drop entries that the configuration has made
+        // Saves changes that the other daemon had not saved, and drops entries that the configuration has made
         // unnecessary.
         if let Err(error) = daemon.keep() {
             tracing::warn!(%error, "what was changed at run time is not kept");
@@ -263,7 +263,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Gives the owners of the other daemon the settings of this configuration that differ.
+    /// Sends the settings of this configuration to the owners that the other daemon started, if the settings differ.
     fn confirm_owners(&self) {
         let vms: Vec<VmSpec> = self.state.lock().vms.values().map(|entry| entry.spec.clone()).collect();
         for card in self.cards.values().filter_map(|card| card.cuda.as_deref()) {

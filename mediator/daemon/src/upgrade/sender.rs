@@ -159,7 +159,7 @@ impl Daemon {
 
     /// Returns the cards to hand over.
     fn going(&self) -> Result<Leaving, DaemonError> {
-        // Other threads that use the table do not wait for answers of cards and VMs.
+        // Other threads that use the table do not wait for responses of cards and VMs.
         let table: Vec<_> = {
             let state = self.state.lock();
             if let Some(tenant) = state.coming.first() {
@@ -198,7 +198,7 @@ impl Daemon {
                     movable.host.check_movable().map_err(|error| of_card(&error))?;
                     going.push(Going { name: name.clone(), movable, vms });
                 }
-                // The card was never used: the next daemon opens it as this one did.
+                // The card was never used, so the next daemon opens it in the same way as this one.
                 None if vms.is_empty() => {}
                 None => return Err(of_card(&"it has failed")),
             }
@@ -206,7 +206,7 @@ impl Daemon {
         Ok(Leaving { mediated: going, with_owner })
     }
 
-    /// Hands everything over, except ownership, which follows. Adds the suspended virtual machines to `resting`.
+    /// Hands over everything except ownership, which follows later. Adds the suspended virtual machines to `resting`.
     fn give(
         &self,
         sender: Sender,
@@ -219,7 +219,7 @@ impl Daemon {
         let until = Instant::now() + PAUSE_LIMIT;
         let Leaving { mediated: going, with_owner } = leaving;
         let vms = || leaving.vms();
-        // Ask all virtual machines before waiting for the first.
+        // Request the suspension of all virtual machines before waiting for the first one.
         vms().for_each(|(_, running)| running.park());
         for (name, running) in vms() {
             let rest = running.rested(Some(until)).map_err(|why| format!("VM `{name}`: {why}"))?;
@@ -227,7 +227,7 @@ impl Daemon {
         }
         points::here("sender: clients rest");
         let resting = &*resting;
-        // Dropped on failure, which resumes them.
+        // These values resume their virtual machines when they are dropped on failure.
         let (mut suspended, mut cuda_cards, mut cuda_descriptors) = (Vec::new(), Vec::new(), Vec::new());
         for card in with_owner {
             let (one, card, descriptors) = cuda::suspend(card, until, resting, reads)?;
@@ -248,7 +248,7 @@ impl Daemon {
             for (card, settles, ..) in &cards {
                 let of_card = |why: String| format!("card `{}`: {why}", card.name);
                 let settled = settles.recv().unwrap_or_else(|_| Err("its thread has panicked".to_owned()));
-                // Clients last: work that ends while the card is quiesced raises interrupts for them.
+                // Clients are saved last, because work that ends while the card is quiesced raises interrupts for them.
                 let written = settled.map_err(of_card).and_then(|settled| write(card, settled, resting, reads));
                 match written {
                     Ok(written) => parts.push((*card, written)),
@@ -277,7 +277,7 @@ impl Daemon {
             done
         })?;
         suspended.into_iter().for_each(SuspendedCuda::leave);
-        // This message comes before the next daemon's messages to the service manager, such as sockets to store.
+        // The service manager must receive this message before the next daemon's messages, such as sockets to store.
         if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
             tracing::warn!(%error, "the service manager is not told which process goes on");
         }
@@ -290,7 +290,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the package with everything that is handed over.
+    /// Returns the package of all state that is handed over.
     fn package(
         &self,
         began_ns: u64,
@@ -359,7 +359,7 @@ fn start(program: &Path, config: &Path) -> Result<(Sender, Introduction, Next), 
     Ok((sender, introduction, next))
 }
 
-/// Resumes all virtual machines that were asked to suspend.
+/// Resumes all virtual machines that received a request to suspend.
 fn go_on(leaving: &Leaving, resting: Vec<(String, Arc<Running>, Rest)>) {
     let goes_on = |name: &str, running: &Running, rest: Rest| {
         if let Err(error) = running.go_on(name, rest) {
@@ -368,7 +368,7 @@ fn go_on(leaving: &Leaving, resting: Vec<(String, Arc<Running>, Rest)>) {
     };
     let late = leaving.vms().filter(|(name, _)| resting.iter().all(|(of, ..)| of != name));
     for (name, running) in late {
-        // A thread that is not suspended yet will suspend later and then resume.
+        // A thread that is not suspended yet suspends later and then resumes.
         running.go_on_later(name);
     }
     for (name, running, rest) in resting {
@@ -422,7 +422,7 @@ fn rest(
     }
 }
 
-/// Serializes a quiesced card with its virtual machines, and halts it.
+/// Serializes a quiesced card with its virtual machines, and halts the card.
 fn settle(going: &Going, until: Instant, still: &Standstill<'_>, halted: &HaltedCard<'_>) -> Result<Settled, String> {
     let (host, sides) = loop {
         let mut sides = Vec::new();

@@ -48,7 +48,7 @@ fn changes_have_the_client_as_their_author() {
     refused(client.post::<api::Vm>("/v1/vms", &api::AddVm::new("b", "card9", 64)));
     let body = json!({ "vm": [{ "name": "c", "card": "card1", "vram_mib": 64 }] });
     client.request(Method::PATCH, "/v1/desired", body.to_string().into()).unwrap();
-    // Both sockets have the same events.
+    // Both sockets serve the same events.
     let changes: EventPage = served.reader().get(&format!("/v1/events?after={}", start.next)).unwrap();
     assert_eq!(kinds(&changes), [EventKind::Added, EventKind::Removed, EventKind::Added, EventKind::Applied]);
     let own = i32::try_from(std::process::id()).unwrap();
@@ -154,7 +154,7 @@ fn kill_right_before_removal_is_an_event() {
         card.vms[0].engines.values().any(|engine| engine.killed > 0)
     };
     eventually("its work is killed", killed);
-    // Faster than the comparison each second.
+    // The removal and the addition happen between two of the comparisons that run each second.
     client.delete("/v1/vms/a").unwrap();
     let page = all(&client);
     let at = |kind| page.events.iter().position(|event| event.kind == kind);
@@ -225,7 +225,7 @@ fn stream_has_events_as_they_happen_and_ends_with_the_daemon() {
         assert_ne!(next.next, cursor);
         cursor = next.next;
     }
-    // The daemon's end does not wait until the followers' time limit.
+    // The daemon's shutdown does not wait for the followers' time limit.
     served.end().unwrap();
     assert_eq!(lines.next(), None);
 }
@@ -254,7 +254,7 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
     let served = Served::new();
     let mut lines = followed(&served, "admin.sock", "follow=true&limit=1024");
     assert!(lines.next().unwrap().contains("200"));
-    // These are more events than the log and all buffers on the way can store. The follower does not read meanwhile.
+    // These events exceed the log and all buffers on the way. The follower does not read meanwhile.
     let text = "x".repeat(1000);
     let add = |n: usize| {
         let event = ::events::NewEvent::vm(EventKind::Changed, &format!("vm{n}"), &*text);

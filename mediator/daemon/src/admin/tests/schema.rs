@@ -1,4 +1,4 @@
-//! The published document of the API: it matches the types, and the daemon's answers follow it.
+//! The published document of the API: it matches the types, and the daemon's responses conform to it.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
@@ -22,7 +22,7 @@ fn check(schema: &Value, value: &Value, what: &str) {
     assert!(errors.is_empty(), "{what}: {errors:#?}\n{value:#}");
 }
 
-/// Returns the schema of a request's successful answer.
+/// Returns the schema of the response to a successful request.
 fn answer_schema(method: &str, path: &str) -> Value {
     let document = document();
     let responses = &document["paths"][path][method]["responses"];
