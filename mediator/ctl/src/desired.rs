@@ -14,7 +14,7 @@ use api::{Action, Applied, Comparison, Desired, Exported, KeyChange, Kind, Step}
 
 /// The path of the changeable state in the API.
 const PATH: &str = "/v1/desired";
-/// Largest file that is read, in bytes; the daemon accepts less.
+/// Maximum size of a file in bytes. The daemon accepts less.
 const MAX_FILE: u64 = 1 << 20;
 
 #[derive(Clone, Debug, Args)]
@@ -60,7 +60,7 @@ enum Format {
 }
 
 impl Apply {
-    /// Applies the file. Returns the steps that were done.
+    /// Applies the file. Returns the completed steps.
     pub fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let path = format!("{PATH}?prune={}&dry_run={}", self.prune, self.dry_run);
         let wanted = desired(&self.file)?;
@@ -71,7 +71,7 @@ impl Apply {
 }
 
 impl Assert {
-    /// Returns the differences from the file, and the exit code for whether any exist.
+    /// Returns the differences from the file, and an exit code that depends on whether any exist.
     pub fn run(&self, client: &Client, form: Form) -> Result<(String, Code), ClientError> {
         let path = format!("{PATH}/compare?exact={}", self.exact);
         let desired = Desired { revision: None, ..desired(&self.file)? };
@@ -134,7 +134,7 @@ fn changes(text: &mut String, changes: &[KeyChange]) {
     }
 }
 
-/// Renders the steps of an `apply`, one line for each.
+/// Renders the steps of an `apply`, one line per step.
 fn shown(applied: &Applied) -> String {
     let mut text = String::new();
     for step in &applied.steps {

@@ -8,7 +8,7 @@ use admin_client::AskError;
 
 /// Name of the service.
 const UNIT: &str = "gpu-mediator.service";
-/// Maximum number of lines about the configuration's mistakes.
+/// Maximum number of reported lines about errors in the configuration.
 const LINES: usize = 5;
 
 pub(super) fn configuration(patient: &Patient<'_>) -> Vec<Finding> {
@@ -47,13 +47,13 @@ pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Returns the number of the daemon's process.
+/// Returns the daemon's process ID.
 pub(super) fn process(host: &Host) -> Option<u32> {
     let mut pids = host.names("proc").into_iter().filter_map(|name| name.parse::<u32>().ok());
     pids.find(|pid| host.read(format!("proc/{pid}/comm")).is_some_and(|name| name.trim() == "mediatord"))
 }
 
-/// Checks the status of the service in the service manager.
+/// Checks the status of the daemon's service in the service manager.
 fn unit(patient: &Patient<'_>) -> Option<Finding> {
     let host = &patient.host;
     if !host.has("run/systemd/system") {
@@ -103,7 +103,7 @@ fn folders(patient: &Patient<'_>) -> Option<Finding> {
     Some(Finding::missing("sockets", found, "make the folder that `socket_dir` names, for the daemon's user"))
 }
 
-/// Checks the answer of the daemon.
+/// Checks the daemon's response.
 fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
     let socket = patient.socket.display();
     let cards = match patient.client.get::<api::CardList>("/v1/cards") {
