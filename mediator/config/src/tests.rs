@@ -2,7 +2,7 @@ use super::*;
 
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 512\nreserve_mib = 32\n";
 
-/// Returns the mistakes of a configuration file named `f`.
+/// Returns the errors of a configuration file named `f`.
 fn mistakes(text: &str) -> Vec<String> {
     match Config::parse(text, "f") {
         Err(ConfigError::Mistakes(mistakes)) => mistakes,
@@ -11,7 +11,7 @@ fn mistakes(text: &str) -> Vec<String> {
     }
 }
 
-/// Returns the only mistake of a configuration file named `f`.
+/// Returns the only error of a configuration file named `f`.
 fn mistake(text: &str) -> String {
     let mistakes = mistakes(text);
     assert_eq!(mistakes.len(), 1, "{mistakes:?}");

@@ -1,4 +1,4 @@
-//! Cards behind VFIO: their keys, and the keys of software cards that they lack.
+//! Cards behind VFIO: their keys, and the keys that only software cards have.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub enum ResetWay {
     Units,
 }
 
-/// Returns the mistakes of a card about VFIO, in addition to those of any card: each with its key.
+/// Returns the errors of a card that concern VFIO, each with its key. Other functions check the rules for all cards.
 pub(super) fn card(card: &CardSpec, others: &[CardSpec]) -> Vec<(&'static str, String)> {
     let mut wrong = Vec::new();
     if card.kind != CardKind::Vfio {

@@ -5,10 +5,10 @@ use crate::{CardKind, CardSpec, SocketMode, VmSpec};
 
 /// Maximum length of a domain's name.
 const MAX_NAME: usize = 255;
-/// The first number that no domain has. Source: Xen's `public/xen.h`, `DOMID_FIRST_RESERVED`.
+/// The first number that no domain can have. Source: Xen's `public/xen.h`, `DOMID_FIRST_RESERVED`.
 const RESERVED: u16 = 0x7ff0;
 
-/// Returns all reasons against the domain of a virtual machine, given `others`.
+/// Returns all reasons to refuse the domain of a virtual machine, given `others`.
 pub(crate) fn vm(vm: &VmSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let Some(domain) = &vm.xen_domain else { return Vec::new() };
     let mut refusals = Vec::new();
