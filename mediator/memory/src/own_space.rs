@@ -33,7 +33,7 @@ pub fn va(place: Place) -> GpuVa {
     }
 }
 
-/// The address space. The mediator's chunks hold its tables.
+/// The address space. The mediator's chunks contain its tables.
 pub struct OwnSpace {
     directory: VramAddr,
     /// Tables of large pages, by index of the directory entry.
@@ -73,8 +73,8 @@ impl OwnSpace {
         self.directory
     }
 
-    /// Maps a page of a channel's work area or images. It is described by its index after [`HOST_VA_BASE`], its
-    /// address, and its rights.
+    /// Maps a page of a channel's work area or images, given its index after [`HOST_VA_BASE`], its address, and its
+    /// rights.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -110,8 +110,8 @@ impl OwnSpace {
         Ok(())
     }
 
-    /// Maps whole large pages. The last one may extend beyond `bytes`: the card has no memory there, and no copy uses
-    /// it.
+    /// Maps whole large pages. The last page may extend beyond `bytes`: the card has no memory there, and no copy uses
+    /// that part.
     fn map(
         &mut self,
         vram: &mut CardVram,
@@ -156,7 +156,7 @@ impl OwnSpace {
     }
 }
 
-/// Returns an address as an entry contains it: a 28-bit number of a 4 KiB page, which covers the card's 40 bits.
+/// Converts an address to the form in an entry: a 28-bit number of a 4 KiB page, which covers the card's 40 bits.
 fn frame(address: u64) -> u32 {
     (address / SMALL_PAGE) as u32
 }

@@ -4,7 +4,7 @@ use vram::balance::PinError;
 use vram::{Error, Limit};
 
 /// A limit, with its key, its value, and a remedy. The context names the object: errors of the admin API begin with the
-/// virtual machine or the card, and log events in a virtual machine's thread are in its span.
+/// virtual machine or the card, and log events of a virtual machine's thread are in its span.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}; {what_to_do}")]
 pub struct Shortage {
@@ -126,7 +126,7 @@ impl Shortage {
         Self::new(what, "ask for less, or lower another VM's with `mediatorctl memory set-ram`")
     }
 
-    /// Describes the reason why a range cannot be pinned.
+    /// Describes the reason that a range cannot be pinned.
     #[must_use]
     pub fn of_pin(error: &PinError, chunk_bytes: u64) -> Self {
         match error {

@@ -27,7 +27,7 @@ pub(crate) struct SavedSlots {
 }
 
 impl PinnedPool {
-    /// Saves the slots. [`PinnedPool::file`] has their contents.
+    /// Saves the slots. [`PinnedPool::file`] contains their contents.
     pub(crate) fn save(&self) -> SavedSlots {
         let Self {
             card: _,
@@ -94,7 +94,7 @@ impl PinnedPool {
     }
 }
 
-/// Returns the file if it has this length and its length is sealed.
+/// Returns the file if it has this length and the length is sealed.
 fn checked(file: File, len: u64) -> Result<Arc<File>, ManagerError> {
     let look = |error| ManagerError::host("a file of host memory cannot be looked at", error);
     let (seals, bytes) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?.st_size);

@@ -28,7 +28,7 @@ first_version!(SavedSegments, "card-memory.segments");
 struct SavedSegment {
     id: u32,
     key: u64,
-    /// Name of the group in which the key finds the segment; `None` if only its creator finds it.
+    /// Name of the group in which the key identifies the segment; `None` if only its creator can use the key.
     group: Option<String>,
     owner: u32,
     mode: u32,
@@ -50,7 +50,7 @@ impl Memory {
                 id: *id,
                 key: *key,
                 group: match scope {
-                    // Only the creator finds the segment.
+                    // Only the creator can use the key.
                     Scope::Own(_) => None,
                     Scope::Group(group) => Some(group.to_string()),
                 },
