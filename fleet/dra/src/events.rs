@@ -14,7 +14,7 @@ use kube::{Api, Client};
 use crate::DRIVER;
 use crate::claim::Named;
 
-/// Maximum length in bytes of a note that the API server accepts.
+/// Maximum length of a note that the API server accepts, in bytes.
 const MAX_NOTE: usize = 1024;
 /// Maximum number of claims whose last failure is stored.
 const MAX_FAILURES: usize = 1024;
@@ -95,7 +95,7 @@ fn cut(note: &str) -> String {
     note[..end].to_owned()
 }
 
-/// Sends events to the API server concurrently with all other work.
+/// Sends events to the API server without delaying other work.
 pub struct Events {
     kube: Client,
     node: String,

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::store::KeptClaim;
 
-/// Counters, and the owners of the shares.
+/// Counters, and the labels of the shares.
 #[derive(Debug, Default)]
 pub struct Metrics {
     prepared: AtomicU64,
@@ -41,12 +41,12 @@ impl Metrics {
         self.generation.store(generation, Ordering::Relaxed);
     }
 
-    /// Records whether the daemon answers.
+    /// Records if the daemon responds.
     pub fn daemon(&self, answers: bool) {
         self.daemon.store(answers, Ordering::Relaxed);
     }
 
-    /// Records whether the kubelet has registered the driver.
+    /// Records if the kubelet has registered the driver.
     pub fn registered(&self, registered: bool) {
         self.registered.store(registered, Ordering::Relaxed);
     }

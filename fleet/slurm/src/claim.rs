@@ -1,8 +1,8 @@
-//! Computes the part of a card that a job gets for its shards: the table of a tenant or a virtual machine.
+//! Computes a job's part of a card from the job's shards, in the form of a table for a tenant or a virtual machine.
 //!
-//! A job with N of a card's T shards is guaranteed N/T of the card's memory and time, so that everything that Slurm
-//! assigns can be guaranteed. The job may also use idle resources: memory up to its requested size, and time up to its
-//! cap.
+//! A job with N of a card's T shards is guaranteed N/T of the card's memory and time. The daemon can therefore
+//! guarantee everything that Slurm assigns. The job may also use idle resources: memory up to its requested size, and
+//! time up to its cap.
 
 use serde_json::{Map, Value, json};
 
@@ -32,7 +32,7 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
     let of_kind: Vec<&Card> = match arguments.cards.is_empty() {
         true => of_kind,
         false => {
-            // The cards are in Slurm's order; a card of another kind keeps its number.
+            // The cards are in Slurm's order. A card of another kind keeps its number.
             let named = arguments.cards.iter().map(|name| cards.iter().find(|card| card.name == *name));
             let named: Option<Vec<_>> = named.collect();
             named.ok_or("plugstack.conf: `cards` names one that the daemon has not; see `mediatorctl card show`")?
@@ -50,7 +50,7 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
 /// Creates the table for a job.
 ///
 /// # Errors
-/// If the job has no shards or requests nothing.
+/// If the job has no shards or makes an invalid request.
 pub fn table(
     arguments: &Arguments,
     given: &Given,
@@ -102,9 +102,9 @@ pub fn table(
         "vram_mib": asked_mib,
         "memory": { "quota_mib": asked_mib, "guarantee_mib": sure_mib.min(asked_mib), "weight": weight },
         "time": time,
-        // Only the daemon may connect until the socket belongs to the job's user.
+        // Only the daemon may connect until the job's user owns the socket.
         "mode": "0600",
-        // The socket is in a separate folder, which the daemon creates and a container of the job mounts.
+        // The socket is in a separate folder. The daemon creates this folder, and a container of the job mounts it.
         "socket": arguments.sockets.join(name).join(socket),
     });
     match table {

@@ -1,9 +1,9 @@
-//! The shards that Slurm has assigned to a job on a node, according to the controller.
+//! The shards that Slurm has assigned to a job on a node, as reported by the controller.
 //!
-//! A step's environment also contains the shards, but its user can write that environment, because Slurm keeps
-//! variables that it does not set itself. Therefore the environment is only a hint.
+//! A step's environment also contains the shards. However, the step's user can write this environment, because Slurm
+//! keeps variables that it does not set itself. The environment is therefore only a hint.
 //!
-//! The controller's text also contains the user's words, such as the job's name. An ambiguous text is refused.
+//! The controller's text also contains text from the user, such as the job's name. An ambiguous text is refused.
 //!
 //! Sources: `scontrol(1)`, output of `show job --details`.
 
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use crate::nodes;
 
-/// Maximum size of the controller's answer in bytes, enough for an array of thousands of jobs.
+/// Maximum size of the controller's response in bytes, which is sufficient for an array of thousands of jobs.
 const MAX_ANSWER: u64 = 16 << 20;
-/// Interval at which the answer is polled.
+/// Interval at which the response is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Shards of a job on a node.
@@ -38,10 +38,10 @@ pub struct Number {
     pub of_array: Option<(u32, u32)>,
 }
 
-/// Queries the controller until it answers, for at most `patience`.
+/// Queries the controller until it responds, for at most `patience`.
 ///
 /// # Errors
-/// If the controller does not answer, or does not list the job on this node.
+/// If the controller does not respond, or does not list the job on this node.
 pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Result<Granted, String> {
     let begin = Instant::now();
     loop {
@@ -59,7 +59,7 @@ pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Res
 /// Returns the controller's text about a job.
 fn answer(scontrol: &Path, job: &Number, patience: Duration) -> Result<String, String> {
     let mut command = Command::new(scontrol);
-    // For an array, request only this job.
+    // For a job of an array, request only this job.
     let name = job.of_array.map_or_else(|| job.id.to_string(), |(array, task)| format!("{array}_{task}"));
     command.args(["--details", "show", "job", &name]);
     let mut child = command
@@ -151,7 +151,7 @@ fn shards(list: &str) -> Option<Granted> {
             None => words.next_back()?,
         };
         granted.shards = granted.shards.checked_add(count.parse().ok()?)?;
-        // Each GPU has two numbers: the job's shards and the GPU's total.
+        // Each GPU has two numbers: the job's shards, and the GPU's total.
         for (gpu, part) in details.split(',').enumerate() {
             if let Some((given, _)) = part.split_once('/')
                 && given.parse::<u64>().ok()? > 0
@@ -181,12 +181,12 @@ mod tests {
         for (text, job) in [(TEXT, 8), (TEXT, 70), ("", 7)] {
             assert!(read(text, job, "n1").is_err(), "{job}");
         }
-        // A job of an array.
+        // The job belongs to an array.
         let array = TEXT.replace("JobId=7 ", "JobId=9 ArrayJobId=7 ArrayTaskId=2 ");
         assert_eq!(read(&array, 9, "n1").unwrap().shards, 25);
     }
 
-    /// The parser does not mistake the user's text for Slurm's.
+    /// The parser must not confuse the user's text with Slurm's text.
     #[test]
     fn words_of_the_user_raise_nothing() {
         let line = "     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:100(100/100)";
