@@ -13,7 +13,7 @@ use nvspec::instance::{INSTANCE_BYTES, context, vm};
 use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, Pde, Pte, Rights, SPT_BYTES, TableTarget};
 use nvspec::regs::{fecs, fecs_command};
 
-/// Maximum number of polls for an answer of FECS. Saving a context takes tens of microseconds, and each poll is a bus
+/// Maximum number of polls for a response of FECS. Saving a context takes tens of microseconds, and each poll is a bus
 /// read of about a microsecond.
 const ANSWER_POLLS: u32 = 2_000_000;
 /// The first small page of the image's mapping: address 0 is left unmapped.

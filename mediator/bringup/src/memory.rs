@@ -19,9 +19,9 @@ use std::sync::Arc;
 pub const WINDOW_BYTES: u64 = 2 << 20;
 const ENTRIES_PER_WINDOW: u64 = WINDOW_BYTES / LARGE_PAGE;
 const NO_WINDOW: u16 = u16::MAX;
-/// Maximum number of polls for the end of a flush; beyond it, the flush and its caller fail. A flush takes
-/// microseconds, and each poll is a bus read of about a microsecond. A card that does not answer delays other callers
-/// by 2 ms.
+/// Maximum number of polls for the end of a flush. After that, the flush fails with an error for its caller. A flush
+/// takes microseconds, and each poll is a bus read of about a microsecond. A card that does not answer delays other
+/// callers by 2 ms.
 const FLUSH_LOOKS: u32 = 2_000;
 
 /// The mediator's access to VRAM.
@@ -79,7 +79,7 @@ impl CardMemory {
         Self::unmapped(card, layout, vram_bytes)
     }
 
-    /// Creates the value with no window mapped.
+    /// Creates the value without any mapped window.
     fn unmapped(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
         let bar1_size = card.identity().bar1_size;
         let slots = bar1_size.min(nvspec::mmu::PDE_SPAN) / WINDOW_BYTES;
@@ -106,7 +106,7 @@ impl CardMemory {
         &self.card
     }
 
-    /// Reads VRAM. The range must be within VRAM: callers translate and check first.
+    /// Reads VRAM. The range must be within VRAM: callers must translate and check it first.
     ///
     /// # Errors
     /// If the card does not answer a TLB invalidation.
@@ -149,7 +149,7 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Returns a reason if the card's state from bring-up is lost. The register for BAR1's instance block keeps its
+    /// Returns a reason if the card has lost its state from bring-up. The register for BAR1's instance block keeps its
     /// value until another program resets the card.
     #[must_use]
     pub fn undone(&self) -> Option<&'static str> {
@@ -198,9 +198,9 @@ impl CardMemory {
         self.card.write32(pfb::NISO_ADDRESS::OFFSET, (page.0 >> BARRIER_SHIFT) as u32);
     }
 
-    /// Waits for the completion of all earlier writes: of the CPU to the card's memory, and of engines to system
-    /// memory. An engine that has switched away or lost its translations may have written just before, so the memory
-    /// may be reused only after the barrier.
+    /// Waits for the completion of all earlier writes: by the CPU to the card's memory, and by engines to system
+    /// memory. An engine that has just switched away or lost its translations may have written immediately before that,
+    /// so memory may be reused only after the barrier.
     ///
     /// # Errors
     /// If the card does not answer.

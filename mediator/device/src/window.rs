@@ -1,5 +1,5 @@
-//! Host memory behind a part of an aperture: either a file that is mapped by the VMM, by this process and for the card,
-//! or pages that a Xen domain has mapped.
+//! Host memory behind a part of an aperture. It is either a file that is mapped by the VMM, by this process and for the
+//! card, or pages that a Xen domain has mapped.
 
 use super::memory::shared_memory;
 use card::{DmaMemory, HostMemory};
@@ -24,7 +24,7 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 pub struct WindowMemory {
     file: Arc<OwnedFd>,
     region: Arc<dyn HostMemory>,
-    /// Set if the memory is that of the file, and not pages that a client has lent.
+    /// Set if the memory belongs to the file, and does not consist of pages that a client has lent.
     is_files: bool,
     area: MmapArea,
     iova: Iova,
@@ -153,7 +153,7 @@ impl WindowMemory {
     }
 
     /// Replaces the file with pages that the client has lent, also for the card. The memory must be unused, and the
-    /// card must not access it. The pages are zeroed.
+    /// card must not access it. The new pages are zeroed.
     ///
     /// # Errors
     /// If the number of pages differs, or the card refuses them. In both cases nothing changes.
@@ -179,8 +179,8 @@ impl WindowMemory {
     /// Zeroes all memory, including the client's writes to unmapped parts. The card must not access the memory
     /// meanwhile.
     ///
-    /// The memory is zeroed in place: with an IOMMU, unmapping and mapping takes a call per page, and QEMU waits only 5
-    /// s for a reset.
+    /// The memory is zeroed in place, because unmapping and mapping with an IOMMU takes a call per page, and QEMU waits
+    /// only 5 s for a reset.
     ///
     /// # Errors
     /// If the file cannot report which parts were written.
@@ -222,7 +222,7 @@ impl WindowMemory {
         }
     }
 
-    /// Unmaps the memory from the card. If `reachable` is true, the card's TLBs may still have translations to the
+    /// Unmaps the memory from the card. If `reachable` is true, the card's TLBs may still contain translations to the
     /// memory, so its I/O addresses are never used again.
     pub fn close(self, host: &ManagedCard, reachable: bool) {
         if self.take_back(host) && !reachable {

@@ -1,7 +1,7 @@
 //! `GET /v1/events`: a page, a page after a wait, or a stream of pages. Also determines the author of each request.
 //!
-//! A follower has a cursor and at most one page in flight. If a follower reads too slowly, the log drops events that it
-//! has not read, and its next page contains the number of lost events.
+//! A follower has a cursor and at most one page in flight. If a follower reads too slowly, the log drops events that
+//! the follower has not read. Its next page then contains the number of lost events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -33,8 +33,8 @@ const DEFAULT_LIMIT: usize = 256;
 const MAX_LIMIT: usize = 1024;
 /// Maximum time to wait for an event, in seconds.
 const MAX_WAIT_S: u64 = 60;
-/// Maximum time that a follower may take to accept a page.
-// TIMEOUT: a terminal's output may be stopped. The follower then continues with its cursor in a new request.
+/// Time limit for a follower to accept a page.
+// TIMEOUT: a terminal's output may be stopped. The follower then sends a new request with its cursor.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// State of the route.

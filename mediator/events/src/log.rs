@@ -13,7 +13,7 @@ use crate::limits::Limits;
 use crate::shelf::Shelf;
 use crate::time::rfc3339;
 
-/// Maximum length of a text in bytes; the rest is cut off.
+/// Maximum length of a text in bytes. The rest is truncated.
 const MAX_TEXT: usize = 1024;
 /// Maximum number of events that wait while the log is handed over.
 const MAX_DEFERRED: usize = 64;
@@ -148,7 +148,7 @@ impl Log {
         SavedLog { epoch: books.epoch, count: books.count, events }
     }
 
-    /// Adds the events that arrived since [`Self::freeze`], because the next daemon does not take over.
+    /// Adds the events that have arrived since [`Self::freeze`], because the next daemon does not take over.
     pub fn thaw(&self) {
         let mut books = self.books.lock();
         for (event, author, suppressed) in books.deferred.take().unwrap_or_default() {
@@ -178,7 +178,7 @@ impl Log {
 pub struct SavedLog {
     epoch: u64,
     count: u64,
-    /// The events as JSON, whose keys may differ between the daemons.
+    /// The events as JSON. The keys may differ between the daemons.
     events: Vec<String>,
 }
 

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Maximum number of images that wait for the disk. Further images are dropped, and offered again when their falcon
+/// Maximum number of images that wait for the disk. Further images are dropped, and are offered again when their falcon
 /// next starts.
 const WAITING_MAX: usize = 8;
-/// Maximum number of new candidates accepted from one guest while the daemon runs.
+/// Maximum number of new candidates that are accepted from one guest while the daemon runs.
 const NEW_MAX: u32 = 8;
 
 /// Queue that accepts images of guests.

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Reason why a handover failed.
+/// Reason that a handover failed.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The other process violated the protocol.

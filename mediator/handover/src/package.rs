@@ -19,7 +19,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 pub struct Package {
     /// A file of saved state.
     pub file: Vec<u8>,
-    /// Descriptors and their names. If several have the same name, their order is significant.
+    /// Descriptors and their names. If several descriptors have the same name, their order is significant.
     pub descriptors: Vec<(String, OwnedFd)>,
 }
 

@@ -22,8 +22,8 @@ pub(crate) const PROTOCOL: u32 = 1;
 pub(crate) const MAX_DESCRIPTORS: usize = 128;
 /// Maximum length of a message in bytes. The names of one batch of descriptors determine it.
 const MESSAGE_MAX: usize = 64 << 10;
-/// Time for which the other process may leave messages unread.
-// TIMEOUT: the other process only has to receive the messages, and a busy host delays it by less.
+/// Time limit for the other process to read messages.
+// TIMEOUT: the other process only has to receive the messages, and even on a busy host this takes less time.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
 /// A message.
@@ -37,7 +37,7 @@ pub(crate) enum Message {
     Descriptors(Vec<String>),
     /// From the receiver: all state has been rebuilt.
     Ready,
-    /// From the receiver, instead of any other message: the reason why it does not take over.
+    /// From the receiver, instead of any other message: the reason that it does not take over.
     Refused(String),
     /// Last message from the sender: the receiver owns everything.
     Yours,

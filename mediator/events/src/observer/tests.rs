@@ -1,4 +1,4 @@
-//! Tests of events between states, which are API objects.
+//! Tests of events between two states, which are API objects.
 
 use super::*;
 use serde_json::{Value, json};
@@ -98,7 +98,7 @@ fn turn_that_runs_on_is_reported_once_when_long() {
     let text = "its turn has run on for 1.9 s after its slice: others share the card with it";
     assert_eq!(shown(&events), [(EventKind::Overran, text)]);
     assert_eq!(observer.compare(&runs_on(2900), seconds(3)), []);
-    // The overrun now belongs to another turn.
+    // The overrun belongs to another turn now.
     assert_eq!(kinds(observer.compare(&runs_on(1100), seconds(5))), [EventKind::Overran]);
 }
 
