@@ -1,14 +1,15 @@
-//! Settings that were changed while the daemon ran, and that remain in force after it restarts.
+//! Settings that were changed while the daemon ran, and that still apply after a restart.
 //!
 //! Parts: the differences between the configuration file and the current settings (this file), `store` (the file that
-//! stores them, written so that after a kill at any time either the old or the new file exists), `override_store`
-//! (both, for the daemon), `revision` (numbers of states), [`lease`] (values that end with a process).
+//! stores them; after a kill at any time, either the old or the new file exists), `override_store` (both, for the
+//! daemon), `revision` (numbers of states), [`lease`] (values that end with a process).
 //!
 //! Only differences are stored, each with the file's value at that time. When the daemon starts, a difference applies
-//! if the file still has that value; if the operator has edited the file since, the file takes precedence and the
+//! if the file still has that value. If the operator has edited this value since, the file takes precedence and the
 //! difference is dropped.
 //!
-//! The crate does not change settings and does not know why they change; the daemon passes the current settings.
+//! The crate does not change settings, and does not depend on the reasons for changes; the daemon passes the current
+//! settings.
 
 use std::collections::BTreeMap;
 

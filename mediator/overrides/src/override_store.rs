@@ -44,8 +44,8 @@ impl OverrideStore {
     /// changes. With `ignore`, the file with the stored changes is renamed and not used.
     ///
     /// # Errors
-    /// If the stored changes cannot be read, are damaged, or do not match the configuration. Nothing is guessed in
-    /// these cases.
+    /// If the stored changes cannot be read, are damaged, or do not match the configuration. The function never guesses
+    /// values.
     pub fn open(file: Config, ignore: bool) -> Result<(Config, Self), StateError> {
         let Some(folder) = &file.daemon.state_dir else {
             tracing::info!(
@@ -68,8 +68,8 @@ impl OverrideStore {
         Ok((config, override_store))
     }
 
-    /// Takes over the store of another daemon, whose content is `state` according to that daemon. `lock` is the lock of
-    /// the daemon's folder. Returns the configuration with the changes.
+    /// Takes over the store of another daemon, which reports `state` as its content. `lock` is the lock of the daemon's
+    /// folder. Returns the configuration with the changes.
     ///
     /// # Errors
     /// If the stored changes do not match the configuration.
@@ -158,7 +158,7 @@ pub(super) fn parsed(text: &[u8], path: &Path) -> Result<State, StateError> {
     serde_json::from_slice(text).map_err(damaged)
 }
 
-/// Formats a mistake with the name of its object, because it has no position in a file.
+/// Formats an error with the name of its object, because the error has no position in a file.
 fn named(config: &Config, key: &Key, what: &str) -> String {
     let name = match (key.table, key.index) {
         ("vm", Some(index)) => config.vms.get(index).map(|vm| format!("VM `{}`", vm.name)),

@@ -43,7 +43,7 @@ fn weight_of(config: &Config, name: &str) -> Option<u32> {
 
 #[test]
 fn differences_applied_to_file_restore_live_state() {
-    // Use few different names, so that many names are in both lists.
+    // Use only a few different names, so that many names are in both lists.
     let vms = || {
         let one = (1..50u32, proptest::option::of(0..9u64), any::<bool>());
         btree_map(0..6u8, one, 0..6).prop_map(|vms| {
@@ -87,7 +87,7 @@ fn differences_applied_to_file_restore_live_state() {
         let (config, forgotten) = read.applied(&file).unwrap();
         prop_assert_eq!(Live::from_config(&config), live.clone());
         prop_assert_eq!(forgotten, Vec::<String>::new());
-        // A second start gives the same result, so the state does not drift.
+        // A second start gives the same result, so the state does not change from start to start.
         prop_assert_eq!(State::between(&file, &Live::from_config(&config)).unwrap(), state);
         Ok(())
     };

@@ -9,7 +9,7 @@ use sched::Scheduler;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{ChunkTable, TenantId};
 
-/// Checks that all parts have the same VMs, and that the channels include the mediator as well.
+/// Checks that all parts contain the same VMs, and that the channels also include the mediator.
 pub(crate) fn agree_on_vms(
     chunks: &ChunkTable,
     channels: &Channels,
