@@ -121,7 +121,7 @@ pub(super) struct VmBackend {
     pace: Pace,
     /// Faults to report to the guest after the access that causes them.
     faults: Vec<MmuFault>,
-    /// Set if the VM has neither work nor memory on the card, so that its chunks may go to other VMs.
+    /// Set if the VM has neither work nor memory on the card, so that other VMs may get its chunks.
     quiet: bool,
     /// The doorbell that the current access has rung.
     doorbell: Option<RungDoorbell>,
@@ -186,7 +186,7 @@ impl VmBackend {
         self.quiet
     }
 
-    /// Records the guest's PRAMIN base. Moves no pages yet.
+    /// Records the guest's PRAMIN base. Does not move pages yet.
     pub(super) fn set_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
     }
@@ -269,7 +269,7 @@ impl VmBackend {
         std::mem::take(&mut self.faults)
     }
 
-    /// Records that a runlist has taken effect. Returns true if the vGPU has not been notified in state `seen`.
+    /// Records that a runlist has taken effect. Returns true if the vGPU was not notified of it in state `seen`.
     pub(super) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         self.work.runlist_ends(seen)
     }
@@ -379,8 +379,8 @@ impl VmBackend {
         self.memory.flush(directory)
     }
 
-    /// Lets only these channels run, provided that they are enabled. Returns true if the change has taken effect;
-    /// otherwise [`GuestEvent::Runlist`](card_manager::GuestEvent::Runlist) reports it later.
+    /// Lets only these channels run, if they are enabled. Returns true if the change has taken effect; otherwise
+    /// [`GuestEvent::Runlist`](card_manager::GuestEvent::Runlist) reports it later.
     pub(super) fn set_runlist(&mut self, channels: &[VirtualChannelId]) -> bool {
         self.counts.runlists += 1;
         self.pending.list(channels);
@@ -390,14 +390,14 @@ impl VmBackend {
         submitted.taken
     }
 
-    /// Takes all channels off the card.
+    /// Removes all channels from the card.
     fn unbind_all(&mut self) {
         for channel in self.work.channels() {
             self.unbind(channel);
         }
     }
 
-    /// Undoes the arrival of a VM that could not resume: removes channels that the guest does not know, and restores
+    /// Undoes the arrival of a VM that could not resume: removes channels that the guest has not bound, and restores
     /// the setting for page tables that the mediator keeps.
     pub(super) fn forget_arrival(&mut self, pv: Option<&PvSettings>) {
         let strays: Vec<VirtualChannelId> = {

@@ -1,4 +1,4 @@
-//! Counters of events. One declaration gives the field, its meaning, and its name for operators. `cargo xtask check`
+//! Counters of events. One declaration contains the field, its meaning, and its name for operators. `cargo xtask check`
 //! rejects a counter that is never incremented.
 
 /// Declares a struct of counters. Each field has a doc line and the name of its metric.
@@ -11,12 +11,12 @@ macro_rules! counts {
         }
 
         impl $name {
-            /// Returns all counters under the names that operators see.
+            /// Returns all counters with the names that operators see.
             pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$(($metric, self.$field)),+].into_iter()
             }
 
-            /// Restores the counters whose names `value_of` knows; all others are 0.
+            /// Restores the counters for which `value_of` returns a value; all others are 0.
             #[allow(dead_code, reason = "not all counts continue in another process")]
             pub(crate) fn restore(value_of: impl Fn(&str) -> Option<u64>) -> Self {
                 Self { $($field: value_of($metric).unwrap_or(0)),+ }

@@ -33,7 +33,7 @@ pub(super) struct Core {
     pub(super) polls: bool,
     /// Card time in ns for which the guest's alarm is armed.
     pub(super) alarm: Option<u64>,
-    /// The doorbell of an answered write that has not been submitted yet.
+    /// The doorbell of an acknowledged write that was not submitted yet.
     pub(super) deferred: Option<RungDoorbell>,
     /// Channels whose doorbells are submitted when the card resumes.
     pub(super) rung: WaitingDoorbells,
@@ -251,7 +251,7 @@ impl Core {
         self.deferred = None;
     }
 
-    /// Does everything that an access causes outside the registers.
+    /// Handles all effects of an access outside the registers.
     pub(super) fn finish_access(&mut self) {
         self.backend.submit_doorbell();
         for fault in self.backend.take_faults() {
@@ -324,7 +324,7 @@ enum WriteOutcome {
     Retry,
     /// Pages under mapped apertures must move first.
     AwaitMoves,
-    /// The write rang a doorbell, which is deferred until the write is answered.
+    /// The write rang a doorbell, which is deferred until the write is acknowledged.
     DoorbellDeferred,
 }
 
@@ -453,7 +453,7 @@ impl Device for MediatedDevice {
         Ok(())
     }
 
-    /// Serves a write until it is complete, except a doorbell that may be deferred.
+    /// Serves a write until it is complete. A doorbell may be deferred.
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         loop {
             match self.write_once(region, offset, data)? {

@@ -1,4 +1,4 @@
-//! The memory of one VM, as its guest, the card and the page tables see it.
+//! The memory of one VM, as seen by its guest, the card and the page tables.
 //!
 //! Parts:
 //! - `grants`: memory that page tables may map

@@ -1,4 +1,4 @@
-//! A VM whose client saves or loads its state with vfio-user messages.
+//! A VM whose client saves or loads its state through vfio-user messages.
 //!
 //! The saved state is the stream of a saved VM (`saving`). The protocol requires loading in place: the start of a load
 //! drops the VM's previous state, and after an invalid state the client's device fails until it is reset. The card
@@ -22,7 +22,8 @@ fn refused(error: ManagerError) -> MigrationError {
     }
 }
 
-/// Returns the error for a request that the device does not handle in its current state. The server sends none.
+/// Returns the error for a request that the device does not handle in its current state. The server never sends such a
+/// request.
 fn misplaced() -> MigrationError {
     MigrationError::failed("the device is in another state")
 }
@@ -106,7 +107,7 @@ impl Migration for MediatedDevice {
             let core = &mut *self.enter();
             core.client.stopped = false;
             if core.client.logs {
-                // From now on, log pages again that have already been reported.
+                // From now on, pages that were already reported are logged again.
                 core.backend.log_ram(true);
             }
         }
@@ -172,7 +173,7 @@ impl Migration for MediatedDevice {
         let Phase::Loading(halted, coming) = self.take_phase() else { return Err(misplaced()) };
         let become_one = || {
             let come = coming.finish(halted.strikes())?;
-            // The client may lend different memory by now.
+            // The client may now lend different memory.
             self.vm.await_arrival()?;
             self.vm.become_one(come, &self.settings)
         };

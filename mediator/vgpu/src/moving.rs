@@ -1,9 +1,9 @@
 //! A VM that moves to another card of the host.
 //!
 //! The VM on the other card is built like any other ([`MediatedVm::build`]), and maps the client's memory while the
-//! first VM still serves its guest ([`MediatedVm::await_arrival`]). Then either it replaces the first VM
-//! ([`MediatedVm::move_to`]), or the first VM continues unchanged. The move transfers [`Migrating`] and the memory; as
-//! a stream of bytes, the same state is a saved VM (`saving`).
+//! first VM still serves its guest ([`MediatedVm::await_arrival`]). Then it either replaces the first VM
+//! ([`MediatedVm::move_to`]), or the first VM continues unchanged. The move transfers [`Migrating`] and the memory. In
+//! the form of a stream of bytes, the same state is a saved VM (`saving`).
 
 use super::backend::SavedBackend;
 use super::device::{Core, MediatedVm, Settings};
@@ -32,12 +32,12 @@ pub(super) struct Migrating {
     pub(super) tables: Option<SavedTables>,
     pub(super) side: SavedBackend,
     pub(super) departing: Departing,
-    /// Card time at this point; set if the VM will continue with another client, or later.
+    /// Card time at this point. It is set if the VM will continue with another client, or later.
     pub(super) since_ns: Option<u64>,
 }
 
 /// A VM that has moved to another card and already runs there. Dropping this value copies the memory that the other
-/// card has borrowed, and releases the rest on the old card. This takes long, because memory is scrubbed.
+/// card has borrowed, and releases the rest on the old card. The drop takes long, because memory is scrubbed.
 #[must_use = "the card that was left scrubs the VM's memory when this is dropped"]
 pub struct Left<'a> {
     vm: &'a MediatedVm,
@@ -97,7 +97,7 @@ impl MediatedVm {
             last.duration_since(before)
         };
         let suspended = self.host().suspend(self.vm, limit)?;
-        // The client may lend different memory by now.
+        // The client may now lend different memory.
         there.await_arrival()?;
         let travelling = self.migrate_out(&suspended, limit)?;
         there.take_windows(self, true)?;
@@ -174,10 +174,10 @@ impl MediatedVm {
         Ok(())
     }
 
-    /// Becomes the VM that arrives, whose memory is already on this card, and resumes.
+    /// Replaces this VM's state with that of the arriving VM, whose memory is already on this card, and resumes.
     ///
     /// # Errors
-    /// As for [`Self::become_one`]. After an error, this VM must be [released](Self::release).
+    /// Same as for [`Self::become_one`]. After an error, this VM must be [released](Self::release).
     pub(super) fn arrive(self: &Arc<Self>, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
         self.become_one(travelling, settings)?;
         self.host().lock().hold_still(self.vm, false);
@@ -186,7 +186,7 @@ impl MediatedVm {
         Ok(())
     }
 
-    /// Becomes the VM that arrives, whose memory is already on this card. This VM stays held.
+    /// Replaces this VM's state with that of the arriving VM, whose memory is already on this card. This VM stays held.
     ///
     /// # Errors
     /// If the state is invalid on this card, or the card has too few resources for the VM.

@@ -1,7 +1,7 @@
 //! Work of a VM that waits for memory, with a time limit.
 //!
-//! No thread waits for memory while it holds a lock. Blocked work is recorded, and the mover is asked for memory. When
-//! the mover notifies the VM that memory is available, all work is retried.
+//! No thread waits for memory while it holds a lock. Blocked work is recorded, and the mover receives a request for
+//! memory. When the mover notifies the VM that memory is available, all work is retried.
 
 mod saved;
 
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// A wait for memory. It ends after a number of scans by the mover, and not after a time.
+/// A wait for memory. It ends after a number of scans by the mover, not after a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     /// Start of the wait, for accounting.
@@ -58,7 +58,7 @@ pub(crate) struct Pending {
     binds: BTreeMap<VirtualChannelId, PendingBind>,
     /// Waiting doorbells of bound channels.
     work: BTreeMap<VirtualChannelId, (Doorbell, Wait)>,
-    /// The runlist that the guest submitted last, if a bind has been waiting since.
+    /// The runlist that the guest submitted last, if a bind has been waiting since then.
     listed: Vec<VirtualChannelId>,
 }
 
@@ -84,14 +84,15 @@ impl Pending {
         bind.map(|bind| bind.gp_put = Some(gp_put)).is_some()
     }
 
-    /// Records whether the guest has enabled a channel whose bind is waiting.
+    /// Records if the guest has enabled a channel whose bind is waiting.
     pub(crate) fn enable(&mut self, channel: VirtualChannelId, enabled: bool) {
         if let Some(bind) = self.binds.get_mut(&channel) {
             bind.enabled = enabled;
         }
     }
 
-    /// Returns whether the guest has enabled a channel whose bind is waiting, and whether its doorbell has rung.
+    /// Returns two values for a channel whose bind is waiting: true if the guest has enabled it, and true if its
+    /// doorbell has rung.
     pub(crate) fn state(&self, channel: VirtualChannelId) -> Option<(bool, bool)> {
         self.binds.get(&channel).map(|bind| (bind.enabled, bind.gp_put.is_some()))
     }
@@ -147,7 +148,7 @@ impl Pending {
         waited.unwrap_or(0)
     }
 
-    /// Asks the mover to notify the VM when memory becomes available, if any of the VM's work waits for memory.
+    /// Requests that the mover notify the VM when memory becomes available, if any of the VM's work waits for memory.
     pub(crate) fn tell(&self, state: &mut CardState) {
         state.vram_mut().set_waits(self.vm, !self.is_empty());
     }

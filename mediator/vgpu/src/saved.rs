@@ -1,6 +1,6 @@
 //! Saved state of a VM's use of the card, without its registers and address spaces.
 //!
-//! The connection of the VM's VMM is saved separately: the restoring process provides a link to the same client.
+//! The connection of the VM's VMM is saved separately. The restoring process provides a link to the same client.
 
 use super::backend::{Description, SavedBackend, VmBackend};
 use super::device::{Client, Core, MediatedDevice, MediatedVm, Settings, StatusCell};
@@ -62,7 +62,7 @@ impl SavedSide {
     /// Appends the parts to a file. Their owner is `vm`.
     ///
     /// # Errors
-    /// See [`WriteError`].
+    /// See [`WriteError`] for all reasons.
     pub fn write(&self, vm: TenantId, file: &mut Writer) -> Result<(), WriteError> {
         let Self { own, segments, apertures, files: _ } = self;
         file.put(vm.0, own)?;
@@ -70,10 +70,10 @@ impl SavedSide {
         apertures.as_ref().map_or(Ok(()), |apertures| file.put(vm.0, apertures))
     }
 
-    /// Reads the parts of VM `vm` from a file. `files` contain the memory under its apertures.
+    /// Reads the parts of VM `vm` from a file. `files` contains the memory under the VM's apertures.
     ///
     /// # Errors
-    /// See [`ReadError`].
+    /// See [`ReadError`] for all reasons.
     pub fn read(vm: TenantId, file: &mut SavedState<'_>, files: Vec<OwnedFd>) -> Result<Self, ReadError> {
         let own = file.take(vm.0)?;
         let any = file.owners::<SavedAttachments>().contains(&vm.0);
@@ -106,7 +106,7 @@ impl Settings {
 }
 
 impl MediatedVm {
-    /// Checks that the VM can be handed over, moved or saved. Call this before anything is quiesced.
+    /// Checks that the VM can be handed over, moved or saved. The caller must do this before anything is quiesced.
     ///
     /// # Errors
     /// If a part cannot be handed over; the error describes the first such part.
@@ -150,7 +150,7 @@ impl Core {
             deferred,
             rung,
             gone: _,
-            // The client neither stops the VM nor logs its writes: otherwise the client itself would save the VM.
+            // The client neither stops the VM nor logs the VM's writes. Otherwise the client itself would save the VM.
             client: _,
             board: _,
         } = self;
@@ -166,7 +166,7 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Creates a VM from its saved state, on a card that has not been taken over yet, with a `link` to its client. The
+    /// Creates a VM from its saved state, on a card that was not taken over yet, with a `link` to the VM's client. The
     /// client must lend the same memory.
     ///
     /// # Errors

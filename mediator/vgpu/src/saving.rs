@@ -1,8 +1,8 @@
 //! Saves a VM and its memory as a stream of bytes, and restores it.
 //!
 //! The stream contains the state that a VM takes to another card ([`moving`](super::moving)). Guest RAM belongs to the
-//! client and is not included. The bytes are trusted no more than a guest: each part is checked, and the card's state
-//! of a channel is rebuilt, except values that the channel's own work has written.
+//! client and is not included. The bytes are as untrusted as a guest: each part is checked, and the card's state of a
+//! channel is rebuilt, except values that the channel's own work has written.
 
 use super::device::{MediatedVm, Settings};
 use super::memory::Overlay;
@@ -25,7 +25,7 @@ const IDENTITY: [u8; 16] = *b"VM of a mediator";
 /// Owner of all parts. A stream contains a single VM.
 const OWNER: u32 = 0;
 
-/// Origin of a saved VM: its requirements on the card and the settings, and values that are not in its parts.
+/// Origin of a saved VM: its requirements on the card and on the settings, and values that its parts do not contain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Origin {
     /// Value of PMC_BOOT_0.
@@ -33,7 +33,7 @@ pub(super) struct Origin {
     vram_bytes: u64,
     /// Sizes of BAR1 and BAR3 in bytes.
     apertures: [u64; 2],
-    /// The capability of the paravirtual interface; empty if there is none.
+    /// The capability of the paravirtual interface; empty if the VM has none.
     paravirtual: Vec<u8>,
     strikes: u32,
     /// Card time in ns.
@@ -55,7 +55,7 @@ impl Origin {
         }
     }
 
-    /// Checks that this card can restore a VM with this origin.
+    /// Checks that a VM with this origin can be restored on this card.
     fn check(&self, here: &Self) -> Result<(), Invalid> {
         let Self { chip, vram_bytes, apertures, paravirtual, strikes: _, now_ns: _ } = self;
         let mib = |bytes: u64| bytes >> 20;
@@ -85,7 +85,7 @@ pub struct Saving {
     first: Option<Vec<u8>>,
     writer: Option<StreamWriter>,
     chunks: std::vec::IntoIter<GuestVramAddr>,
-    /// Addresses of the current chunk that have not been written yet.
+    /// Addresses of the current chunk that were not written yet.
     left: std::ops::Range<u64>,
     chunk_bytes: u64,
     data: Vec<u8>,
@@ -97,7 +97,7 @@ impl MediatedVm {
     /// `limit` is killed as hung.
     ///
     /// # Errors
-    /// As for [`Self::check_movable`]; also if the VM does not quiesce.
+    /// Same as for [`Self::check_movable`]; also if the VM does not quiesce.
     pub fn save_all(&self, limit: Duration) -> Result<Saving, ManagerError> {
         self.check_movable()?;
         let halted = self.host().halt(self.id(), limit)?;
@@ -227,7 +227,7 @@ impl Reading {
         self.saving.into_halted()
     }
 
-    /// Copies the next bytes into `data`. Fewer bytes than `data` has are copied only at the end of the stream.
+    /// Copies the next bytes into `data`. Fills `data` completely, except at the end of the stream.
     pub(super) fn read(&mut self, data: &mut [u8]) -> Result<usize, ManagerError> {
         let mut done = 0;
         while done < data.len() {
@@ -249,7 +249,7 @@ impl Reading {
     }
 }
 
-/// A saved VM that is being loaded. Its memory is written directly to the waiting VM; all other state is checked and
+/// A saved VM that is being loaded. Its memory is written directly to the waiting VM. All other state is checked and
 /// kept until the end.
 #[must_use]
 pub struct Coming {
@@ -336,7 +336,7 @@ impl Coming {
         let halted = old.host().halt(old.id(), limit)?;
         there.await_arrival()?;
         there.take_windows(old, false)?;
-        // A VM keeps its strikes, whatever the loaded state says.
+        // A VM keeps its strikes, independent of the loaded state.
         let departing = come.departing.struck(halted.strikes());
         there.arrive(Migrating { departing, ..come }, &settings)?;
         Ok(Left::for_vm(old, halted, memory_bytes))

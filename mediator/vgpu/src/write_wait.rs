@@ -1,8 +1,9 @@
 //! Writes of the guest's CPU to VRAM that wait for memory. The VM's CPUs stop until the mover has found memory, or
-//! until enough of its scans have failed.
+//! enough of its scans have failed.
 //!
-//! VMMs give up on a device that does not answer for too long (QEMU after 5 s). Within this limit no write is lost
-//! while memory is being freed: the mover needs only a small part of this time, unless the host does not schedule it.
+//! VMMs give up on a device that does not respond for too long (QEMU after 5 s). No write is lost within this limit
+//! while memory is being freed, because the mover needs only a small part of this time, unless the host does not
+//! schedule it.
 
 use super::pending::Wait;
 use card_manager::{CardState, Looks};
@@ -11,8 +12,8 @@ use vram::TenantId;
 
 /// Time for which a write may wait while the mover scans without success.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// After a wait that failed, further writes do not wait until this many limits have passed or memory was found, because
-/// a guest that fills memory writes eight bytes at a time.
+/// After a failed wait, further writes do not wait until this many limits have passed or memory was found. The reason
+/// is that a guest that fills memory writes eight bytes at a time.
 const BACKOFF_FACTOR: u32 = 10;
 /// Interval between two attempts.
 pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);
@@ -22,7 +23,7 @@ pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 pub(crate) struct WriteWait {
     /// Time for which the operator permits work to wait.
     limit: Duration,
-    /// The current write's wait, if it waits.
+    /// The wait of the current write, if it waits.
     wait: Option<Wait>,
     /// State of the mover's scans when the last write gave up.
     gave_up: Option<Looks>,

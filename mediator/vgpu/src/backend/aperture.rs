@@ -1,7 +1,7 @@
 //! CPU accesses of a guest to its VRAM, through BAR1, BAR3 or PRAMIN.
 //!
-//! The guest VRAM page that holds the USERD of a bound channel is special. The card polls a USERD page of the mediator.
-//! Reads of the guest's page return the mediator's page, and writes only forward the doorbell word. All accesses use
+//! The guest VRAM page with the USERD of a bound channel is special. The card polls a USERD page of the mediator. Reads
+//! of the guest's page return the mediator's page, and writes only forward the doorbell word. All accesses use
 //! [`VmBackend::guest_read`] and [`VmBackend::guest_write`], which therefore also cover alias mappings.
 
 use super::VmBackend;
@@ -58,7 +58,7 @@ impl VmBackend {
         })
     }
 
-    /// Returns the reason why a write was not executed.
+    /// Returns the reason that a write was not executed.
     fn unwritten(&self, at: GuestVramAddr, len: u64) -> WriteFailure {
         let is_its = at.checked_add(len).is_some_and(|end| end.0 <= self.memory.grants().vram_bytes());
         if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }
@@ -166,13 +166,14 @@ impl VmBackend {
     /// Handles a complete GP_PUT that a message from the guest has written.
     pub(crate) fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
         self.ring(channel, gp_put);
-        // A mapped page must show the same value, or a poll would take the old value in the page for a doorbell.
+        // A mapped page must show the same value, because a poll would otherwise take the old value in the page for a
+        // doorbell.
         if let Some(slot) = self.work.polled_at(channel) {
             self.show(channel, slot, userd::GP_PUT);
         }
     }
 
-    /// Splits `len` bytes from `address` on at page boundaries, and calls `each` for each part.
+    /// Splits `len` bytes, starting at `address`, at page boundaries, and calls `each` for each part.
     fn by_page<E: From<Denied>>(
         &mut self,
         address: GuestVramAddr,

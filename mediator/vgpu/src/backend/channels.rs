@@ -1,4 +1,5 @@
-//! The guest's channels: turns an instance block into a channel on the card, and a doorbell into work for that channel.
+//! The guest's channels: creates a channel on the card from an instance block, and work for the channel from a
+//! doorbell.
 
 use super::VmBackend;
 use crate::work::Bound;
@@ -12,7 +13,7 @@ use nvspec::mmu::{Rights, fault};
 use shadow_pt::HostPage;
 use std::sync::Arc;
 
-/// Reason why a channel is not bound.
+/// Reason that a channel is not bound.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BindFailure {
     /// The card has no memory for the channel's page tables now. Contains the parsed instance block.
@@ -35,7 +36,7 @@ impl VmBackend {
         if self.pending.ring(channel, gp_put) {
             return;
         }
-        // Take the card's lock only once for all channels, because other threads need it as well.
+        // Take the card's lock only once for all channels, because other threads also need it.
         let host = Arc::clone(&self.host);
         let mut state = host.lock();
         let checked = self.with_state(&mut state, |channels, card, vm| channels.doorbell(card, vm, channel, gp_put));
@@ -108,7 +109,8 @@ impl VmBackend {
         }
     }
 
-    /// Takes a channel that cannot continue off the card, and reports the fault as the card's host unit does.
+    /// Removes a channel that cannot continue from the card, and reports the fault in the same way as the card's host
+    /// unit.
     fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
         let instance = self.work.instance(channel);
         tracing::warn!(vm = %self.vm, ?channel, %va, reason, "a channel's ring cannot be fetched");
@@ -136,7 +138,7 @@ impl VmBackend {
         }
         let bound = self.memory.open(guest.directory).and_then(|space| self.bind_in(channel, instance, &guest, space));
         if bound.is_err() {
-            // The shadow may have been created just for this channel.
+            // The shadow may have been created only for this channel.
             self.memory.collect();
         }
         bound.map_err(|error| match error {
@@ -186,7 +188,7 @@ impl VmBackend {
         self.work.enlist(channel, instance, userd.map(|userd| userd.0));
     }
 
-    /// Takes a channel off the card. Saves the indices of its ring in the instance block, as the card does.
+    /// Removes a channel from the card. Saves the indices of its ring in the instance block, like the card.
     pub(super) fn unbind(&mut self, channel: VirtualChannelId) {
         if self.work.instance(channel).is_none() {
             return;
@@ -200,15 +202,16 @@ impl VmBackend {
     }
 
     /// Ends a channel that the card's interrupt thread has retired, and returns its instance block. Returns `None` and
-    /// does nothing if the guest has unbound the channel meanwhile: its number may belong to another channel.
+    /// does nothing if the guest has unbound the channel in the meantime, because its number may belong to another
+    /// channel.
     pub(crate) fn end_retired(&mut self, channel: VirtualChannelId) -> Option<Place> {
         let retired = self.host.lock().channels().is_retired(self.vm, channel);
         retired.then(|| self.take_off(channel))?;
         self.work.instance(channel)
     }
 
-    /// Takes a channel off the card and removes its work area from its address space. Only then can its number be
-    /// reused. A channel that does not leave its engines at once keeps its work area until it has left
+    /// Removes a channel from the card, and the channel's work area from its address space. Only then can its number be
+    /// reused. A channel that does not leave its engines immediately keeps its work area until it has left
     /// ([`Self::channels_left`]).
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         self.detach_channel(channel);

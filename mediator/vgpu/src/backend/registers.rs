@@ -44,7 +44,8 @@ impl Backend for VmBackend {
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {
-        // A flush for apertures has the hub's form; a flush for channels may have either form. Both look up the shadow.
+        // A flush for apertures has the hub's form, and a flush for channels may have either form. Both use the
+        // directory to look up the shadow.
         if let Err(error) = self.flush_spaces(directory) {
             tracing::error!(vm = %self.vm, %error, "a guest's TLB flush could not be executed on the card");
         }
@@ -124,7 +125,7 @@ impl Backend for VmBackend {
     }
 
     fn reset_engine(&mut self, _engine: u32) {
-        // The engine is shared. The guest wants its own work on the engine to restart: take its channels off the
+        // The engine is shared. The guest wants its own work on the engine to restart, so remove its channels from the
         // engines, and save their state in their own memory.
         let mut state = self.host.lock();
         self.work.channels().into_iter().for_each(|channel| state.clear_engines(self.vm, channel));

@@ -28,7 +28,7 @@ pub(crate) struct SavedBackend {
     pv: Option<SavedInterface>,
 }
 
-/// Returns the saved form of a channel of the guest that is on the card.
+/// Returns the saved form of a guest's channel that is on the card.
 fn bound_of(
     channels: &channels::Channels,
     memory: &Memory,
@@ -60,7 +60,7 @@ impl VmBackend {
             writes: _,
             stop,
             faults,
-            // This is computed again after the restore.
+            // The value is computed again after the restore.
             quiet: _,
             doorbell,
             counts,

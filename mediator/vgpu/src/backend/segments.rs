@@ -10,7 +10,7 @@ use pv::abi::Status;
 use shadow_pt::{HostPage, SpaceId};
 use std::collections::BTreeSet;
 
-/// Returns the pages of a run as an address space maps them.
+/// Returns the pages of a run in the form in which an address space maps them.
 fn pages(first: u32, count: u32, at: VramAddr, rights: Rights) -> Vec<(HostPage, VramAddr, Rights)> {
     let page = |nth: u32| (HostPage::Shared(first + nth), at.offset(u64::from(nth) * SMALL_PAGE), rights);
     (0..count).map(page).collect()
@@ -93,8 +93,8 @@ impl VmBackend {
         }
     }
 
-    /// Unmaps a segment from an address space. If the card keeps translations of it, the segment stays attached for
-    /// good, and its memory is not reused.
+    /// Unmaps a segment from an address space. If the card keeps translations of the segment, it stays attached
+    /// permanently, and its memory is not reused.
     fn unmap_segment(&mut self, space: SpaceId, segment: u32, pages: &[(HostPage, VramAddr, Rights)]) {
         match self.memory.unmap_host(space, pages) {
             Ok(()) => self.host.lock().memory_mut().share_detach(self.vm, segment),

@@ -39,7 +39,7 @@ impl VmBackend {
         true
     }
 
-    /// Ends the wait of a channel's bind or work, if there is one.
+    /// Ends the wait of a channel's bind or work, if any.
     pub(super) fn wait_ends(&mut self, state: &mut CardState, channel: VirtualChannelId) {
         let waited_ns = self.pending.end(state, channel);
         self.counts.memory_waited_ns = self.counts.memory_waited_ns.saturating_add(waited_ns);
@@ -52,8 +52,8 @@ impl VmBackend {
         }
         let waiting = self.pending.work();
         if waiting.is_empty() && self.host.lock().vram_mut().was_short(self.vm) {
-            // Only other accesses were denied the memory, not the waiting work. The next work that needs the memory
-            // checks again.
+            // The memory was denied only to other accesses, not to the waiting work. The next work that needs the
+            // memory checks again.
             self.memory.granted();
         }
         for doorbell in waiting {

@@ -119,7 +119,7 @@ impl Grants {
         self.bus_master.then(|| self.link.memory().snapshot())
     }
 
-    /// Reads guest RAM, as the device does.
+    /// Reads guest RAM like the device.
     pub(crate) fn ram_read(&self, address: Gpa, data: &mut [u8]) -> Result<(), NotGranted> {
         // PCI: a device with bus mastering disabled does not access memory.
         if !self.bus_master {
@@ -128,7 +128,7 @@ impl Grants {
         self.link.memory().read(address.0, data).map_err(|_| NotGranted)
     }
 
-    /// Writes guest RAM, as the device does.
+    /// Writes guest RAM like the device.
     pub(crate) fn ram_write(&self, address: Gpa, data: &[u8]) -> Result<(), NotGranted> {
         if !self.bus_master {
             return Err(NotGranted);
@@ -161,7 +161,7 @@ impl Grants {
     }
 
     /// Returns the card's address of a page of guest VRAM. Allocates memory for the page if it has none, because the
-    /// GPU can write the page without notice.
+    /// GPU can write to the page without notification.
     pub(super) fn vram_frame(&self, vram: &mut CardVram, address: GuestVramAddr, len: u64) -> Option<Frame> {
         match self.remap.whereabouts(address, len) {
             Home::Chunk => match vram.place(self.vm, address, len)? {

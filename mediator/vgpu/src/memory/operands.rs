@@ -2,7 +2,7 @@
 //! to estimate bus traffic (`card_manager::balance`).
 //!
 //! A push buffer contains the sources and destinations of copies, and the addresses of code, constants, local memory
-//! and semaphores. This module cannot see memory that a kernel reaches through pointers in its constants.
+//! and semaphores. This module cannot see memory that a kernel accesses through pointers in its constants.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 const WORDS: usize = 4096;
 /// Maximum number of addresses to look up per submission, so that a guest cannot delay others with repeated addresses.
 const MAX_LOOKUPS: usize = 2048;
-/// Maximum number of bytes of a surface that count, so that an impossibly large surface costs no time.
+/// Maximum number of bytes of a surface that count, so that an impossibly large surface takes no time.
 const SURFACE_MAX: u64 = 1 << 30;
 /// Mask of the bits of a GPU virtual address.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
@@ -49,7 +49,7 @@ impl<'a> Names<'a> {
         Self { objects, words: WORDS, lookups: MAX_LOOKUPS }
     }
 
-    /// Returns how many of the `dwords` words of a push buffer to read.
+    /// Returns the number of words to read from a push buffer of `dwords` words.
     pub(crate) fn words(&mut self, dwords: u32) -> usize {
         let count = self.words.min(dwords as usize);
         self.words = self.words.saturating_sub(count);
@@ -155,7 +155,7 @@ fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing if old.sub_op() == sub_op::METHODS => {
                 (old.subchannel(), old.method(), old.count())
             }
-            // This header sets a mask of subdevices, and there is only one.
+            // This header sets a mask of subdevices, of which only one exists.
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing => continue,
             HeaderOp::Immediate => {
                 walk.method(header.subchannel(), header.method(), header.count().into());
@@ -254,7 +254,7 @@ mod tests {
     fn work_of_unbound_object_refers_to_no_memory() {
         let mut objects = Objects([0; 8]);
         assert_eq!(named(&ce_copy(0x1000, 0x2000, 1), &mut objects), []);
-        // Try headers of all kinds, including some that promise more words than exist.
+        // Try headers of all kinds, including headers that announce more words than exist.
         for word in (0..=u32::MAX).step_by(0x1_0001) {
             let found = named(&[word, word, !word], &mut Objects::default());
             assert!(found.iter().all(|(va, bytes)| *va <= VA_MASK && (1..=SURFACE_MAX).contains(bytes)));

@@ -48,7 +48,7 @@ pub(crate) struct RamMap {
 }
 
 impl RamMap {
-    /// Maps `region` for the card. A region without a file cannot be mapped, because the card could not access it; page
+    /// Maps `region` for the card. A region without a file cannot be mapped, because the card could not access it. Page
     /// table entries for it are denied.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl RamMap {
         Ok(())
     }
 
-    /// Maps `region`, which the client lends, for the card at the I/O address that it had before the takeover.
+    /// Maps `region`, which the client lends, for the card at the I/O address that the region had before the takeover.
     ///
     /// # Errors
     /// If the card cannot access the region, or the host refuses.
@@ -117,7 +117,8 @@ impl RamMap {
         self.regions.values().map(|region| (region.iova, region.size))
     }
 
-    /// Removes the region at `gpa`: no page table may map it from now on. [`Lent::give_back`] unmaps it for the card.
+    /// Removes the region at `gpa`, so that no page table may map it from now on. [`Lent::give_back`] unmaps it for the
+    /// card.
     pub(crate) fn take(&mut self, gpa: u64) -> Option<Lent> {
         self.regions.remove(&gpa).map(|Region { size, iova, .. }| Lent { size, iova })
     }

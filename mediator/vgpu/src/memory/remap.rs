@@ -1,15 +1,15 @@
 //! Apertures as host memory (`apertures = "remapped"`): maps pages of BAR1, BAR3 or PRAMIN to pages of guest VRAM.
 //!
 //! The VMM maps a file under most of an aperture, once, so that CPU accesses to that part cause no messages. While the
-//! guest's tables map a page of its VRAM there, a page of the file is that page's *home*: the mediator moves the bytes
-//! there when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including the
+//! guest's tables map a page of its VRAM there, a page of the file is that page's *home*. The mediator moves the bytes
+//! to the home when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including the
 //! card's, use the home. The pages under PRAMIN are determined by a register, not by tables.
 //!
 //! This module keeps the records. `vm-device` allocates the memory, and `moves` moves the pages.
 //!
-//! A page has a single home. The mapped parts of the apertures cannot show guest RAM, or guest VRAM that is mapped
-//! there twice at the same time: the later slot shows zeros. Such a slot is counted, and logged once. PRAMIN yields to
-//! the other apertures, because a driver leaves it in place after its last use.
+//! A page has a single home. The mapped parts of the apertures cannot show guest RAM, and cannot show guest VRAM at two
+//! slots at the same time: the later slot shows zeros. Such a slot is counted, and logged once. PRAMIN yields to the
+//! other apertures, because a driver leaves it in place after its last use.
 
 mod overlay;
 mod saved;
@@ -106,7 +106,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Returns true if this slot yields to other slots for the same page, even to later ones.
+    /// Returns true if this slot yields to other slots for the same page, even to slots that are mapped later.
     fn gives_way(self) -> bool {
         self.window == MappedWindow::Pramin.index()
     }
@@ -120,7 +120,7 @@ struct Window {
     wants: Vec<PageTarget>,
 }
 
-/// Pages whose homes change. All `outs` must be moved before any `ins`.
+/// Moves of pages between homes. All `outs` must be moved before any `ins`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moves {
     /// Pages of guest VRAM that move back to the card, and their old slots.
@@ -160,7 +160,7 @@ counts! {
     }
 }
 
-/// The mapped apertures of one VM. There are none if the VM's apertures are trapped.
+/// The mapped apertures of one VM. The record is empty if the VM's apertures are trapped.
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
     windows: [Option<Window>; MappedWindow::ALL.len()],
@@ -199,8 +199,8 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the same memory for another card, or for another VM whose client maps it: with all its pages if
-    /// `inhabited` is true, and otherwise empty.
+    /// Returns the same memory for another card, or for another VM whose client maps it. The memory contains all its
+    /// pages if `inhabited` is true, and is empty otherwise.
     ///
     /// # Errors
     /// If the card rejects the memory, or has no I/O addresses for it.

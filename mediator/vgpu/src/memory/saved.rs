@@ -24,7 +24,7 @@ pub(crate) struct SavedMemory {
     ram: SavedRam,
 }
 
-/// Parts of a VM that have been restored already.
+/// Parts of a VM that were restored earlier.
 pub(crate) struct Restored {
     pub(crate) spaces: AddressSpaces,
     pub(crate) tables: Option<Tables>,
@@ -70,8 +70,8 @@ impl Memory {
         }
     }
 
-    /// Restores the memory from its restored parts, and the client's memory through `link`. The card is only told where
-    /// that memory is.
+    /// Restores the memory from its restored parts, and the client's memory through `link`. For the card, this only
+    /// sets the addresses of that memory.
     ///
     /// # Errors
     /// If the client lends different memory, or the host does not map it.

@@ -36,8 +36,9 @@ impl Memory {
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
     }
 
-    /// Adopts this VM's address spaces, which were saved on another card. The VM must not have any others. They map no
-    /// guest memory before [`Self::prepare`]. Returns the old and the new address of each directory.
+    /// Adopts this VM's address spaces, which were saved on another card. The VM must not have any other address
+    /// spaces. They map no guest memory before [`Self::prepare`]. Returns the old and the new address of each
+    /// directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -88,7 +89,7 @@ impl Memory {
 
     /// Updates the card's tables of `space` before its work is submitted.
     pub(crate) fn prepare(&mut self, state: &mut CardState, space: SpaceId) -> Result<(), ManagerError> {
-        // Otherwise each doorbell would read all tables in mapped memory, although these seldom change.
+        // Otherwise each doorbell would read all tables in mapped memory, although these rarely change.
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
@@ -204,7 +205,7 @@ impl Memory {
         self.shadows.take_named_ram(range, goes_on)
     }
 
-    /// Records whether the guest's CPU can write a page of its VRAM without a message.
+    /// Records if the guest's CPU can write to a page of its VRAM without a message.
     pub(crate) fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         self.shadows.unseen(address, unseen);
     }

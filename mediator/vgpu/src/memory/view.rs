@@ -1,4 +1,4 @@
-//! The card's memory as one VM may see it. Readers of the guest's structures, page tables and rings borrow the card
+//! The card's memory, restricted to one VM. Readers of the guest's structures, page tables and rings borrow the card
 //! once, together with other state of the VM.
 
 use super::grants::Grants;
@@ -50,7 +50,7 @@ impl<'a, With> View<'a, With> {
         self.grants
     }
 
-    /// Reads guest memory at a place.
+    /// Reads guest memory at a location.
     pub(crate) fn fill(&mut self, place: Place, data: &mut [u8]) -> Option<()> {
         match place {
             Place::Vram(address) => self.grants.read_vram(self.vram, address, data),

@@ -87,9 +87,9 @@ struct SavedAttachment {
     channels: Vec<u8>,
 }
 
-/// State that attachments are restored into.
+/// The state in which attachments are restored.
 pub(crate) struct Around<'a> {
-    /// Segments that the VM maps according to the card: number of spaces, address, and size in bytes of each.
+    /// Segments that the VM maps in the card's records: number of spaces, address, and size in bytes of each.
     pub(crate) segments: BTreeMap<u32, (u32, VramAddr, u64)>,
     /// Returns the space with a given directory.
     pub(crate) space: &'a dyn Fn(VramAddr) -> Option<SpaceId>,

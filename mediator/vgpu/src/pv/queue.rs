@@ -1,4 +1,4 @@
-//! Reads batches from the guest's memory, and writes answers there.
+//! Reads batches from the guest's memory, and writes responses to it.
 //!
 //! Rings, descriptors and batches are copied once when they are read, because the guest may change them at any time.
 
@@ -10,10 +10,10 @@ use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_glue::memory::MemoryTable;
 
-/// Flag of the available ring: the guest wants no interrupt. Source: VIRTIO 1.2, 2.7.6.
+/// Flag of the available ring: the guest requests no interrupt. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
 
-/// Reason why a queue is unusable. The guest must reset the interface.
+/// Reason that a queue is unusable. The guest must reset the interface.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
     /// The driver accepted features that the device does not offer.
@@ -33,7 +33,7 @@ pub(crate) enum QueueError {
     Memory(#[from] GuestMemoryError),
 }
 
-/// Reason why a batch is not executed.
+/// Reason that a batch is not executed.
 #[derive(Debug, thiserror::Error)]
 enum Unreadable {
     /// The chain has more descriptors than the queue has entries.
@@ -42,7 +42,7 @@ enum Unreadable {
     /// The standard forbids the order of the descriptors.
     #[error("a readable descriptor is behind a writable one")]
     Order,
-    /// The chain has no buffer for the answer.
+    /// The chain has no buffer for the response.
     #[error("it has no space for the answer")]
     NoRoom,
     /// A descriptor refers to memory that the guest does not have.
@@ -98,13 +98,14 @@ impl Interface {
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
 
-    /// Returns true if a guest's error should be logged: the first ones always, and later ones less and less often.
+    /// Returns true if a guest's error should be logged. The first errors are always logged, and later errors at
+    /// growing intervals.
     fn may_complain(&mut self) -> bool {
         self.complaints += 1;
         vmm_glue::worth_logging(self.complaints)
     }
 
-    /// Takes the queue out of the interface while it is served.
+    /// Takes the queue from the interface while the queue is served.
     pub(crate) fn take_queue(&mut self) -> Option<Queue> {
         self.queue.take()
     }
@@ -145,7 +146,7 @@ impl Interface {
         self.counts.holds += 1;
     }
 
-    /// Answers a completed batch.
+    /// Sends the response to a completed batch.
     pub(crate) fn end_batch(
         &mut self,
         queue: &mut Queue,
@@ -234,7 +235,7 @@ impl Parts {
         Ok(Begun::new(data)?)
     }
 
-    /// Writes the answers to the writable parts. Returns the number of bytes written.
+    /// Writes the responses to the writable parts. Returns the number of bytes written.
     fn answer(&self, memory: &MemoryTable, answers: &Answers) -> u32 {
         let room = self.writable.iter().fold(0, |sum: usize, (_, len)| sum.saturating_add(*len));
         let bytes = answers.bytes(room);

@@ -24,7 +24,7 @@ pub(crate) struct SavedWork {
 struct SavedChannel {
     number: u8,
     instance: SavedPlace,
-    /// Number of the guest VRAM page that holds the channel's USERD.
+    /// Number of the guest VRAM page that contains the channel's USERD.
     userd: Option<u64>,
     gp_put: [u8; 4],
 }
@@ -44,13 +44,13 @@ impl Work {
         let saved = channels.iter().map(|(number, channel)| {
             let Channel {
                 instance,
-                // This is saved with the card's channels.
+                // Saved with the card's channels.
                 bound: _,
                 gp_put,
                 // The next process computes these values again.
                 polled: _,
                 seen: _,
-                // The next process learns these values again.
+                // The next process determines these values again.
                 objects: _,
                 bindings: _,
             } = channel;
@@ -67,7 +67,7 @@ impl Work {
 }
 
 impl SavedWork {
-    /// Restores the channels. `bound` returns the state on the card of a channel that is there.
+    /// Restores the channels. `bound` returns the card's state of a channel that is on the card.
     ///
     /// # Errors
     /// If the saved state is invalid.

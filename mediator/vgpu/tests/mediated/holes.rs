@@ -1,10 +1,10 @@
-//! Tries each of the nineteen holes that were found in the reference code of an earlier GPU mediator, and attacks
-//! registers in the same way that this code does not handle. `docs/design/threat-model.md` lists the holes.
+//! Tries each of the nineteen holes that were found in the reference code of an earlier GPU mediator, and attacks in
+//! the same way registers that this code does not handle. `docs/design/threat-model.md` lists the holes.
 //!
-//! Each attempt runs next to two VMs. One works, and its copies must stay correct; the other is idle, and must not even
-//! be interrupted. After each attempt, [`Scene::check`] checks both VMs, and the page tables that the card uses for the
-//! attacker: every entry must map the attacker's own memory. [`Scene::denied`] also requires that the attempt was
-//! counted, and [`Scene::virtual_only`] that no register of the card changed.
+//! Each attempt runs next to two VMs. One VM works, and its copies must stay correct. The other VM is idle, and must
+//! not even be interrupted. After each attempt, [`Scene::check`] checks both VMs, and the page tables that the card
+//! uses for the attacker: every entry must map the attacker's own memory. [`Scene::denied`] also requires that the
+//! attempt was counted, and [`Scene::virtual_only`] that no register of the card changed.
 
 mod channels;
 mod images;
@@ -125,7 +125,7 @@ impl Scene {
         scene.good.work("the start");
         scene.bus = [scene.bus_address(GOOD), scene.bus_address(IDLE)];
         // Reset the idle VM. When an interrupt of later work is delivered, all interrupts of the idle VM's earlier work
-        // have been delivered as well.
+        // have also been delivered.
         scene.idle.driver.guest.reset();
         let seen = scene.good.driver.guest.counter("interrupts");
         while scene.good.driver.guest.counter("interrupts") < seen + 2 {
@@ -417,7 +417,8 @@ fn tally(guest: &Guest) -> u64 {
     denied + stops(guest)
 }
 
-/// Returns how often a guest's work was stopped or not started: faults, refused channels, and refused doorbells.
+/// Returns the number of times that a guest's work was stopped or not started: faults, refused channels, and refused
+/// doorbells.
 fn stops(guest: &Guest) -> u64 {
     let status = guest.status();
     let counted =
@@ -425,8 +426,8 @@ fn stops(guest: &Guest) -> u64 {
     counted.into_iter().flatten().sum()
 }
 
-/// Waits for interrupts until [`stops`] exceeds `before`, or the guest has seen an engine error. Waits for faults as
-/// well as for counted denials: the card stores one fault per unit, so the next one could be lost.
+/// Waits for interrupts until [`stops`] exceeds `before`, or the guest has seen an engine error. Waits for both faults
+/// and counted denials, because the card stores one fault per unit, so the next one could be lost.
 fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
     for _ in 0..100 {
         let errors = [pgraph::INTR::OFFSET, ce0::INTR::OFFSET, ce1::INTR::OFFSET];

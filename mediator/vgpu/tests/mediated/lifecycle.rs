@@ -122,7 +122,7 @@ fn accesses_are_counted_by_where_they_go_and_which_way() {
     };
     let before = counts(&driver);
     driver.guest.rd(0);
-    // Setting the PRAMIN window is one register access, and the access to the word in the window is a second one.
+    // Setting the PRAMIN window is one register access, and accessing the word in the window is a second one.
     driver.guest.poke(A, 1);
     driver.guest.read(RegionIndex::Bar1, 100 * PAGE, &mut [0; 8]);
     driver.guest.write(RegionIndex::Bar3, 100 * PAGE, &[0; 4]);

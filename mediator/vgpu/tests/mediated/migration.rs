@@ -139,7 +139,7 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     one.driver.guest.migration().start();
     one.check();
     assert!(done() > done_before, "something was left to do");
-    // Two readings of the same state differ only in the time.
+    // Two reads of the same state differ only in the time.
     one.begin(6);
     let state = state_of(&mut one.driver.guest);
     let again = {
@@ -190,7 +190,7 @@ fn corrupt_state_fails_device_until_reset() {
     let mut driver = Driver::new(victim);
     let mut channel: Channel = driver.channel(1);
     works(&mut driver, &mut channel, 9);
-    // The same holds for a VM that is removed while a migration has stopped it.
+    // The same applies to a VM that is removed while a migration has stopped it.
     let mut victim = driver.guest;
     victim.migration().stop().unwrap();
     victim.migration().begin_loading().unwrap();

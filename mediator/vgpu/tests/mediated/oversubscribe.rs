@@ -60,7 +60,7 @@ pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Maps buffers of 64 pages, one in each chunk from the third on, contiguously from `A` on, and fills them with a
+/// Maps buffers of 64 pages, one in each chunk from the third one, contiguously starting at `A`, and fills them with a
 /// pattern.
 fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec<u64> {
     let first = 4;
@@ -442,7 +442,7 @@ fn a_vm_that_goes_while_its_memory_moves_leaves_nothing() {
     assert_eq!((after.0.mediator, after.2), before);
 }
 
-/// Returns whether VMs currently take turns. Checks that the holder of the quantum competes with the weights of all
+/// Returns true if VMs currently take turns. Checks that the holder of the quantum competes with the weights of all
 /// members, so that other VMs keep their shares, and that every other VM competes with its own settings.
 fn holder_competes_for_all(rig: &Rig) -> bool {
     let state = rig.host.lock();
@@ -512,7 +512,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 let seed = 1000 * vm;
                 let buffers = spread(&mut driver, &channel, 18, seed);
                 while !stop.load(Ordering::SeqCst) {
-                    // Copy data onto itself: it stays the same, but all of it is accessed.
+                    // Copy the data onto itself. It stays the same, but all of it is accessed.
                     for buffer in 0..18 {
                         let at = A + buffer * 64 * PAGE;
                         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(at, at, 64 * PAGE as u32)].concat());

@@ -324,7 +324,7 @@ fn page_table_writes_through_mapped_aperture_apply_at_flush() {
         copy(&mut driver, &mut channel, A, B, 1);
         assert!(driver.vram_holds(to, 1, seed));
     }
-    // Removing an entry must take effect as well.
+    // Removing an entry must also take effect.
     cpu.write(HIGH3 + (entry & 0xfff), &[0; 8]);
     driver.flush();
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
@@ -521,7 +521,7 @@ impl Alter for Mapped {
 
 #[test]
 fn a_reset_leaves_the_memory_mapped_for_the_card() {
-    // With an emulated IOMMU, mapping needs one call per page; QEMU once gave up on a reset that mapped 64 MiB.
+    // With an emulated IOMMU, mapping needs one call per page. QEMU once gave up on a reset that mapped 64 MiB.
     let mapped = Arc::new(AtomicUsize::new(0));
     let counts = Mapped(Arc::clone(&mapped));
     let rig =
@@ -551,7 +551,8 @@ fn the_next_client_and_the_last_see_nothing_of_each_other() {
     assert!(new[0].is_zero(0, 64 * MIB) && new[1].is_zero(0, 16 * MIB));
     assert!(is_filled(&driver.guest, 0));
     assert_eq!(usage(&rig).4, alone.4 - 1, "the RAM has gone, the apertures have their addresses");
-    // The old mapping keeps its contents, whatever the next client does, and the next client does not see writes to it.
+    // The old mapping keeps its contents, independent of the next client's actions, and the next client does not see
+    // writes to it.
     let Driver { mut guest, .. } = driver;
     assert!(guest.map_ram(0, MIB, true));
     let mut driver = Driver::new(guest);

@@ -1,4 +1,4 @@
-//! Tests whether a VM's kernels can find another VM's residue in registers and shared memory.
+//! Tests if a VM's kernels can find another VM's residue in registers and shared memory.
 
 use super::schedule::acquire;
 use super::{A, B};
@@ -21,7 +21,7 @@ const CODE: u64 = 0x300_0000;
 const FOUND: u64 = 0x500_0000;
 /// Word that is left as residue. Immediate operands have twenty bits.
 const CANARY: u32 = 0x5a5a5;
-/// Registers that hold this word: all registers of a thread on a full multiprocessor, except those that the kernels
+/// Registers that contain this word: all registers of a thread on a full multiprocessor, except those that the kernels
 /// need.
 const CANARY_REGISTERS: std::ops::Range<u32> = 8..32;
 
@@ -422,7 +422,7 @@ fn hangs(works: &[Vec<u32>]) {
         neighbour.wait(channel);
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Nothing may be done before the limit.
+    // No action may be taken before the limit.
     let killed = Engine::ALL.map(|engine| {
         let state = rig.host.lock();
         state.scheduler().account(TenantId(0), engine).map_or(0, |account| account.killed)

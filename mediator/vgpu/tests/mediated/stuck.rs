@@ -237,7 +237,7 @@ fn wait_interrupted(driver: &mut Driver, before: u64) {
     let began = std::time::Instant::now();
     while driver.guest.counter("interrupts") <= before {
         assert!(began.elapsed() < std::time::Duration::from_secs(60), "an interrupt");
-        // Handle the interrupts that have arrived since the last time; otherwise no more will arrive.
+        // Handle the interrupts that have arrived since the last time, because no more would arrive otherwise.
         driver.service();
         std::thread::yield_now();
     }

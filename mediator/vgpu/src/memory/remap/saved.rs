@@ -1,6 +1,6 @@
 //! Saved state of apertures that the VMM maps: the records, and the card's addresses of the memory. The memory is in
-//! files, which are handed over separately. The client keeps using them during the handover: its guest's CPUs may write
-//! at any time.
+//! files, which are handed over separately. The client keeps using them during the handover, so its guest's CPUs may
+//! write to them at any time.
 
 use super::{MappedWindow, PageTarget, Remap, Slot, Window};
 use card_manager::{ManagedCard, ManagerError};
@@ -13,7 +13,7 @@ use vm_device::WindowMemory;
 /// Saved state of the apertures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRemap {
-    /// Windows of BAR1, BAR3 and PRAMIN; `None` for a window that is trapped.
+    /// Windows of BAR1, BAR3 and PRAMIN; `None` for a trapped window.
     windows: [Option<SavedWindow>; MappedWindow::ALL.len()],
     /// Pages of guest VRAM that slots map, in order of their numbers.
     pages: Vec<SavedPage>,
@@ -66,7 +66,7 @@ impl Remap {
             windows,
             homes,
             waiting,
-            // This is false for a quiescent VM.
+            // The field is false for a quiescent VM.
             closing: _,
             // The next process may log the warning again.
             warned: _,

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 const BAR1: u64 = 17 << 20;
 const BAR3: u64 = 1 << 20;
 
-/// Model of the memory whose moves are recorded: the guest page that each slot shows.
+/// A model of the memory whose moves are recorded: the guest page that each slot shows.
 #[derive(Default)]
 struct World {
     card: HashMap<u32, u32>,
@@ -32,8 +32,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// For any mappings by the guest, a page has a single home among the slots that map it, which is in PRAMIN only if
-    /// no other slot maps the page. The data is only in the home, and other slots show zeros.
+    /// For any mappings by the guest, a page has a single home among the slots that map it. The home is in PRAMIN only
+    /// if no other slot maps the page. The data is only in the home, and other slots show zeros.
     #[test]
     fn every_page_has_one_home_and_its_data(
         steps in prop::collection::vec((0usize..3, prop::collection::vec((0u32..12, 0u32..10), 1..8)), 1..40),

@@ -1,4 +1,4 @@
-//! Tests which engines the push buffers of the rig's driver need.
+//! Tests the detection of the engines that the push buffers of the rig's driver need.
 
 use card_manager::{Bindings, Needs, Reader};
 use rig::driver::{CE0, CE1, M2MF, ce_copy, m2mf_copy, methods, object};
@@ -36,7 +36,7 @@ fn copies_need_copy_engine_bound_to_subchannel() {
     let mut bindings = Bindings::default();
     assert_eq!(needs(&mut bindings, &[&object(CE0)]), Needs::Host);
     assert_eq!(needs(&mut bindings, &[&copy]), CE0_ONLY);
-    // Work that was not read completely ends the binding, because it may have changed it.
+    // Work that was not read completely ends the binding, because the work may have changed it.
     assert_eq!(needs(&mut bindings, &[&object(M2MF)]), Needs::Graphics);
     assert_eq!(needs(&mut bindings, &[&copy]), Needs::Graphics);
 }

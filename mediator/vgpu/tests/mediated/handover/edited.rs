@@ -1,4 +1,4 @@
-//! Tests of files of saved cards with edited sections and correct checksums. Each file must be refused or opened,
+//! Tests of files of saved cards with edited sections and correct checksums. Each file must be refused or opened
 //! without any effect on the VMs.
 
 use super::super::oversubscribe::eventually;
@@ -49,7 +49,7 @@ fn edit(file: &mut [u8], dice: &mut Rng) -> String {
     edit_one(file, dice, |_| true)
 }
 
-/// Like [`edit`], for a section whose name `of` accepts.
+/// Same as [`edit`], for a section for which `of` returns true.
 pub(crate) fn edit_one(file: &mut [u8], dice: &mut Rng, of: impl Fn(&str) -> bool) -> String {
     let places: Vec<Place> = places(file).into_iter().filter(|place| of(&place.name)).collect();
     let place = &places[dice.usize(..places.len())];
@@ -69,7 +69,7 @@ pub(crate) fn edit_one(file: &mut [u8], dice: &mut Rng, of: impl Fn(&str) -> boo
     place.name.clone()
 }
 
-/// Gives an edited section the correct checksum.
+/// Writes the correct checksum of an edited section.
 fn seal(file: &mut [u8], place: &Place) {
     let sum = Sha256::new()
         .chain_update(&file[IDENTITY])
@@ -79,13 +79,13 @@ fn seal(file: &mut [u8], place: &Place) {
     file[place.sum.clone()].copy_from_slice(&sum);
 }
 
-/// Returns the total size in bytes of the contents of all sections that `of` accepts.
+/// Returns the total size in bytes of the contents of all sections for which `of` returns true.
 pub(crate) fn length(file: &[u8], of: impl Fn(&str) -> bool) -> usize {
     places(file).into_iter().filter(|place| of(&place.name)).map(|place| place.contents.len()).sum()
 }
 
-/// Zeroes one byte; `at` counts the bytes of all sections that `of` accepts. Returns false if the byte is already zero
-/// or does not exist.
+/// Zeroes one byte. `at` counts the bytes of all sections for which `of` returns true. Returns false if the byte is
+/// already zero or does not exist.
 pub(crate) fn zero_one(file: &mut [u8], of: impl Fn(&str) -> bool, mut at: usize) -> bool {
     for place in places(file).into_iter().filter(|place| of(&place.name)) {
         let len = place.contents.len();

@@ -6,7 +6,7 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pgraph;
 use rig::driver::{IMAGE_VA, methods, release};
 
-/// The mediator's own pages at the start of a channel's range that hold the images of the copy engines and the first
+/// The mediator's own pages at the start of a channel's range that contain the images of the copy engines and the first
 /// page of PGRAPH's image.
 const IMAGES: std::ops::Range<u64> = 4..8;
 

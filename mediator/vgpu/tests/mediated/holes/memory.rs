@@ -136,14 +136,14 @@ fn hole_17_a_client_finds_nothing_of_the_one_before() {
     }
     assert_eq!(scene.evil.guest.rd(pbus::PRAMIN_WINDOW::OFFSET), 0);
 
-    // The next client uses the same channel. USERD and the state of the engines must be those of a new one.
+    // The next client uses the same channel. USERD and the state of the engines must be those of a new channel.
     assert!(scene.evil.guest.map_ram(0, RAM, true));
     scene.evil.bring_up();
     let mut channel = scene.evil.channel(ID);
     for offset in (0..userd::BYTES).step_by(4) {
         assert_eq!(scene.evil.guest.peek(channel.userd + offset), 0, "USERD {offset:#x}");
     }
-    // If a copy engine kept addresses, a launch alone would copy. They must be 0, where nothing is mapped.
+    // If a copy engine kept addresses, a launch alone would copy. The addresses must be 0, where nothing is mapped.
     scene.contained("a launch with nothing set", |s| {
         let launch = [object(CE0), rig::driver::methods(4, 0x300, &[0x110])].concat();
         s.evil.submit(&mut channel, &launch);

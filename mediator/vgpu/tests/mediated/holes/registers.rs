@@ -1,4 +1,4 @@
-//! Hole 6: undeclared registers, registers of the machine, and registers that the reference code does not know.
+//! Hole 6: undeclared registers, registers of the machine, and registers that the reference code does not handle.
 
 use super::{A, At, B, C, GOOD, IDLE};
 use super::{CE0, ID, SHARE_BYTES, Scene, blocks, ce_copy, ce0, ce1, object, pbus, pfb, pfifo, pgraph, ptimer, tally};

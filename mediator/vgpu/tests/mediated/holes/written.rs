@@ -1,6 +1,6 @@
-//! Records the mediator's register writes while a guest writes one word to every place that it can reach. The word must
-//! never appear in these writes, only a few registers may be written, and all addresses in them must be in the
-//! mediator's own memory.
+//! Records the mediator's register writes while a guest writes one word to every location that it can access. The word
+//! must never appear in these writes, only a few registers may be written, and all addresses in the writes must be in
+//! the mediator's own memory.
 
 use super::{
     A, B, CARD_MIB, CE0, CE1, CHUNK, EVIL, GOOD, ID, IDLE, M2MF, PAGE, Scene, blocks, ce_copy, m2mf_copy, object, pfb,

@@ -65,7 +65,7 @@ fn detached_segment_is_unreachable_and_last_detach_frees_memory() {
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().control(id as u32, control::REMOVE, 0)).status, 0);
     refused(&get(&mut driver, &mut interface, 1, 0, 0), 0, Status::NoObject);
     transfer(&mut driver, &mut work, A, va);
-    // Even a segment that was in use cannot be reached after the answer.
+    // Even a segment that was in use cannot be accessed after the response.
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().detach(id as u32, 0)).status, 0);
     refused(&interface.call(&mut driver.guest, &Ops::new().detach(id as u32, 0)), 0, Status::NoObject);
     driver.submit(&mut work, &[object(CE0), ce_copy(A, va, 1)].concat());
@@ -111,7 +111,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     for ops in [Ops::new().attach(shared as u32, 0, 0), Ops::new().control(shared as u32, control::SIZE, 0)] {
         refused(&of_three.call(&mut three.guest, &ops), 0, Status::NoObject);
     }
-    // Others can use the segment only in the mode that its owner sets.
+    // Other VMs can use the segment only in the mode that its owner sets.
     refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Denied);
     let set = Ops::new().control(shared as u32, control::SET_MODE, mode::READ | mode::WRITE);
     refused(&of_two.call(&mut two.guest, &set), 0, Status::Denied);
@@ -121,7 +121,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     transfer(&mut one, &mut writer, A, here);
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));
-    // Kill the owner: VMs that have attached the segment keep it, but it can no longer be found.
+    // Kill the owner. VMs that have attached the segment keep it, but it can no longer be found.
     one.guest.remove().expect("removed");
     two.guest.vram_write(to, &[0; 2 * PAGE as usize]);
     transfer(&mut two, &mut reader, there, A);

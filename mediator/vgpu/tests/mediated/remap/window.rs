@@ -198,7 +198,7 @@ fn guest_moving_window_repeatedly_delays_only_itself() {
             moves_no_faster_than_it_may(&mut driver, |driver, round| {
                 let first = (round % 2) as u64 * 256;
                 let place = in_window(driver, at + first * PAGE);
-                // Once the write is answered, the window shows its new pages.
+                // Once the write is acknowledged, the window shows its new pages.
                 assert_eq!(cpu.read(place, PAGE), pattern(4, first), "{round}");
             });
         }));
@@ -249,7 +249,7 @@ fn a_neighbours_registers_answer_while_a_window_is_placed() {
     let channel = neighbour.channel(1);
     let (moving, done) = (AtomicBool::new(false), AtomicBool::new(false));
     let (answers, waits) = std::thread::scope(|scope| {
-        // Count the neighbour's reads that are answered while a window moves.
+        // Count the neighbour's reads that complete while a window moves.
         let beside = scope.spawn(|| {
             let mut answers = 0;
             while !done.load(Ordering::SeqCst) {

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 /// Number of copies per submission. They take so long that the guest waits for their end.
 const COPIES_PER_SUBMISSION: usize = 12;
 
-/// Maximum time from the scheduler noticing an end to its guest being notified. A test repeats the round if the host
-/// was slower.
+/// Maximum time between the scheduler's detection of an end and the notification of its guest. A test repeats the round
+/// if the host was slower.
 const MAX_NOTIFICATION_DELAY: Duration = Duration::from_millis(20);
 
 /// Handles all pending interrupts of the guest.
