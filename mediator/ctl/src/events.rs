@@ -192,8 +192,7 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// Writes a page as aligned lines. In other forms, writes a non-empty page as a line of JSON, a document of YAML,
-    /// or CSV with names.
+    /// Writes a page as aligned lines, or a non-empty page as a line of JSON, a document of YAML, or CSV with names.
     fn page(&mut self, page: &EventPage) -> std::io::Result<()> {
         let text = match self.form {
             Form::Table | Form::Wide => page.events.iter().fold(noted(page), |mut text, event| {

@@ -11,7 +11,8 @@
 //! Exit codes are part of the interface, see [`Code`]. So are `--output json` and `yaml`, which print the API's
 //! responses unchanged.
 //!
-//! The crate changes only the host driver that a card is bound to. All other changes are requests to the daemon.
+//! The crate does not change a card, except for the host driver that the card is bound to. All other changes are
+//! requests to the daemon.
 
 use std::io::{self, Write};
 use std::path::PathBuf;

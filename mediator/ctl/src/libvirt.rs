@@ -1,5 +1,4 @@
-//! The hook of libvirt: creates the vGPU of a domain before the domain starts, and removes it after the domain has
-//! ended for any reason.
+//! The hook of libvirt: creates the vGPU of a domain before the domain starts, and removes it after the domain's end.
 //!
 //! libvirt runs the hook as root with the domain's description on standard input: `HOOK DOMAIN prepare begin -` before
 //! QEMU starts, and `HOOK DOMAIN release end -` after QEMU has ended. libvirt also calls `release` after a kill, and at

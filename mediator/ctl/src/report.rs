@@ -97,8 +97,7 @@ pub fn busiest(history: &SchedulerHistory) -> Engine {
     Engine::ALL.into_iter().rev().max_by_key(used).unwrap_or(Engine::Compute)
 }
 
-/// Returns Jain's index of fairness: 1 if all values are equal, and 1/n if only one is not zero. `None` for an empty
-/// slice.
+/// Returns Jain's index of fairness: 1 for equal values, and 1/n if only one is not zero. `None` for an empty slice.
 fn jain(values: &[f64]) -> Option<f64> {
     let (sum, squares) = values.iter().fold((0.0, 0.0), |(sum, squares), value| (sum + value, squares + value * value));
     (squares > 0.0).then(|| sum * sum / (values.len() as f64 * squares))

@@ -23,8 +23,7 @@ pub mod routes;
 #[cfg(test)]
 mod tests;
 
-/// Time limit for clients to finish when the daemon ends: a client that stops in mid-request must not delay the
-/// shutdown.
+/// Time limit for clients at shutdown: a client that stops in mid-request must not delay the daemon's end.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// The sockets of the API.

@@ -34,8 +34,7 @@ pub struct Cards {
 }
 
 impl Cards {
-    /// Returns the opener of a daemon's cards; `state_dir` is the folder of the daemon's state, if the daemon stores
-    /// any.
+    /// Returns the opener of a daemon's cards; `state_dir` is the folder of the daemon's state, if configured.
     #[must_use]
     pub fn new(state_dir: Option<&Path>) -> Self {
         let store = state_dir.map(Store::within);
@@ -139,8 +138,7 @@ impl OwnedCard {
         }
     }
 
-    /// Returns the settings of a virtual machine whose guest sees `vram_bytes` of VRAM. This memory is guaranteed if
-    /// the configuration guarantees it.
+    /// Returns the settings of a virtual machine whose guest sees `vram_bytes` of VRAM, with the configured guarantee.
     fn settings(&self, vm: &VmSpec, vram_bytes: u64) -> Settings {
         let mut memory = vm.memory.limits(vm.vram_mib.unwrap_or(0), &self.spec);
         if memory.on_full == OnFull::Refuse {

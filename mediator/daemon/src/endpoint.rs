@@ -17,8 +17,7 @@ use listening::{Listening, SocketPath, Sockets, folders};
 
 /// An open endpoint that serves no client yet.
 pub(super) enum Endpoint {
-    /// A listening socket, with its path unless the service manager created it. VMMs that connect early wait in its
-    /// backlog.
+    /// A listening socket, with its path unless the service manager created it. Its backlog contains early VMMs.
     Socket(Listening),
     /// The domain with this name.
     Domain(DomainName),

@@ -1,8 +1,7 @@
 //! Limits of tenants that end with a process: `POST /v1/tenants/NAME/lease`.
 //!
 //! A lease sets keys of a tenant until the client's process ends. The daemon then restores each key that still has the
-//! leased value. `state_dir` never contains leased values. `leases.json` in `socket_dir` passes them to the next
-//! daemon.
+//! leased value. Leased values are not in `state_dir`. The next daemon gets them from `leases.json` in `socket_dir`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -68,8 +67,7 @@ impl Daemon {
         self.tenant(name)
     }
 
-    /// Restores the keys of a tenant whose lease has ended. Returns the delay until the next check, if another check is
-    /// needed.
+    /// Restores the keys of a tenant whose lease has ended. Returns the delay until the next check, if any.
     fn end_lease(&self, name: &str, watched: &mut Option<i32>) -> Option<Duration> {
         let (pid, values) = {
             let state = self.state.lock();
@@ -99,8 +97,7 @@ impl Daemon {
         None
     }
 
-    /// Reads the leases of an earlier daemon. Returns the tenants with the limits of the processes that are still
-    /// running.
+    /// Reads the leases of an earlier daemon. Returns the tenants with the limits of running processes.
     pub(super) fn resume_leases(&self, tenants: Vec<TenantSpec>) -> Vec<TenantSpec> {
         let mut saved = lease::read(&self.spec.socket_dir.join(FILE)).unwrap_or_else(|error| {
             tracing::warn!(%error, "limits that end with a process are not read");

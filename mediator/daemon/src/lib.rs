@@ -9,8 +9,7 @@
 //! `serving` (from ready to the end), `program` (from its arguments to its end), `fixture` (feature `test-rig`).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server. The admin API runs on another thread. Virtual
-//! machines are added and removed one at a time. This may take long because memory is scrubbed, but readers never wait
-//! for it.
+//! machines are added and removed one at a time. This may take long (memory is scrubbed), but readers never wait.
 //!
 //! Lock order: `locks::rank`.
 //!
@@ -479,8 +478,8 @@ impl Daemon {
 
     /// Removes a virtual machine and its entry. Needs `changing`.
     fn take_out(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
-        // The removal discards the counts of its kills. These events come from the daemon, not from the author of the
-        // removal.
+        // The removal discards the counts of kills. The daemon, not the removal's author, is the author of these
+        // events.
         author::acting(author::daemon(), || self.observe());
         let (running, card) = {
             let mut state = self.state.lock();

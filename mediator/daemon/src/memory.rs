@@ -311,8 +311,7 @@ impl Daemon {
         Ok(api::MoveReport { moved_bytes: done.bytes, stayed_bytes, suspended_ns: done.suspended_ns, reason })
     }
 
-    /// Starts to count the accesses to a guest's VRAM. Counting stops when the record is [ended](AccessRecord::end) or
-    /// dropped.
+    /// Starts to count the accesses to a guest's VRAM, until the record is [ended](AccessRecord::end) or dropped.
     ///
     /// # Errors
     /// Same as for [`Self::vm_memory`]; also if a record is already running.

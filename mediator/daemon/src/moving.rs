@@ -45,8 +45,8 @@ impl Daemon {
     }
 
     /// Moves a virtual machine to another card, after a successful [`Self::may_move`]. If the virtual machine or its
-    /// card has failed, the virtual machine is created again on the other card, because its VMM has already lost its
-    /// device. Needs `changing`.
+    /// card has failed, the machine is created again on the other card, because its VMM has lost its device. Needs
+    /// `changing`.
     ///
     /// # Errors
     /// Same as for [`Self::move_vm`].

@@ -9,8 +9,7 @@
 //! - The thread that polls doorbells under mapped apertures calls [`Core::complete_deferred`] first, because the guest
 //!   may have rung such a doorbell after the response.
 //! - A thread that saves or moves the VM also calls this function. The server completes the write before the VM is
-//!   handed to such a thread, so no deferred doorbell exists, and [`Core::write_down`] refuses a VM with a deferred
-//!   doorbell.
+//!   handed to such a thread, so no deferred doorbell exists. [`Core::write_down`] refuses a VM with one.
 //! - The card's interrupt thread, the mover and the operator's threads do not submit the doorbell, because their work
 //!   is not an access of the guest. The doorbell refers to a virtual channel, which these threads do not change.
 //! - [`Core::clean`] drops the doorbell together with its channel.

@@ -22,8 +22,7 @@ fn refused(error: ManagerError) -> MigrationError {
     }
 }
 
-/// Returns the error for a request that the device does not handle in its current state. The server never sends such a
-/// request.
+/// Returns the error for a request that the current state of the device forbids. The server sends no such request.
 fn misplaced() -> MigrationError {
     MigrationError::failed("the device is in another state")
 }

@@ -30,8 +30,7 @@ impl MediatedVm {
         })
     }
 
-    /// Starts the thread that polls doorbells under mapped apertures, if such doorbells exist and the thread is not
-    /// running.
+    /// Starts the thread that polls doorbells under mapped apertures, if any exist and the thread is not running.
     pub(super) fn start_polling(this: &Arc<Self>, core: &mut Core) {
         if core.polls || core.backend.work().polled().next().is_none() {
             return;

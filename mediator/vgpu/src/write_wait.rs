@@ -2,8 +2,7 @@
 //! enough of its scans have failed.
 //!
 //! VMMs give up on a device that does not respond for too long (QEMU after 5 s). No write is lost within this limit
-//! while memory is being freed, because the mover needs only a small part of this time, unless the host does not
-//! schedule it.
+//! while memory is being freed, because the mover needs only a small part of it, unless the host delays the mover.
 
 use super::pending::Wait;
 use card_manager::{CardState, Looks};

@@ -166,8 +166,7 @@ impl VmBackend {
     /// Handles a complete GP_PUT that a message from the guest has written.
     pub(crate) fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
         self.ring(channel, gp_put);
-        // A mapped page must show the same value, because a poll would otherwise take the old value in the page for a
-        // doorbell.
+        // A mapped page must show the same value, because a poll would otherwise take the old value for a doorbell.
         if let Some(slot) = self.work.polled_at(channel) {
             self.show(channel, slot, userd::GP_PUT);
         }

@@ -1,5 +1,4 @@
-//! The guest's channels: creates a channel on the card from an instance block, and work for the channel from a
-//! doorbell.
+//! The guest's channels: converts an instance block to a channel on the card, and a doorbell to work on the channel.
 
 use super::VmBackend;
 use crate::work::Bound;
@@ -109,8 +108,7 @@ impl VmBackend {
         }
     }
 
-    /// Removes a channel that cannot continue from the card, and reports the fault in the same way as the card's host
-    /// unit.
+    /// Removes a channel that cannot continue from the card, and reports the fault like the card's host unit.
     fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
         let instance = self.work.instance(channel);
         tracing::warn!(vm = %self.vm, ?channel, %va, reason, "a channel's ring cannot be fetched");
@@ -202,8 +200,7 @@ impl VmBackend {
     }
 
     /// Ends a channel that the card's interrupt thread has retired, and returns its instance block. Returns `None` and
-    /// does nothing if the guest has unbound the channel in the meantime, because its number may belong to another
-    /// channel.
+    /// does nothing if the guest has unbound the channel: its number may belong to another channel.
     pub(crate) fn end_retired(&mut self, channel: VirtualChannelId) -> Option<Place> {
         let retired = self.host.lock().channels().is_retired(self.vm, channel);
         retired.then(|| self.take_off(channel))?;

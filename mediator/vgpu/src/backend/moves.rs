@@ -1,5 +1,4 @@
-//! Moves pages of guest VRAM to the slots that the guest's aperture tables require, and back. `remap` keeps the
-//! records.
+//! Moves pages of guest VRAM to the slots in the guest's aperture tables, and back. `remap` keeps the records.
 
 use super::VmBackend;
 use crate::memory::{MappedWindow, Moves, PageTarget, Slot, ranges};

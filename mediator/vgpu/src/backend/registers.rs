@@ -44,8 +44,7 @@ impl Backend for VmBackend {
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {
-        // A flush for apertures has the hub's form, and a flush for channels may have either form. Both use the
-        // directory to look up the shadow.
+        // A flush for apertures has the hub's form; a flush for channels may have either form. Both look up the shadow.
         if let Err(error) = self.flush_spaces(directory) {
             tracing::error!(vm = %self.vm, %error, "a guest's TLB flush could not be executed on the card");
         }

@@ -117,8 +117,7 @@ impl RamMap {
         self.regions.values().map(|region| (region.iova, region.size))
     }
 
-    /// Removes the region at `gpa`, so that no page table may map it from now on. [`Lent::give_back`] unmaps it for the
-    /// card.
+    /// Removes the region at `gpa`: no page table may map it from now on. [`Lent::give_back`] unmaps it for the card.
     pub(crate) fn take(&mut self, gpa: u64) -> Option<Lent> {
         self.regions.remove(&gpa).map(|Region { size, iova, .. }| Lent { size, iova })
     }

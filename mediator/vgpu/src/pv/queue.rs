@@ -98,8 +98,8 @@ impl Interface {
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
 
-    /// Returns true if a guest's error should be logged. The first errors are always logged, and later errors at
-    /// growing intervals.
+    /// Returns true if a guest's error should be logged: the first errors always, and later errors at growing
+    /// intervals.
     fn may_complain(&mut self) -> bool {
         self.complaints += 1;
         vmm_glue::worth_logging(self.complaints)

@@ -10,8 +10,7 @@ use vm_memory::Bytes;
 pub(crate) struct Overlay(BTreeMap<u64, (Arc<dyn HostMemory>, usize)>);
 
 impl Overlay {
-    /// Creates the overlay, given for each page number the memory that contains the page, and the page's offset in that
-    /// memory.
+    /// Creates the overlay from each page's number, the memory that contains the page, and its offset in this memory.
     pub(crate) fn from_pages(pages: BTreeMap<u64, (Arc<dyn HostMemory>, usize)>) -> Self {
         Self(pages)
     }
@@ -21,8 +20,7 @@ impl Overlay {
         self.0.keys().map(|page| page * SMALL_PAGE)
     }
 
-    /// Copies these pages over `data`, which contains whole pages of guest VRAM, starting at `at`. Returns true if any
-    /// page was copied.
+    /// Copies these pages over `data`, the pages of guest VRAM from `at`. Returns true if any page was copied.
     pub(crate) fn lay_over(&self, at: u64, data: &mut [u8]) -> bool {
         let first = at / SMALL_PAGE;
         let pages = first..first.saturating_add(data.len() as u64 / SMALL_PAGE);
