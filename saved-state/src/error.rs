@@ -3,7 +3,7 @@
 use crate::format::{FORMAT, SECTIONS_MAX};
 use crate::part::Invalid;
 
-/// Reason that a part cannot be written.
+/// Reason why a part cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
     /// Two parts have the same name and owner.
@@ -52,7 +52,7 @@ pub enum WriteError {
     },
 }
 
-/// Reason that a file is refused.
+/// Reason why a file is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// The magic bytes do not match.

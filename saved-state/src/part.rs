@@ -78,7 +78,7 @@ impl Known {
     }
 }
 
-/// Reason that saved values are not a valid state.
+/// Reason why saved values are not a valid state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Invalid(String);

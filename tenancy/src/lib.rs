@@ -10,7 +10,7 @@
 //! [`relocation::Relocations`] executes the moves: it returns the steps of each move, and the executor reports their
 //! results. [`Machine`] combines both.
 //!
-//! [`Machine::wait_reason`] returns the reason that a tenant waits. [`MemoryView`] and [`TimeView`] describe a card of
+//! [`Machine::wait_reason`] returns the reason why a tenant waits. [`MemoryView`] and [`TimeView`] describe a card of
 //! either kind for operators.
 //!
 //! [`Deadlines`] contains the timers of a CUDA card's owner.

@@ -70,7 +70,7 @@ pub struct Chunk<P> {
     pub to: P,
 }
 
-/// Reason that a user is given up.
+/// Reason why a user is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The user did not respond in time.

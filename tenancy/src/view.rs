@@ -80,7 +80,7 @@ pub struct TenantTime {
     pub engines: BTreeMap<Engine, EngineTime>,
     /// Recent use.
     pub recent: Vec<Sample>,
-    /// Reason that the tenant's work waits.
+    /// Reason why the tenant's work waits.
     pub wait: Option<Wait>,
 }
 

@@ -4,7 +4,7 @@ use crate::Residency;
 use serde::{Deserialize, Serialize};
 use vram::TenantId;
 
-/// Reason that a tenant's work waits.
+/// Reason why a tenant's work waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wait {
@@ -33,7 +33,7 @@ pub enum Wait {
     },
 }
 
-/// The part of the state of a tenant's work that only the executor knows.
+/// The executor's part of the state of a tenant's work.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Standing {
     /// The tenant is quarantined.
@@ -53,7 +53,7 @@ pub struct Standing {
 }
 
 impl Residency {
-    /// Returns the reason that a tenant waits; `None` if its work may run or it has no work. `is_moving` means that the
+    /// Returns the reason why a tenant waits; `None` if its work may run or it has no work. `is_moving` means that the
     /// tenant has work and its memory is being moved.
     pub(crate) fn wait_reason(&self, tenant: TenantId, now: u64, is_moving: bool, standing: &Standing) -> Option<Wait> {
         let quantum = self.wait(tenant, now).filter(|_| standing.has_work);

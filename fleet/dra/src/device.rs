@@ -23,7 +23,7 @@ const LEAST_MIB: u64 = 16;
 /// Maximum number of devices in a slice.
 pub const MAX_DEVICES: usize = 128;
 
-/// Reason that a card cannot take new work.
+/// Reason why a card cannot take new work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// The card is out of service.
@@ -70,7 +70,7 @@ pub struct Offer {
     pub memory_mib: u64,
     /// Allocation unit of memory, in MiB.
     pub chunk_mib: u64,
-    /// Reason that the card cannot take new work, if any.
+    /// Reason why the card cannot take new work, if any.
     pub trouble: Option<Trouble>,
     /// Explanation of the trouble. It comes from the daemon if the daemon reports one.
     pub why: Option<String>,

@@ -41,12 +41,12 @@ impl Metrics {
         self.generation.store(generation, Ordering::Relaxed);
     }
 
-    /// Records if the daemon responds.
+    /// Records whether the daemon responds.
     pub fn daemon(&self, answers: bool) {
         self.daemon.store(answers, Ordering::Relaxed);
     }
 
-    /// Records if the kubelet has registered the driver.
+    /// Records whether the kubelet has registered the driver.
     pub fn registered(&self, registered: bool) {
         self.registered.store(registered, Ordering::Relaxed);
     }

@@ -16,7 +16,7 @@ const MAX_DEPTH: usize = 64;
 /// The namespace of the arguments that libvirt passes to QEMU.
 const NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
-/// Reason that vGPUs cannot be added to a document.
+/// Reason why vGPUs cannot be added to a document.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum DomainError {

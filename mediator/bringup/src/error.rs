@@ -1,9 +1,9 @@
-//! Reasons that a card cannot be taken over or has stopped answering.
+//! Reasons why a card cannot be taken over or no longer responds.
 
 use card::DmaError;
 use nvspec::falcon::Falcon;
 
-/// Reason that the mediator cannot use the card.
+/// Reason why the mediator cannot use the card.
 #[derive(Debug, thiserror::Error)]
 pub enum CardError {
     /// The card does not behave as the hardware should.

@@ -72,14 +72,14 @@ pub trait GuestEvents: Send + Sync {
     /// The caller holds no lock.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     fn relocated(&self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError>;
 
     /// Called after the card was taken over from another owner. When this function returns, the VM's address spaces on
     /// the card match the guest's, and the VM's work does not run before that. Called without the card's lock.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     fn taken_over(&self) -> Result<(), ManagerError> {
         Ok(())
     }
@@ -159,7 +159,7 @@ pub struct ManagedCard {
     state: Mutex<rank::Card, CardState>,
     event: EventFd,
     stop: AtomicBool,
-    /// Reason that the card has failed.
+    /// Reason why the card has failed.
     failure: OnceLock<String>,
     /// Set while a thread is taking the work off the failed card.
     shut_out: AtomicBool,
@@ -485,8 +485,8 @@ impl ManagedCard {
     /// Takes back a VM's channels and memory, and scrubs the memory.
     ///
     /// # Errors
-    /// If the card does not answer. If a channel stays on the card, the VM's memory is not reused until the channel has
-    /// left, because the channel may still access the memory. Waits for the channel to leave, without a lock, for a
+    /// If the card does not respond. If a channel stays on the card, the VM's memory is not reused until the channel
+    /// has left, because the channel may still access the memory. Waits for the channel to leave, without a lock, for a
     /// limited time.
     pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
         {
@@ -516,7 +516,7 @@ impl ManagedCard {
     /// memory stays in place and is zeroed there.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn wipe_vm(&self, vm: TenantId, quiet: bool) -> Result<(), ManagerError> {
         if !quiet {
             let bytes = self.lock().vram().chunks.vm_bytes(vm).unwrap_or(0);

@@ -111,13 +111,13 @@ pub(crate) fn state(time: &TenantTime) -> api::WorkState {
     }
 }
 
-/// Returns the reason that a tenant's work waits, as text.
+/// Returns the reason why a tenant's work waits, as text.
 pub(crate) fn waits_for(time: &TenantTime, names: &Names) -> Option<String> {
     let name = |id: TenantId| names.get(&id).cloned().unwrap_or_else(|| "another tenant".to_owned());
     time.wait.map(|wait| wait.in_words(name))
 }
 
-/// Converts the reason that a tenant's work waits to its form for programs.
+/// Converts the reason why a tenant's work waits to its form for programs.
 pub(crate) fn wait_reason(wait: Wait, names: &Names) -> WaitReason {
     let with = |kind, holder: TenantId| WaitReason { kind, holder: names.get(&holder).cloned() };
     match wait {

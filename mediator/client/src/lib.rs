@@ -32,7 +32,7 @@ const BODY_PIECE_BYTES: usize = 256 << 10;
 /// Maximum size of a response in bytes.
 const MAX_ANSWER: usize = 64 << 20;
 
-/// Reason that a request failed.
+/// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum AskError {

@@ -573,7 +573,7 @@ impl Serialize for SocketMode {
     }
 }
 
-/// Reason that a configuration cannot be used.
+/// Reason why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file could not be read.
@@ -581,7 +581,7 @@ pub enum ConfigError {
     Read {
         /// Path of the file.
         path: PathBuf,
-        /// Reason that the file cannot be read.
+        /// Reason why the file cannot be read.
         #[source]
         source: std::io::Error,
     },

@@ -120,7 +120,7 @@ impl ProfileSpec {
         TenantSpec::from_table(&expanded(&keys, std::slice::from_ref(self), Of::Tenant).ok()?).ok()
     }
 
-    /// Returns the reason that a card has no room for one more user of the profile, given the present users; `None` if
+    /// Returns the reason why a card has no room for one more user of the profile, given the present users; `None` if
     /// the card has room.
     #[must_use]
     pub fn lacks(

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 pub use admin_client::{AskError, segment};
 
-/// Reason that a request failed or its response cannot be shown.
+/// Reason why a request failed or its response cannot be shown.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ClientError {

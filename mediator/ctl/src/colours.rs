@@ -10,7 +10,7 @@ use anstyle::{AnsiColor, Style};
 
 /// Style of a table's head.
 const HEAD: Style = Style::new().bold();
-/// Style of a state that requires the operator's action, of a state that the operator should know, and of a good state.
+/// Styles of a state that requires the operator's action, of an unusual state, and of a good state.
 const BAD: Style = AnsiColor::Red.on_default();
 const ODD: Style = AnsiColor::Yellow.on_default();
 const GOOD: Style = AnsiColor::Green.on_default();

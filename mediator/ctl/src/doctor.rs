@@ -103,7 +103,7 @@ struct Findings {
 /// The checked host and its configuration.
 struct Patient<'a> {
     host: Host,
-    /// The configuration, or the reason that it cannot be read.
+    /// The configuration, or the reason why it cannot be read.
     config: Result<Config, ConfigError>,
     /// Path of the configuration, as given by the operator.
     path: &'a Path,

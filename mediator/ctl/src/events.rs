@@ -210,7 +210,7 @@ impl Shown<'_> {
     }
 }
 
-/// Returns a line about lost events, if there are any.
+/// Returns a line about lost events, if any.
 fn noted(page: &EventPage) -> String {
     page.note.as_ref().map(|note| format!("-- {note}\n")).unwrap_or_default()
 }

@@ -72,7 +72,7 @@ struct ManagedCard {
     obstacles: Vec<Hint>,
 }
 
-/// Reason that the daemon cannot use a card.
+/// Reason why the daemon cannot use a card.
 #[derive(Clone, Debug, Serialize)]
 struct Hint {
     what: String,

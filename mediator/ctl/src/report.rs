@@ -80,7 +80,7 @@ pub struct Summary {
 pub struct Received {
     /// The virtual machine.
     pub vm: String,
-    /// Part that the virtual machine is entitled to if all want the card, in percent.
+    /// Part that the virtual machine is entitled to if all VMs have work, in percent.
     pub entitled_percent: f64,
     /// Part that the virtual machine received, in percent.
     pub received_percent: f64,
@@ -173,7 +173,7 @@ impl Uses {
     /// Draws the picture: lines, or stacked areas.
     ///
     /// # Errors
-    /// If the picture cannot be drawn; the text is the reason.
+    /// If the picture cannot be drawn. The error contains the reason.
     pub fn svg(&self, card: &str, stacked: bool) -> Result<String, String> {
         let mut text = String::new();
         let lines = u32::try_from(self.vms.len()).unwrap_or(u32::MAX).saturating_add(3);

@@ -24,7 +24,7 @@ fn asks_for_json(words: &[OsString]) -> bool {
         || pairs.into_iter().any(|(option, form)| (option == "--output" || option == "-o") && form == "json")
 }
 
-/// Prints the reason that a command line is invalid, or the help that it requests.
+/// Prints the reason why a command line is invalid, or the help that it requests.
 pub(super) fn show(
     error: &clap::Error,
     words: &[OsString],

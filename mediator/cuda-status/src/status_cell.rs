@@ -64,7 +64,7 @@ struct State {
     seen: Option<Arc<Seen>>,
     /// Time at which the outstanding request was sent to the owner.
     asked: Option<Instant>,
-    /// Reason that no owner runs.
+    /// Reason why no owner runs.
     ended: Option<String>,
     /// Number of times that an owner was started, not counting the first start.
     restarts: u64,
@@ -97,7 +97,7 @@ impl StatusCell {
     /// Returns the last description of the card.
     ///
     /// # Errors
-    /// If the current state of the card is unknown; the text is the reason.
+    /// If the current state of the card is unknown. The error contains the reason.
     pub fn seen(&self) -> Result<Arc<Seen>, String> {
         let state = self.state.lock();
         self.trouble_in(&state)?;
@@ -108,7 +108,7 @@ impl StatusCell {
     /// Checks that the owner responds.
     ///
     /// # Errors
-    /// If the owner does not respond; the text is the reason.
+    /// If the owner does not respond. The error contains the reason.
     pub fn trouble(&self) -> Result<(), String> {
         self.trouble_in(&self.state.lock())
     }

@@ -84,7 +84,7 @@ pub struct Built {
     pub backend: Arc<dyn VmBackend>,
 }
 
-/// Reason that a device or a card could not be created.
+/// Reason why a device or a card could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub(crate) struct BackendError {
@@ -110,9 +110,9 @@ impl BackendError {
 /// Status of a card, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CardStatus {
-    /// Reason that the card is permanently out of service for all its users, if it is.
+    /// Reason why the card is permanently out of service for all its users, if it is.
     pub failed: Option<String>,
-    /// Reason that the card is temporarily out of service, if it is expected to recover by itself.
+    /// Reason why the card is temporarily out of service, if it is expected to recover by itself.
     pub trouble: Option<String>,
     /// PCI vendor and device, such as `10de:06d8`.
     pub pci_id: String,

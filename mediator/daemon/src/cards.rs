@@ -416,7 +416,7 @@ impl ReopenedCard {
     /// Takes over the card after the other daemon has given it up.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub(crate) fn take_over(self) -> Result<Box<dyn CardBackend>, BackendError> {
         let Self { owned, card, reopened, settings, vms } = self;
         card.go_on();

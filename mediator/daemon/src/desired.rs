@@ -23,7 +23,7 @@ use overrides::Tuning;
 /// The key of a card that accepts no new tenants.
 const DRAINED: &str = "drained";
 
-/// Reason that a part of a desired state is refused.
+/// Reason why a part of a desired state is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
     /// The kind of error.

@@ -9,7 +9,7 @@ use config::check::{self, Refusal};
 use config::{CardSpec, TenantSpec, VmSpec, place};
 use events::NewEvent;
 
-/// Reason that a virtual machine or tenant is placed on a card.
+/// Reason why a virtual machine or tenant is placed on a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
     /// The configuration file assigns it to the card. A drained card may still accept it.
@@ -19,7 +19,7 @@ pub(super) enum Arrival {
 }
 
 impl Arrival {
-    /// Returns the reason that a card refuses this arrival, if the card refuses it.
+    /// Returns the reason why a card refuses this arrival, if the card refuses it.
     pub fn refused(self, card: &str, cards: &[CardSpec]) -> Option<Refusal> {
         let card = cards.iter().find(|known| known.name == card).filter(|_| self == Self::New)?;
         place::drained(card)

@@ -133,7 +133,7 @@ pub enum DaemonError {
         vm: String,
         /// Name of the target card.
         to: String,
-        /// Reason that the move is impossible.
+        /// Reason why the move is impossible.
         why: String,
     },
     /// A virtual machine could not be saved.
@@ -157,7 +157,7 @@ pub enum DaemonError {
     Immovable {
         /// Name of the virtual machine.
         vm: String,
-        /// Reason that no card is suitable.
+        /// Reason why no card is suitable.
         why: String,
     },
     /// Another operator has changed the settings meanwhile.

@@ -647,7 +647,7 @@ fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
     limits
 }
 
-/// Returns the reason that a VM may not take a tenant's name.
+/// Returns the reason why a VM may not take a tenant's name.
 fn taken_by_tenant(state: &State, vm: &VmSpec) -> Option<check::Refusal> {
     let what = format!("`{}` is the name of a tenant, expected a new one", vm.name);
     let refusal = check::Refusal { kind: check::RefusalKind::Conflict, field: "name", what };

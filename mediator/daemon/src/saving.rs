@@ -208,7 +208,7 @@ impl Daemon {
         })
     }
 
-    /// Returns a plan for creating a working virtual machine again on its card, or the reason that this is impossible.
+    /// Returns a plan for creating a working virtual machine again on its card, or the reason why this is impossible.
     fn plan_at_home(
         &self,
         name: &str,

@@ -31,7 +31,7 @@ pub(super) struct Seen {
     pub memory_not_shared: AtomicBool,
     /// Number of resets of the device.
     pub resets: AtomicU64,
-    /// Reason that the thread ended early.
+    /// Reason why the thread ended early.
     pub failed: Mutex<rank::Failure, Option<String>>,
 }
 
@@ -195,7 +195,7 @@ impl Running {
     }
 }
 
-/// Reason that a virtual machine ends.
+/// Reason why a virtual machine ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// An operator removes the virtual machine.

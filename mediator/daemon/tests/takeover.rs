@@ -100,7 +100,7 @@ fn vms_get_reset_devices_if_daemon_is_killed_before_hand_over() {
         manager.until_kept(&kept);
         guest.begin();
         fs::write(place.path("dies"), point).unwrap();
-        // No daemon remains to answer.
+        // No daemon remains to respond.
         let ended = place.ctl(&["daemon", "upgrade"]);
         assert_ne!(ended.status.code(), Some(0), "{point}");
         daemon.0.wait().unwrap();

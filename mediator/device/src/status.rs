@@ -53,7 +53,7 @@ pub struct DeviceStatus {
     pub counters: BTreeMap<String, u64>,
 }
 
-/// Reason that a device cannot be created.
+/// Reason why a device cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// A memory limit prevents the creation.

@@ -67,7 +67,7 @@ impl Store {
         self.there
     }
 
-    /// Logs if VMMs would survive a kill of the daemon.
+    /// Logs whether VMMs would survive a kill of the daemon.
     pub fn tell(&self) {
         let room = self.room.load(Ordering::Relaxed);
         if !self.there || room < DESCRIPTORS {

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 /// First bytes of a file: format and version.
 const MAGIC: [u8; 8] = *b"GMFALC01";
-/// Size of a file before code and data in bytes: magic, falcon, words of code, words of data.
+/// Size of a file's header in bytes: magic, falcon, and the numbers of words of code and data.
 const HEADER_BYTES: usize = 20;
 /// Maximum size of a file in bytes.
 pub(crate) const FILE_BYTES_MAX: u64 = (HEADER_BYTES + 4 * (CODE_WORDS_MAX + DATA_WORDS_MAX)) as u64;
 
-/// Reason that bytes are not an image.
+/// Reason why bytes are not an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     /// The bytes do not start like an image.

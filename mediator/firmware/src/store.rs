@@ -19,7 +19,7 @@ const APPROVED: &str = "approved";
 /// Maximum size of that file in bytes.
 const APPROVED_BYTES_MAX: u64 = 4096;
 
-/// Reason that an operation of a store failed.
+/// Reason why an operation of a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Access to a file or the folder failed.
@@ -35,7 +35,7 @@ pub enum StoreError {
     Image {
         /// Path of the file.
         path: PathBuf,
-        /// Reason that the file is not an image.
+        /// Reason why the file is not an image.
         error: ImageError,
     },
     /// A file's name differs from its digest.

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Reason that a handover failed.
+/// Reason why a handover failed.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The other process violated the protocol.

@@ -37,7 +37,7 @@ pub(crate) enum Message {
     Descriptors(Vec<String>),
     /// From the receiver: all state has been rebuilt.
     Ready,
-    /// From the receiver, instead of any other message: the reason that it does not take over.
+    /// From the receiver, instead of any other message: the reason why it does not take over.
     Refused(String),
     /// Last message from the sender: the receiver owns everything.
     Yours,

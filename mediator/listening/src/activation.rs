@@ -29,7 +29,7 @@ pub struct Activated {
     pub left: HashMap<String, Left>,
 }
 
-/// Reason that a passed descriptor cannot be used.
+/// Reason why a passed descriptor cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ActivationError {
     /// The environment does not follow the service manager's protocol.

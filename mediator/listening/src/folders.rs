@@ -17,7 +17,7 @@ use rustix::io::Errno;
 /// connections.
 const MODE: Mode = Mode::from_raw_mode(0o755);
 
-/// Reason that a tenant or VM does not have a folder for its socket.
+/// Reason why a tenant or VM does not have a folder for its socket.
 #[derive(Debug, thiserror::Error)]
 #[error("`{name}`: socket: {what}")]
 pub struct FolderError {

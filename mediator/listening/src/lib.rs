@@ -111,7 +111,7 @@ impl Sockets {
         Self { units: listeners, stored, left, store: Store::found(true), ours: Arc::default() }
     }
 
-    /// Logs if VMMs would survive a kill of this daemon.
+    /// Logs whether VMMs would survive a kill of this daemon.
     pub fn tell(&self) {
         self.store.tell();
     }

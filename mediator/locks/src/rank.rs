@@ -110,7 +110,7 @@ ranks! {
     CudaStatusCell, false, None;
     /// Daemon: number of VMs moved between cards.
     Moves, false, None;
-    /// Daemon: the reason that a VM failed.
+    /// Daemon: the reason why a VM failed.
     Failure, false, None;
     /// Passthrough: level of the interrupt line.
     Level, false, None;

@@ -57,7 +57,7 @@ pub struct CopyId(u64);
 /// Source of a copy.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
-    /// Memory at a place.
+    /// Memory at a location.
     Place(Place),
     /// Zeros.
     Zeros,
@@ -143,7 +143,7 @@ impl Copier {
     /// Binds a channel on each copy engine. `pool` provides page tables and push buffers.
     ///
     /// # Errors
-    /// If the card has too little memory or too few channels, or does not answer.
+    /// If the card has too little memory or too few channels, or does not respond.
     pub fn new(vram: &mut CardVram, channels: &mut Channels, pool: &mut PagePool) -> Result<Self, ManagerError> {
         let space = OwnSpace::new(vram, pool)?;
         channels.add_vm(COPIER, OBJECTS.len() as u32);
@@ -191,7 +191,7 @@ impl Copier {
     /// Binds the channels again. None of them may be bound. Their queued copies are dropped.
     ///
     /// # Errors
-    /// If the card has no free channels or does not answer. The state is then unchanged.
+    /// If the card has no free channels or does not respond. The state is then unchanged.
     pub fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), ManagerError> {
         self.rests = 1 << self.breaks.min(RESTS_MAX_LOG2);
         self.waiting.clear();

@@ -14,7 +14,7 @@ use vram::PoolError;
 /// Error of the mediator's host side.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
-    /// The card cannot be initialised, or does not answer.
+    /// The card cannot be initialised, or does not respond.
     #[error(transparent)]
     Card(#[from] CardError),
     /// The card has no memory for the mediator's own tables now. Evicting guests' memory may help.

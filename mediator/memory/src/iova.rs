@@ -53,7 +53,7 @@ struct Part {
     charged: u64,
 }
 
-/// Reason that a VM gets no range.
+/// Reason why a VM gets no range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoIova {
     /// The request would exceed the VM's quota (in bytes).

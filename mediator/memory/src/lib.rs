@@ -147,7 +147,7 @@ impl Memory {
     /// memory.
     ///
     /// # Errors
-    /// If the card has too little memory or too few channels, or does not answer.
+    /// If the card has too little memory or too few channels, or does not respond.
     pub fn start_copier(&mut self, channels: &mut Channels, zeroes: bool) -> Result<(), ManagerError> {
         let Self { vram, own, copier, .. } = self;
         if zeroes || vram.has_host_memory() {
@@ -182,7 +182,7 @@ impl Memory {
         self.promising != 0
     }
 
-    /// Records if a VM is moving to or from another card. During this time, its memory does not move for any other
+    /// Records whether a VM is moving to or from another card. During this time, its memory does not move for any other
     /// reason.
     pub fn set_migrating(&mut self, vm: TenantId, travels: bool) {
         if travels {
@@ -219,12 +219,12 @@ impl Memory {
         Ok(())
     }
 
-    /// Forgets vacated places before a new relocation starts.
+    /// Forgets vacated locations before a new relocation starts.
     pub fn forget_left(&mut self) {
         self.left.clear();
     }
 
-    /// Records that a chunk has vacated a place.
+    /// Records that a chunk has vacated a location.
     pub fn leave(&mut self, place: Place) {
         self.left.push(place);
     }

@@ -47,7 +47,7 @@ impl OwnSpace {
     /// Creates a space that maps all of the card's memory and the host slots.
     ///
     /// # Errors
-    /// If the card has no memory for the tables or does not answer.
+    /// If the card has no memory for the tables or does not respond.
     pub fn new(vram: &mut CardVram, pool: &mut PagePool) -> Result<Self, ManagerError> {
         let (bytes, slots) = (vram.memory.vram_bytes(), vram.pinned.range());
         for (what, bytes, most) in
@@ -77,7 +77,7 @@ impl OwnSpace {
     /// rights.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub(crate) fn map_work(
         &mut self,
         vram: &mut CardVram,
@@ -93,7 +93,7 @@ impl OwnSpace {
     /// Unmaps a page of a channel's work area or images.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn unmap_work(&mut self, vram: &mut CardVram, index: u32) -> Result<(), ManagerError> {
         self.stale = true;
         Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &[0; ENTRY_BYTES as usize])?)
@@ -102,7 +102,7 @@ impl OwnSpace {
     /// Flushes the card's TLBs if any entry has changed.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn flush(&mut self, vram: &mut CardVram) -> Result<(), ManagerError> {
         if std::mem::take(&mut self.stale) {
             vram.memory.invalidate(self.directory, false)?;

@@ -126,7 +126,7 @@ impl Shortage {
         Self::new(what, "ask for less, or lower another VM's with `mediatorctl memory set-ram`")
     }
 
-    /// Describes the reason that a range cannot be pinned.
+    /// Describes the reason why a range cannot be pinned.
     #[must_use]
     pub fn of_pin(error: &PinError, chunk_bytes: u64) -> Self {
         match error {

@@ -266,7 +266,7 @@ impl CardVram {
     /// Zeroes `len` bytes in place, starting at `address`, within one chunk.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn guest_zero(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Result<(), ManagerError> {
         let Lookup::Placed(place) = self.chunks.lookup(vm, address, len) else { return Ok(()) };
         self.written(vm, address, len);
@@ -315,7 +315,7 @@ impl CardVram {
     /// Reads `data` at a chunk's location.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn read_at(&mut self, place: Place, data: &mut [u8]) -> Result<(), ManagerError> {
         match place {
             Place::Card(VramAddr(at)) => Ok(self.memory.read(VramAddr(at), data)?),
@@ -329,7 +329,7 @@ impl CardVram {
     /// Writes `data` at a chunk's location.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn write_at(&mut self, place: Place, data: &[u8]) -> Result<(), ManagerError> {
         match place {
             Place::Card(VramAddr(at)) => Ok(self.memory.write(VramAddr(at), data)?),
@@ -380,7 +380,7 @@ impl CardVram {
     ///
     /// # Errors
     /// [`ManagerError::Lacking`] if the card has no memory now; other errors if the pool may not grow, or the card does
-    /// not answer.
+    /// not respond.
     pub fn alloc(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let Block { address: VramAddr(address), zeroed } = self.take_block(pool, bytes)?;
         if !zeroed {
@@ -432,7 +432,7 @@ impl CardVram {
         self.wants.chunks().saturating_add(self.chunks.borrowed())
     }
 
-    /// Records if a VM's work waits for memory. If it does, the mover notifies the VM when memory is available.
+    /// Records whether a VM's work waits for memory. If it does, the mover notifies the VM when memory is available.
     pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         self.wants.set_waits(vm, waits);
     }

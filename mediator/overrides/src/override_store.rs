@@ -8,7 +8,7 @@ use super::{Live, State, VERSION};
 use config::Config;
 use config::check::{self, Key};
 
-/// Reason that the daemon cannot start with the stored state.
+/// Reason why the daemon cannot start with the stored state.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum StateError {

@@ -21,7 +21,7 @@ const LOCK: &str = "lock";
 /// Maximum size in bytes of a file that is read. The maximum number of virtual machines needs less.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// Reason that a state cannot be stored or read.
+/// Reason why a state cannot be stored or read.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum StoreError {

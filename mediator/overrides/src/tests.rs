@@ -117,7 +117,7 @@ fn edited_file_value_wins_over_kept_override() {
         forgotten,
         ["time.weight of VM `web` was changed from 100 to 300, but the configuration file says 50 now"]
     );
-    // The file was edited to the changed value, so there is nothing to report.
+    // The file was edited to the changed value, so no message is necessary.
     let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 300 }}\n"))).unwrap();
     assert_eq!((weight_of(&config, "web"), forgotten.len()), (Some(300), 0));
     // The file now contains the new VM, and no longer contains the old VM.

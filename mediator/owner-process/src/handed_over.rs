@@ -64,7 +64,7 @@ impl SavedOwner {
         (rules != self.settings.rules).then(|| Request::Tune(Box::new(rules)))
     }
 
-    /// Returns a request that sends a tenant's settings, if the owner needs it. The record of a tenant is used once,
+    /// Returns a request that sends a tenant's settings, if the owner needs it. The record of a tenant is removed,
     /// because the tenant may be removed and added again later.
     #[must_use]
     pub fn request(&mut self, tenant: Tenant) -> Option<Request> {

@@ -59,13 +59,13 @@ const KILLED: Duration = Duration::from_secs(2);
 /// Time limit for a process to end after its output has ended.
 // TIMEOUT: a killed or exited process is gone within a few milliseconds.
 const ENDS: Duration = Duration::from_millis(100);
-/// Reason that a card has no owner after a reset.
+/// Reason why a card has no owner after a reset.
 const CARD_LOST: &str =
     "the card was reset or has failed: programs that used it have lost their memory and must be started again";
 
 /// A command to the thread of a [`Supervisor`].
 pub enum Command {
-    /// Sends a request to the owner. The error is the reason that no owner runs.
+    /// Sends a request to the owner. The error is the reason why no owner runs.
     Ask(Box<Request>, Sender<Result<Answer, String>>),
     /// Hands the owner over to another daemon. Nothing is sent to the owner until the handover has succeeded or failed.
     HandOver(HandingOver),
@@ -129,7 +129,7 @@ impl Supervisor {
     /// Starts a process and sends it the configured tenants. Returns the identity of the card.
     ///
     /// # Errors
-    /// If the owner does not start, or the driver does not open the card; the text is the reason.
+    /// If the owner does not start, or the driver does not open the card. The error contains the reason.
     pub fn start(&mut self) -> Result<CardIdentity, String> {
         let mut process = Process::spawn()?;
         let started = self.tell_all(&mut process);

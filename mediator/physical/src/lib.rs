@@ -24,7 +24,7 @@ const PART: u32 = 0;
 /// Interval between attempts to halt a card while an engine is busy.
 const HALT_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Reason that a card cannot be opened or handed over, with the remedy.
+/// Reason why a card cannot be opened or handed over, with the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unusable(String);

@@ -17,7 +17,7 @@ pub trait Alter: Send + Sync + 'static {
         card.write32(offset, value);
     }
 
-    /// Returns the reason that the host removes the card; `None` if it does not.
+    /// Returns the reason why the host removes the card; `None` if it does not.
     fn lost(&self) -> Option<&'static str> {
         None
     }

@@ -22,7 +22,7 @@ impl Spool {
     /// files.
     ///
     /// # Errors
-    /// If the file cannot be created; the text is the reason.
+    /// If the file cannot be created. The error contains the reason.
     pub fn new(folder: Option<&Path>, most: u64) -> Result<Self, String> {
         let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
         let file = tempfile::tempfile_in(&folder).map_err(|error| io_error(&folder, &error))?;

@@ -4,7 +4,7 @@ use nvspec::addr::VramAddr;
 use shadow_pt::ShadowMemory;
 use vram::{ChunkTable, PagePool};
 
-/// A pool, with a way to write to the card.
+/// A pool of pages, and a function that writes to the card.
 pub(crate) struct PoolMemory<'a> {
     pub(crate) pool: &'a mut PagePool,
     pub(crate) chunks: &'a mut ChunkTable,

@@ -148,7 +148,7 @@ struct Context {
     name: String,
     pid: Option<u32>,
     service: Service,
-    /// Resources by the program's numbers of its blobs; only mapped ones.
+    /// Mapped resources, by the program's numbers of its blobs.
     blobs: BTreeMap<u32, u32>,
     waits: Vec<Wait>,
 }

@@ -29,7 +29,7 @@ pub const MIN_WINDOW_BYTES: u64 = 1 << 30;
 /// Maximum size of the window in bytes.
 const MAX_WINDOW_BYTES: u64 = 1 << 40;
 
-/// Reason that a function cannot be created.
+/// Reason why a function cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// A BAR cannot have the window's size.

@@ -496,7 +496,7 @@ impl Executor {
     }
 }
 
-/// Logs the reason that a worker reports for its end.
+/// Logs the reason why a worker reports for its end.
 fn report(reason: Reason) {
     match reason {
         Reason::Forbidden(number) => {

@@ -185,7 +185,7 @@ impl SuspendedFunction {
     /// Saves the function, with duplicates of its descriptors.
     ///
     /// # Errors
-    /// If the function cannot be handed over; the text is the reason.
+    /// If the function cannot be handed over. The error contains the reason.
     pub fn save(&self) -> Result<(SavedFunction, Vec<OwnedFd>), String> {
         let saved = self.thread.with_idle(|executor| executor.save());
         saved.unwrap_or_else(|| Err("its thread has ended".to_owned()))

@@ -181,7 +181,7 @@ impl Journal {
     /// Records the structure.
     ///
     /// # Errors
-    /// If the journal can no longer be used; the text is the reason.
+    /// If the journal can no longer be used. The error contains the reason.
     pub(crate) fn put_structure(&self, structure: &SavedStructure) -> Result<(), String> {
         let mut writer = Writer::new([0; 16]);
         writer.put(FUNCTION, structure).map_err(|error| error.to_string())?;

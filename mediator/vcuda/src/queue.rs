@@ -12,10 +12,10 @@ use crate::command::MAX_COMMAND_BYTES;
 use crate::registers::{QUEUE_SIZES, Setup};
 use crate::saved::{MAX_WRITABLE, Progress, SavedCommand};
 
-/// Flag of the available ring: the guest wants no interrupt. Source: VIRTIO 1.2, 2.7.6.
+/// Flag of the available ring: the guest requests no interrupt. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
 
-/// Reason that the queue can no longer be used. The guest must reset the device.
+/// Reason why the queue can no longer be used. The guest must reset the device.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
     /// The queue's rings violate the standard.

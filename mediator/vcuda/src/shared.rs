@@ -59,7 +59,7 @@ impl State {
     }
 }
 
-/// Reason that the executor's thread ends.
+/// Reason why the executor's thread ends.
 pub(crate) mod stop {
     pub(crate) const NONE: u8 = 0;
     /// The function ends.

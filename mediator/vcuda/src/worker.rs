@@ -25,7 +25,7 @@ pub trait Launcher: Send {
     /// Starts a worker that maps the window `window`.
     ///
     /// # Errors
-    /// If no worker runs; the text is the reason.
+    /// If no worker runs. The error contains the reason.
     fn launch(&mut self, window: OwnedFd) -> Result<Started, String>;
 
     /// Returns the process of a worker that an earlier daemon has started; `None` if the process has ended.

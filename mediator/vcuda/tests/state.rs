@@ -216,7 +216,7 @@ fn journal_of_other_version_or_empty_file_is_refused() {
 const PROGRESS: u64 = 24;
 const SLOT: u64 = 8 << 10;
 
-/// Changes the counts of popped and answered commands, as if the last change had not been made.
+/// Changes the counts of popped commands and of sent responses, as if the last change had not been made.
 fn uncount(journal: &std::os::fd::OwnedFd, popped: u32, answered: u32) {
     let mut bytes = [0; 8];
     rustix::io::pread(journal, &mut bytes, PROGRESS).unwrap();

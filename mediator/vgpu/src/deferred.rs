@@ -2,7 +2,7 @@
 //!
 //! 1. A write rings a doorbell. [`Core::defer_doorbell`] stores it in [`Core::deferred`], and the write returns
 //!    [`vmm_glue::Ack::Deferred`].
-//! 2. The server sends the answer, and calls [`vmm_glue::Device::complete`] before any other method of the device.
+//! 2. The server sends the response, and calls [`vmm_glue::Device::complete`] before any other method of the device.
 //! 2. The server sends the response, and calls [`vmm_glue::Device::complete`] before any other method of the device.
 //!
 //! Other threads may lock the VM between steps 1 and 3:

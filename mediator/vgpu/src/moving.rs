@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// Interval between checks whether a VM is quiescent.
+/// Interval at which a thread checks whether a VM is quiescent.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// State of a VM on the card that it leaves, without its memory.

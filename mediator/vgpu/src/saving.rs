@@ -159,7 +159,7 @@ impl Saving {
     /// Returns the next bytes of the stream; `None` at its end.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn next_bytes(&mut self) -> Result<Option<Vec<u8>>, ManagerError> {
         if let Some(first) = self.first.take() {
             return Ok(Some(first));

@@ -10,7 +10,7 @@ use clap::Parser;
 use spank_gpu_mediator::options::Arguments;
 use spank_gpu_mediator::{MARK, work};
 
-/// Prefix of the reason for which a node is drained.
+/// Prefix of the reason why a node is drained.
 const REASON: &str = "gpu-mediator:";
 /// Path of the plugin in the package.
 const PLUGIN: &str = "/usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so";

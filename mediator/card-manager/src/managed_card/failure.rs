@@ -86,7 +86,7 @@ impl Drop for StateGuard<'_> {
 }
 
 impl ManagedCard {
-    /// Returns the reason that the card has failed, if it has.
+    /// Returns the reason why the card has failed, if it has.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)

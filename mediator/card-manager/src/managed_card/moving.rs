@@ -152,7 +152,7 @@ impl ManagedCard {
     /// copied now or when the memory is returned.
     ///
     /// # Errors
-    /// If the other card has too little memory, or one of the cards does not answer.
+    /// If the other card has too little memory, or one of the cards does not respond.
     pub fn copy_ahead(&self, vm: TenantId, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let (chunks, bytes) = {
             let state = self.lock();
@@ -207,7 +207,7 @@ impl Halted {
     /// Copies this card's state of the VM's channels without changing it.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if any work is in flight; also if the card does not answer.
+    /// [`ManagerError::Unsettled`] if any work is in flight; also if the card does not respond.
     pub fn depart(&self) -> Result<Departing, ManagerError> {
         let (host, vm) = (&self.host, self.vm);
         let state = &mut *host.lock();
@@ -244,7 +244,7 @@ impl Halted {
     /// Reads `data` from the VM's memory, within a chunk; returns `false` if the chunk is unplaced.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn read(&self, at: GuestVramAddr, data: &mut [u8]) -> Result<bool, ManagerError> {
         let state = &mut *self.host.lock();
         let Some(from) = state.place_of(self.vm, at) else { return Ok(false) };
@@ -263,7 +263,7 @@ impl Suspended<'_> {
     /// of copied bytes.
     ///
     /// # Errors
-    /// If the other card has too little memory, or one of the cards does not answer.
+    /// If the other card has too little memory, or one of the cards does not respond.
     pub fn copy_memory(&self, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let chunks = self.chunks();
         let same = self.host.part(self.vm, &chunks, to, its)?;
@@ -404,7 +404,7 @@ impl ManagedCard {
     /// Writes a VM's memory that arrives from another card or a stream into zeroed memory.
     ///
     /// # Errors
-    /// If the memory does not belong to the VM, no memory is free, or the card does not answer.
+    /// If the memory does not belong to the VM, no memory is free, or the card does not respond.
     pub fn write_received(&self, vm: TenantId, at: GuestVramAddr, data: &[u8]) -> Result<(), ManagerError> {
         let chunk = self.lock().chunk_bytes();
         let mut rest = (at, data);

@@ -256,7 +256,7 @@ impl Reopened {
     /// Takes over the card and resumes its VMs. The previous owner has given up the card.
     ///
     /// # Errors
-    /// If a VM was not restored, or the card does not answer. In the second case the takeover of the card may be
+    /// If a VM was not restored, or the card does not respond. In the second case the takeover of the card may be
     /// incomplete, and the card must be reset.
     pub fn take_over(self, name: &str) -> Result<Arc<ManagedCard>, ManagerError> {
         let Self { host, waits, vms, claims: _, writes, scheduler, clear } = self;

@@ -33,7 +33,7 @@ impl ManagedCard {
     /// be borrowed because they are on a card or the chunk sizes differ.
     ///
     /// # Errors
-    /// If the other card has too little memory, or does not answer.
+    /// If the other card has too little memory, or does not respond.
     pub(super) fn lend(
         &self,
         vm: TenantId,

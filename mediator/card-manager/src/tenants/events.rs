@@ -5,7 +5,8 @@ use devmodel::events::SmError;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;
 
-/// A card event for one VM. It contains physical addresses and numbers if the card manager does not know the VM's own.
+/// A card event for one VM. It contains physical addresses and numbers if the card manager has no record of the VM's
+/// own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEvent {
     /// Work of an engine has raised its interrupt; the VM had work on this engine.

@@ -15,7 +15,7 @@ pub(crate) const LOOK_NS: u64 = 500_000;
 const ASKED_LOOKS: u32 = 40;
 /// Number of polls after the reset before the channel counts as kept by the card.
 const RESET_LOOKS: u32 = 200;
-/// Time between two polls of a channel that stays on the card, in ns. A slow host may be the reason that the card does
+/// Time between two polls of a channel that stays on the card, in ns. A slow host may be the reason why the card does
 /// not continue.
 const KEPT_LOOK_NS: u64 = 100_000_000;
 

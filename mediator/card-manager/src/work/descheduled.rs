@@ -18,7 +18,7 @@ const REST_NS: u64 = 32_000_000;
 /// Number of hops that a VM has in advance ([`WakeAllowance`]).
 const BURST_HOPS: u64 = 4;
 
-/// Reason that a channel is descheduled.
+/// Reason why a channel is descheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
     /// The channel may not run.

@@ -1,9 +1,9 @@
 //! Counts and limits the interrupts that VMs cause in addition to their completion interrupts.
 //!
-//! The card's single interrupt thread serves each interrupt under the card's lock: methods that the engines do not
-//! know, errors of engines, and interrupts in the middle of a submission. A VM may cause [`MAX_INTERRUPTS_PER_CHECK`]
-//! of these between two checks of that thread. If a VM causes more, its channels are paused until the next check: the
-//! VM loses its own time, and other VMs are served.
+//! The card's single interrupt thread serves each interrupt under the card's lock: unknown methods, errors of engines,
+//! and interrupts in the middle of a submission. A VM may cause [`MAX_INTERRUPTS_PER_CHECK`] of these between two
+//! checks of that thread. If a VM causes more, its channels are paused until the next check: the VM loses its own time,
+//! and other VMs are served.
 
 use std::collections::BTreeMap;
 use vram::TenantId;

@@ -18,7 +18,7 @@ const QUIET_NS: u64 = 10_000_000_000;
 /// Maximum number of submissions that are shown per VM.
 const MAX_SHOWN_PER_VM: usize = 8;
 
-/// Reason that a submission has not ended.
+/// Reason why a submission has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
     /// The guest has disabled the channel, removed it from the runlist or masked the engines.

@@ -60,7 +60,7 @@ enum SavedStage {
     Again,
 }
 
-/// Reason that a channel is descheduled.
+/// Reason why a channel is descheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum SavedWhy {
     Stopped,

@@ -56,8 +56,8 @@ impl Clock {
         Nanos(self.host_ns().saturating_add_signed(self.ahead_ns))
     }
 
-    /// Measures how far the card's clock is ahead of the host's clock. Must be called often enough for the difference
-    /// of their speeds: one part in ten thousand is 10 us in 100 ms.
+    /// Measures how far the card's clock is ahead of the host's clock. Must be called often enough, because the clocks
+    /// drift: one part in ten thousand is 10 us in 100 ms.
     pub(crate) fn set(&mut self, card: &dyn Card) {
         self.ahead_ns = i64::try_from(i128::from(now_ns(card)) - i128::from(self.host_ns())).unwrap_or(0);
     }

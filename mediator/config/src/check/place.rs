@@ -39,7 +39,7 @@ fn room(card: &CardSpec, others: &[&VmSpec]) -> Room {
     (card.shared_mib().saturating_sub(sure), u64::MAX - seen)
 }
 
-/// Returns the reason that two virtual machines must not share a card; `None` if they may.
+/// Returns the reason why two virtual machines must not share a card; `None` if they may.
 pub(crate) fn apart(vm: &VmSpec, other: &VmSpec) -> Option<String> {
     let keeps_from = |one: &VmSpec, other: &VmSpec| {
         one.apart_from.iter().find(|label| label.is_among(&other.labels)).map(ToString::to_string)
@@ -67,7 +67,7 @@ fn is_near(vm: &VmSpec, card: &CardSpec, others: &[&VmSpec]) -> bool {
     there.into_iter().any(|other| vm.near.iter().any(|label| label.is_among(&other.labels)))
 }
 
-/// Returns the reason that a policy does not assign a card to a virtual machine; `None` if the card is suitable.
+/// Returns the reason why a policy does not assign a card to a virtual machine; `None` if the card is suitable.
 fn against(
     vm: &VmSpec,
     card: &CardSpec,
@@ -110,7 +110,7 @@ pub fn chosen<'a>(vm: &VmSpec, daemon: &DaemonSpec, cards: &'a [CardSpec], other
     }
 }
 
-/// Returns the reason that no card is suitable for a virtual machine that names none, with the reason for each card;
+/// Returns the reason why no card is suitable for a virtual machine that names none, with the reason for each card;
 /// `None` if a card is suitable.
 #[must_use]
 pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Option<Refusal> {

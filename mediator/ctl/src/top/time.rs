@@ -41,7 +41,7 @@ pub(super) fn waits(cards: &[CardScheduler]) -> Waits {
     each.collect()
 }
 
-/// Returns the mean wait since the previous refresh, or the overall mean if there is no previous refresh.
+/// Returns the mean wait since the previous refresh, or the overall mean at the first refresh.
 fn wait(before: &Waits, card: &CardScheduler, vm: &VmShare, engine: Engine, used: &VmEngine) -> Cell {
     let before = before.get(&(card.card.clone(), vm.vm.clone(), engine)).copied().unwrap_or_default();
     let since = used.wait.count.checked_sub(before.0).zip(used.wait.sum_ns.checked_sub(before.1));

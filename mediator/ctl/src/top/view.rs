@@ -20,7 +20,7 @@ use crate::output::{self, scheduler};
 pub(super) enum Tone {
     /// The normal style.
     Good,
-    /// The operator should know the state.
+    /// The state is unusual, but requires no action.
     Odd,
     /// The operator should act.
     Bad,
@@ -156,7 +156,7 @@ pub(super) struct View {
     /// Set while the operator types the filter.
     typing: bool,
     help: bool,
-    /// Reason that the last refresh failed.
+    /// Reason why the last refresh failed.
     error: Option<String>,
     scroll: TableState,
 }

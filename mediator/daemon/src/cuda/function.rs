@@ -38,7 +38,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Name of the socket in the VM's folder through which workers find the next daemon.
 const REJOIN_SOCKET: &str = "workers.sock";
 
-/// Reason that another daemon's VM cannot continue.
+/// Reason why another daemon's VM cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
     /// The device's state is invalid.

@@ -16,7 +16,7 @@ const NEEDED: [(CapabilitySet, &str); 3] =
 /// Name of the file with the number of a VM's user, in the folder of the VM.
 const RECORD: &str = "workers.user";
 
-/// Reason that no user can be assigned to a VM's workers.
+/// Reason why no user can be assigned to a VM's workers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoUser {
     /// The daemon may not change users.

@@ -89,7 +89,7 @@ impl Successor {
         }
     }
 
-    /// Sends the other daemon the reason that this daemon refuses to take over.
+    /// Sends the other daemon the reason why this daemon refuses to take over.
     pub fn refuse(self, why: &str) {
         // The other daemon may have ended meanwhile.
         let _nobody = self.receiver.refuse(why);

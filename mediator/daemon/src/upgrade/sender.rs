@@ -99,7 +99,7 @@ impl Drop for Next {
 
 impl Daemon {
     /// Starts the program at this daemon's path as the next daemon, hands over all state, and returns the ID of the new
-    /// process. This daemon ends after its answer to the request.
+    /// process. This daemon ends after its response to the request.
     ///
     /// # Errors
     /// If a part cannot be handed over, or the next daemon does not take over. All VMs then continue here.

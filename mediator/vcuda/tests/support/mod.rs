@@ -48,7 +48,7 @@ pub enum Event {
 /// Starts threads as workers. At a doorbell, the thread adds 1 to the first word of its control blob.
 pub struct Threads {
     events: Sender<Event>,
-    /// Each start waits for a message, if there is a receiver.
+    /// If a receiver is set, each start waits for a message.
     pub gate: Option<Receiver<()>>,
     pub refuses: bool,
     /// Processes for the next device, by their numbers.

@@ -58,7 +58,7 @@ impl VmBackend {
         })
     }
 
-    /// Returns the reason that a write was not executed.
+    /// Returns the reason why a write was not executed.
     fn unwritten(&self, at: GuestVramAddr, len: u64) -> WriteFailure {
         let is_its = at.checked_add(len).is_some_and(|end| end.0 <= self.memory.grants().vram_bytes());
         if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }

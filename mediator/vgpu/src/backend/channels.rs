@@ -12,7 +12,7 @@ use nvspec::mmu::{Rights, fault};
 use shadow_pt::HostPage;
 use std::sync::Arc;
 
-/// Reason that a channel is not bound.
+/// Reason why a channel is not bound.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BindFailure {
     /// The card has no memory for the channel's page tables now. Contains the parsed instance block.

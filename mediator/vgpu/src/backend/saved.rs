@@ -80,7 +80,7 @@ impl VmBackend {
         })
     }
 
-    /// Saves the mapped segments, if there are any.
+    /// Saves the mapped segments, if any.
     pub(crate) fn save_attachments(&self) -> Option<SavedAttachments> {
         self.pv.as_ref()?.attachments().save(|space| self.memory.directory(space))
     }

@@ -105,7 +105,7 @@ impl Core {
         };
         *begun = context.begun;
         self.backend.tables_written();
-        // The effects of an operation must be complete before its batch is answered.
+        // The effects of an operation must be complete before the response to its batch.
         if self.backend.moves_wait() { Executed::Part } else { executed }
     }
 

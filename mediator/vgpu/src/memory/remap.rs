@@ -49,7 +49,7 @@ pub(crate) enum MappedWindow {
 impl MappedWindow {
     pub(crate) const ALL: [Self; 3] = [Self::Bar1, Self::Bar3, Self::Pramin];
 
-    /// Returns the window in a BAR, if there is one.
+    /// Returns the window in a BAR, if the BAR has one.
     pub(crate) fn for_region(region: RegionIndex) -> Option<Self> {
         Self::ALL.into_iter().find(|showing| showing.region() == region)
     }
@@ -115,7 +115,7 @@ impl Slot {
 #[derive(Debug)]
 struct Window {
     memory: WindowMemory,
-    /// Number of the first page.
+    /// Number of the window's first page.
     first: u32,
     wants: Vec<PageTarget>,
 }
@@ -235,7 +235,7 @@ impl Remap {
     }
 
     /// Replaces the memory, which must contain no pages, with zeroed memory for the next client, if that client will
-    /// map `bars`. Windows for which there is no memory are trapped.
+    /// map `bars`. Windows without memory are trapped.
     pub(crate) fn renew(&mut self, host: &ManagedCard, bars: Option<(u64, u64)>) {
         let (counts, warned) = (self.counts, self.warned);
         self.close(host);

@@ -162,7 +162,7 @@ impl Memory {
     /// Unmaps these pages. The channel that used them must be off the card.
     ///
     /// # Errors
-    /// If the card does not answer. Its TLBs may still map the pages in this space.
+    /// If the card does not respond. Its TLBs may still map the pages in this space.
     pub(crate) fn unmap_host(
         &mut self,
         space: SpaceId,
@@ -204,7 +204,7 @@ impl Memory {
         self.shadows.take_named_ram(range, goes_on)
     }
 
-    /// Records if the guest's CPU can write to a page of its VRAM without a message.
+    /// Records whether the guest's CPU can write to a page of its VRAM without a message.
     pub(crate) fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         self.shadows.unseen(address, unseen);
     }

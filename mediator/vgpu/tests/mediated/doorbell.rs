@@ -53,7 +53,7 @@ impl Scene {
         Self { driver, channel, to }
     }
 
-    /// Queues a copy, rings the doorbell, and does only the work that precedes the answer.
+    /// Queues a copy, rings the doorbell, and does only the work that precedes the response.
     fn ring_until_answered(&mut self) -> Deferred {
         let put = self.driver.queue_fenced(&mut self.channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         let at = u64::from(self.channel.id) * PAGE + userd::GP_PUT;

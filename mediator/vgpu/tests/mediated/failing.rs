@@ -1,4 +1,4 @@
-//! Tests of a card that does not answer. Memory that the card may still access must not be reused.
+//! Tests of a card that does not respond. Memory that the card may still access must not be reused.
 
 use super::oversubscribe::eventually;
 use super::relocate::{driver_of, move_all, still};

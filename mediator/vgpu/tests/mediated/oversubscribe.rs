@@ -60,8 +60,8 @@ pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Maps buffers of 64 pages, one in each chunk from the third one, contiguously starting at `A`, and fills them with a
-/// pattern.
+/// Maps buffers of 64 pages contiguously from `A`, and fills them with a pattern. Each chunk, starting with the third,
+/// contains one buffer.
 fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec<u64> {
     let first = 4;
     (0..chunks)

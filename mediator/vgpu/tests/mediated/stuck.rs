@@ -147,7 +147,7 @@ impl Alter for Quick {
         card.write32(offset, value);
         if offset == pfifo::SCHED_DISABLE::OFFSET && value == 0 {
             let stopped = || card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) != 0;
-            // If there is no next fault, no channel has work.
+            // Without a next fault, no channel has work.
             let state = |channel| card.read32(pfifo::CHANNEL_STATE::at(channel));
             let at_rest = || (0..16).all(|channel| !pfifo::CHANNEL_STATE::PENDING.is_set(state(channel)));
             let _ = (0..20_000).any(|_| stopped() || at_rest() || (std::thread::yield_now(), false).1);
@@ -278,7 +278,7 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
     let pending = pfifo::PREEMPT::PENDING;
     bad.guest.wr(pfifo::PREEMPT::OFFSET, id);
     assert!(pending.is_set(bad.guest.rd(pfifo::PREEMPT::OFFSET)));
-    // Meanwhile the neighbour's channels are bound and unbound, and leave the card when asked.
+    // Meanwhile the neighbour's channels are bound and unbound, and leave the card on request.
     for _ in 0..3 {
         good.guest.wr(pfifo::PREEMPT::OFFSET, u32::from(channel.id));
         let began = std::time::Instant::now();

@@ -23,7 +23,7 @@ fn kinds(page: &EventPage) -> Vec<EventKind> {
     page.events.iter().map(|event| event.kind).collect()
 }
 
-/// Starts to follow the events of a socket. Returns the lines of the answer's body, without the sizes of its chunks.
+/// Starts to follow the events of a socket. Returns the lines of the response's body, without the sizes of its chunks.
 fn followed(served: &Served, socket: &str, query: &str) -> impl Iterator<Item = String> + use<> {
     let mut stream = UnixStream::connect(served.fixture.path(socket)).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();

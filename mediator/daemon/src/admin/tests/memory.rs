@@ -99,7 +99,7 @@ fn recorded_accesses_of_working_guest_are_accepted_as_hints() {
     let hints = Hints { hints: profile.ranges.iter().map(hint).collect() };
     let body = serde_json::to_vec(&hints).unwrap();
     served.client().request(hyper::Method::POST, &format!("{VM}/hints"), body.into()).unwrap();
-    // A record that is dropped early leaves no trace, and without work there are no counts.
+    // A record that is dropped early leaves no trace. Without work, all counts are zero.
     drop(daemon.record_vm_accesses("a").unwrap());
     assert_eq!(record(10).unwrap().ranges, []);
 }

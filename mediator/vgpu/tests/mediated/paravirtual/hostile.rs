@@ -60,7 +60,7 @@ fn holes_of_gpuvms_interface_are_closed() {
     refused(&call(&Ops::new().run(1, 0, 1, 1, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().bind(2, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().flush(3)), 0, Status::WrongType);
-    // 16: exceed the quota. 8 MiB hold 30 more small-page tables.
+    // 16: exceed the quota. 8 MiB suffice for 30 more small-page tables.
     let many = (10..50).fold(Ops::new(), |ops, handle| ops.create(handle, kind::SMALL));
     refused(&call(&many), 30, Status::Limit);
     let back = (10..40).fold(Ops::new(), |ops, handle| ops.destroy(handle));
@@ -165,7 +165,7 @@ fn wild_rings_and_descriptors_harm_no_neighbour() {
     evil.guest.ram_write(BASE + 0x800 + 2, &0x7fffu16.to_le_bytes());
     evil.guest.wr(OFFSET + register::DOORBELL, 0);
     assert_eq!(Interface::status(&mut evil.guest), status::FAILED);
-    // A queue must be rejected if it is outside memory, has size 0, or there is no bus mastering.
+    // A queue must be rejected if it is outside memory, has size 0, or bus mastering is disabled.
     for (register, value) in [
         (register::QUEUE_DESCRIPTORS + 4, 0xffff),
         (register::QUEUE_USED, 0xffff_ffff),
@@ -207,7 +207,7 @@ fn ring_written_concurrently_by_other_cpu_harms_no_neighbour() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut random = fastrand::Rng::with_seed(0x9876_5432_1234_5677);
-            // The thread changes rings, descriptors, the batch, and the answer.
+            // The thread changes rings, descriptors, the batch, and the response.
             while !over.load(Ordering::Relaxed) {
                 let at = [0, 0x800, 0x1000, 0x2000][random.usize(..4)] + random.u64(..0x100);
                 rustix::io::pwrite(&file, &random.u64(..).to_le_bytes(), BASE + at).expect("RAM is written");
