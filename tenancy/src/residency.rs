@@ -239,7 +239,7 @@ impl Residency {
         planned
     }
 
-    /// Returns the moves after which this many more chunks of the card can be guaranteed.
+    /// Returns the moves that are necessary to guarantee `chunks` more chunks of the card.
     pub fn plan_guarantee(&mut self, table: &ChunkTable, now: u64, chunks: u32) -> Vec<Step> {
         self.balancer.plan(table, now, Some(Request { by: By::Guarantee, chunks }))
     }

@@ -13,7 +13,7 @@ pub struct JobOption {
     pub usage: &'static CStr,
 }
 
-/// The options. Slurm returns their indices.
+/// The options. Slurm identifies an option by its index in this list.
 pub const OPTIONS: [JobOption; 5] = [
     JobOption {
         name: c"gpu-memory",

@@ -163,7 +163,7 @@ impl Rig {
         self.access(vm, |host| host.with(|state| state.ring(vm, channel, length)));
     }
 
-    /// Waits until all of a guest's submissions have ended. Checks this only after interrupts.
+    /// Waits until all of a guest's submissions have ended. Checks the condition only after an interrupt.
     fn wait(&self, vm: TenantId) {
         let card = &self.host.card;
         while !card.look().is_done(vm) {

@@ -1,4 +1,4 @@
-//! Values of the command line with a unit or a name.
+//! Parsers for values on the command line that have a unit or a name.
 
 use std::str::FromStr;
 use std::time::Duration;

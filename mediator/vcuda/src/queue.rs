@@ -94,7 +94,7 @@ impl ControlQueue {
         Ok(self.queue.used_idx(memory, Ordering::Acquire)?.0.wrapping_sub(low(self.progress.answered)))
     }
 
-    /// Continues after the commands of a different `progress`.
+    /// Replaces the numbers of commands that have passed through the queue.
     pub(crate) fn set_progress(&mut self, progress: Progress) {
         self.progress = progress;
         self.queue.set_next_avail(low(progress.popped));

@@ -209,7 +209,7 @@ impl CardState {
         (pending != 0, events)
     }
 
-    /// Kills channels whose work has run for too long without an end, and polls rings that wait for free entries.
+    /// Kills channels whose work exceeds its time limit, and polls rings that wait for free entries.
     fn look(&mut self) -> Vec<(TenantId, GuestEvent)> {
         let mut events = Vec::new();
         let now_ns = self.now_ns();

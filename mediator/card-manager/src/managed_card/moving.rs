@@ -477,7 +477,8 @@ fn copy(
 }
 
 impl CardState {
-    /// Stops a VM's channels, removes them from the engines, and keeps the VM's memory in place; or undoes these steps.
+    /// With `held`, stops a VM's channels, removes them from the engines, and keeps the VM's memory in place. Otherwise
+    /// undoes these steps.
     pub fn hold_still(&mut self, vm: TenantId, held: bool) {
         if held {
             self.held.insert(vm);

@@ -336,8 +336,8 @@ impl CardState {
         (true, !stays)
     }
 
-    /// Makes VMs wait for PGRAPH again if their channels lost PGRAPH without a wait, once no copy engine works for
-    /// these channels.
+    /// Queues VMs for PGRAPH whose channels lost PGRAPH while a copy engine was working for them, once this work has
+    /// ended.
     fn look_elsewhere(&mut self, scrubber: &mut Scrubber, now: u64) {
         for channel in std::mem::take(&mut scrubber.elsewhere) {
             let Some((vm, _)) = self.work.channels().by_physical(channel) else { continue };

@@ -81,7 +81,7 @@ impl CardState {
         self.memory.plan_own(now)
     }
 
-    /// Returns the moves after which `chunks` more chunks of the card can be guaranteed.
+    /// Returns the moves that are necessary to guarantee `chunks` more chunks of the card.
     pub(super) fn plan_promise(&mut self, chunks: u32) -> Plan {
         let now = self.now_ns();
         self.memory.plan_promise(now, chunks)
