@@ -158,7 +158,7 @@ impl Driver {
                 // If a part cannot be removed now, the claim stays recorded, so that the kubelet can unprepare it.
                 match self.unmake(&claim.uid, &kept).await {
                     Ok(()) => store.forget(&claim.uid).map_err(said)?,
-                    Err(more) => return Err(format!("{what}; and it is not all removed again: {more}")),
+                    Err(more) => return Err(format!("{what}; the cleanup also failed: {more}")),
                 }
             }
             return Err(what);
@@ -174,8 +174,8 @@ impl Driver {
     async fn plan(&self, claim: &Named) -> Result<KeptClaim, String> {
         let claims: Api<ResourceClaim> = Api::namespaced(self.kube.clone(), &claim.namespace);
         let found = tokio::time::timeout(KUBE, claims.get_opt(&claim.name)).await;
-        let found = found.map_err(|_| format!("the API server did not answer within {} s", KUBE.as_secs()))?;
-        let found = found.map_err(|error| format!("the API server does not give the claim: {error}"))?;
+        let found = found.map_err(|_| format!("the API server did not respond within {} s", KUBE.as_secs()))?;
+        let found = found.map_err(|error| format!("the API server does not return the claim: {error}"))?;
         let found = found.ok_or("the API server has no such claim")?;
         let uid = found.metadata.uid.as_deref().unwrap_or_default();
         if uid != claim.uid {
@@ -362,12 +362,7 @@ impl Driver {
         let whole = store.claims().iter().filter(|(_, kept)| kept.prepared);
         for (uid, kept) in whole {
             if let Err(what) = self.make(uid, kept).await {
-                tracing::warn!(
-                    claim = kept.name,
-                    namespace = kept.namespace,
-                    what,
-                    "what a claim was given is not there"
-                );
+                tracing::warn!(claim = kept.name, namespace = kept.namespace, what, "the share of a claim is missing");
             }
         }
     }

@@ -51,7 +51,7 @@ impl Event {
     /// Creates the event for an unprepared claim.
     #[must_use]
     pub fn removed(claim: &Named) -> Self {
-        let note = format!("what claim {} in namespace {} had is free", claim.name, claim.namespace);
+        let note = format!("the resources of claim {} in namespace {} are free", claim.name, claim.namespace);
         Self { claim: claim.clone(), pods: None, reason: "ShareRemoved", action: "Unprepare", good: true, note }
     }
 
@@ -120,8 +120,8 @@ impl Events {
         tokio::spawn(async move {
             match tokio::time::timeout(API_TIMEOUT, claims.create(&PostParams::default(), &object)).await {
                 Ok(Ok(_)) => {}
-                Ok(Err(error)) => tracing::debug!(%error, "the API server did not take an event"),
-                Err(_) => tracing::debug!("the API server did not take an event in time"),
+                Ok(Err(error)) => tracing::debug!(%error, "the API server rejected an event"),
+                Err(_) => tracing::debug!("the API server did not accept an event in time"),
             }
         });
     }

@@ -146,7 +146,7 @@ impl Publisher {
     async fn publish(&mut self, offers: &[Offer]) -> Result<String, String> {
         match timeout(API_TIMEOUT, self.publish_once(offers)).await {
             Ok(done) => done.map_err(|error| error.to_string()),
-            Err(_) => Err(format!("the API server did not answer within {} s", API_TIMEOUT.as_secs())),
+            Err(_) => Err(format!("the API server did not respond within {} s", API_TIMEOUT.as_secs())),
         }
     }
 
@@ -158,7 +158,7 @@ impl Publisher {
             list.items.into_iter().partition(|s| s.metadata.name == Some(self.name()));
         for other in others {
             let name = other.metadata.name.unwrap_or_default();
-            tracing::info!(name, "a slice of this node that is not this version's goes");
+            tracing::info!(name, "a slice of another version for this node is deleted");
             slices.delete(&name, &DeleteParams::default()).await?;
         }
         let there = ours.into_iter().next();
@@ -169,7 +169,7 @@ impl Publisher {
         }
         let mut kept = self.write(there, devices.clone()).await?;
         if lost_taints(&devices, &kept.spec) {
-            tracing::warn!("the cluster keeps no taints of devices: cards that cannot be used are left out");
+            tracing::warn!("the cluster does not support device taints: unusable cards are omitted");
             self.taints = false;
             devices = self.devices(offers);
             kept = self.write(Some(kept), devices.clone()).await?;

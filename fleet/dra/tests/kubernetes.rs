@@ -363,7 +363,7 @@ async fn cards_without_daemon_are_tainted_and_reject_claims() {
     node.api.forget(&["taints"]);
     node.daemon = None;
     node.slice(0).await;
-    assert!(node.log("driver.log").contains("keeps no taints"));
+    assert!(node.log("driver.log").contains("does not support device taints"));
 }
 
 #[tokio::test]

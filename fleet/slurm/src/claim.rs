@@ -35,7 +35,9 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
             // The cards are in Slurm's order. A card of another kind keeps its number.
             let named = arguments.cards.iter().map(|name| cards.iter().find(|card| card.name == *name));
             let named: Option<Vec<_>> = named.collect();
-            named.ok_or("plugstack.conf: `cards` names one that the daemon has not; see `mediatorctl card show`")?
+            named.ok_or(
+                "plugstack.conf: `cards` names a card that the daemon does not have; see `mediatorctl card show`",
+            )?
         }
     };
     let number = match *gpus {
@@ -200,7 +202,7 @@ mod tests {
         for (named, gpus, told) in [
             (&[][..], &[2][..], "no card number 2 for CUDA programs"),
             (&[], &[0, 1], "of the cards [0, 1], expected those of one"),
-            (&["z"], &[0], "`cards` names one"),
+            (&["z"], &[0], "`cards` names a card"),
             (&["s"], &[0], "no card number 0 for CUDA programs"),
         ] {
             let error = find(named, false, gpus).unwrap_err();

@@ -85,12 +85,12 @@ fn answer(scontrol: &Path, job: &Number, patience: Duration) -> Result<String, S
     if status.is_none() {
         let _ = child.kill();
         let _ = child.wait();
-        return Err("it does not answer".to_owned());
+        return Err("it does not respond".to_owned());
     }
-    let text = reader.join().map_err(|_| "its answer cannot be read".to_owned())?.map_err(|error| error.to_string())?;
+    let text = reader.join().map_err(|_| "its output cannot be read".to_owned())?.map_err(|error| error.to_string())?;
     match status {
         Some(status) if status.success() => Ok(String::from_utf8_lossy(&text).into_owned()),
-        _ => Err("it knows no such job, or its controller does not answer".to_owned()),
+        _ => Err("it has no such job, or its controller does not respond".to_owned()),
     }
 }
 
@@ -105,7 +105,7 @@ fn read(text: &str, job: u32, node: &str) -> Result<Granted, String> {
     };
     match (heads.next(), heads.next()) {
         (Some(head), None) if head.starts_with(&format!("JobId={job} ")) => {}
-        (None, _) => return Err(format!("Slurm does not say what job {job} is")),
+        (None, _) => return Err(format!("Slurm does not describe job {job}")),
         _ => return Err(unclear("has several jobs, or another one")),
     }
     let here = |line: &str| {
@@ -115,7 +115,7 @@ fn read(text: &str, job: u32, node: &str) -> Result<Granted, String> {
     let found: Vec<_> = text.lines().filter_map(here).collect();
     match &found[..] {
         [gres] => shards(gres).ok_or_else(|| format!("job {job}: `{gres}`, expected shards as Slurm describes them")),
-        [] => Err(format!("Slurm does not say what job {job} has on node `{node}`")),
+        [] => Err(format!("Slurm does not report the resources of job {job} on node `{node}`")),
         _ => Err(unclear("names this node several times")),
     }
 }
@@ -177,7 +177,7 @@ mod tests {
     fn the_controllers_word_counts() {
         assert_eq!(read(TEXT, 7, "n1"), Ok(Granted { shards: 25, gpus: vec![0] }));
         assert_eq!(read(TEXT, 7, "n3"), Ok(Granted::default()));
-        assert!(read(TEXT, 7, "n4").unwrap_err().contains("does not say"));
+        assert!(read(TEXT, 7, "n4").unwrap_err().contains("does not report"));
         for (text, job) in [(TEXT, 8), (TEXT, 70), ("", 7)] {
             assert!(read(text, job, "n1").is_err(), "{job}");
         }
@@ -233,7 +233,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("scontrol");
-        for (script, told) in [("sleep 600", "does not answer"), ("exit 1", "knows no such job")] {
+        for (script, told) in [("sleep 600", "does not respond"), ("exit 1", "has no such job")] {
             std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
             let error = ask(&path, &SEVEN, "n1", Duration::ZERO).unwrap_err();

@@ -117,7 +117,7 @@ impl Given {
                 self.cap = Some(cap.ok_or_else(|| wrong("gpu-cap", value, "`shards`, or percent from 1 to 100"))?);
             }
             4 => self.vgpu = true,
-            _ => return Err(format!("Slurm names the option {number}, which there is not")),
+            _ => return Err(format!("Slurm names option {number}, which does not exist")),
         }
         Ok(())
     }

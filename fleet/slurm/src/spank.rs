@@ -154,7 +154,7 @@ fn unset_variable(handle: Handle, name: &CStr) {
 /// environment also has such a variable, but its user can write it, and paths are derived from the name.
 fn node() -> Result<String, String> {
     let node = std::env::var("SLURMD_NODENAME").ok().filter(|node| !node.is_empty());
-    let node = node.ok_or("Slurm does not say which node this is: Slurm 22.05 or newer is needed")?;
+    let node = node.ok_or("Slurm does not give the name of this node: Slurm 22.05 or newer is required")?;
     let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if !node.bytes().all(good) || node.starts_with('.') {
         return Err(format!("{node:?} is not the name of a node"));
@@ -208,7 +208,7 @@ unsafe extern "C" fn on_option(number: c_int, value: *const c_char, _remote: c_i
             // SAFETY: Slurm guarantees a terminated string.
             unsafe { CStr::from_ptr(value) }.to_str().map_err(|_| "an option's value is no text".to_owned())?
         };
-        let number = usize::try_from(number).map_err(|_| "Slurm names an option that there is not".to_owned())?;
+        let number = usize::try_from(number).map_err(|_| "Slurm names an option that does not exist".to_owned())?;
         GIVEN.lock().unwrap_or_else(PoisonError::into_inner).take(number, text)
     })
 }
@@ -255,8 +255,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
         let arguments = arguments(count, words)?.on(Some(&node()?));
         let array = number(handle, ARRAY_ID).filter(|array| *array != 0);
         let job = Job {
-            id: number(handle, JOB_ID).ok_or("Slurm does not say which job it is")?,
-            uid: number(handle, JOB_UID).ok_or("Slurm does not say whose job it is")?,
+            id: number(handle, JOB_ID).ok_or("Slurm does not give the job's number")?,
+            uid: number(handle, JOB_UID).ok_or("Slurm does not give the job's user")?,
             of_array: array.zip(number(handle, ARRAY_TASK_ID)),
         };
         let variables = work::begin(&arguments, &given, &job)?;

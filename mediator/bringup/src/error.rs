@@ -10,7 +10,7 @@ pub enum CardError {
     #[error("the card does not respond: {0}; reset it or the host")]
     Unresponsive(&'static str),
     /// This version does not support the chip.
-    #[error("the card's identity register reads {boot0:#010x}, which is not a chip that this version knows")]
+    #[error("the card's identity register reads {boot0:#010x}, which is not a chip that this version supports")]
     UnknownChip {
         /// Value of PMC_BOOT_0.
         boot0: u32,

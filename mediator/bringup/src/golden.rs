@@ -63,7 +63,7 @@ fn command(card: &dyn Card, command: u32, data: u32) -> Result<(), CardError> {
     card.write32(fecs::COMMAND_DATA::OFFSET, data);
     card.write32(fecs::COMMAND::OFFSET, command);
     let done = (0..ANSWER_POLLS).any(|_| fecs::MAILBOX::READY.is_set(card.read32(fecs::MAILBOX::at(0))));
-    if done { Ok(()) } else { Err(CardError::Unresponsive("context switching firmware does not answer")) }
+    if done { Ok(()) } else { Err(CardError::Unresponsive("context switching firmware does not respond")) }
 }
 
 /// Converts an address to the form of entries and registers, in units of 4 KiB.

@@ -156,9 +156,9 @@ impl CardMemory {
         let block = self.card.read32(pbus::BAR1_BLOCK::OFFSET);
         let expected = pbus::BAR1_BLOCK::ADDRESS.encode((self.layout.bar1_instance.0 >> 12) as u32);
         match block {
-            u32::MAX => Some("it does not answer any more: its registers read as ones"),
+            u32::MAX => Some("it no longer responds: its registers read as ones"),
             _ if block != pbus::BAR1_BLOCK::VALID.mask() | expected => {
-                Some("somebody else has reset it: its registers are not what the mediator wrote")
+                Some("another program has reset it: its registers do not have the values that the mediator wrote")
             }
             _ => None,
         }

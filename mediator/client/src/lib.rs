@@ -50,9 +50,9 @@ pub enum AskError {
     },
     #[error("{}", .0.error)]
     Refused(api::Error),
-    #[error("the answer is not what the API promises: {0}")]
+    #[error("the response does not conform to the API: {0}")]
     Protocol(String),
-    #[error("the daemon did not answer within {} seconds", .0.as_secs())]
+    #[error("the daemon did not respond within {} seconds", .0.as_secs())]
     TimedOut(Duration),
 }
 

@@ -31,7 +31,7 @@ pub enum ClientError {
         #[source]
         source: io::Error,
     },
-    #[error("{} is there already; name another file, or say `--force`", path.display())]
+    #[error("{} already exists; name another file, or use `--force`", path.display())]
     Exists { path: PathBuf },
     #[error("{} is not a record", path.display())]
     Record {
@@ -39,9 +39,9 @@ pub enum ClientError {
         #[source]
         source: sched::trace::TraceError,
     },
-    #[error("{other} of {events} events bring other decisions than recorded, the first in line {first}")]
+    #[error("{other} of {events} events lead to other decisions than recorded, the first in line {first}")]
     Differs { other: usize, events: usize, first: usize },
-    #[error("{} describes no state: {what}", path.display())]
+    #[error("{} does not describe a state: {what}", path.display())]
     Desired { path: PathBuf, what: String },
     #[error("tenant `{tenant}` is not served: card `{card}`: {reason}")]
     NotServed { tenant: String, card: String, reason: String },

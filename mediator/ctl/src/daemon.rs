@@ -50,7 +50,7 @@ fn next(client: &Client, pid: u32) -> Result<api::DaemonInfo, ClientError> {
             Ok(found) if found.pid == pid => return Ok(found),
             Err(error) if began.elapsed() > ANSWER_LIMIT => return Err(error),
             Ok(found) if began.elapsed() > ANSWER_LIMIT => {
-                let what = format!("process {} answers, and not {pid}, which has taken over", found.pid);
+                let what = format!("process {} responds instead of process {pid}, which has taken over", found.pid);
                 return Err(ClientError::protocol(what));
             }
             _ => thread::sleep(POLL_INTERVAL),

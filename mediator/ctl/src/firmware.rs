@@ -125,7 +125,7 @@ fn refused(error: StoreError) -> ClientError {
         StoreError::Image { error: ImageError::Form, .. } => {
             (ErrorCode::Invalid, "import a file that this command or the daemon has written")
         }
-        StoreError::Image { .. } => (ErrorCode::Invalid, "it is damaged: get it anew"),
+        StoreError::Image { .. } => (ErrorCode::Invalid, "it is damaged: get a new copy"),
         StoreError::Changed { .. } => (ErrorCode::Conflict, "remove it, and import it again"),
         StoreError::Which { .. } => (ErrorCode::NotFound, "see `mediatorctl card firmware list`"),
         StoreError::Full => (ErrorCode::Conflict, "see `mediatorctl card firmware list`"),

@@ -40,7 +40,7 @@ impl Cards {
         let store = state_dir.map(Store::within);
         let inbox = store.clone().map(Inbox::for_store).transpose();
         let inbox = inbox.unwrap_or_else(|error| {
-            tracing::warn!(%error, "firmware of guests is not written down");
+            tracing::warn!(%error, "firmware of guests is not recorded");
             None
         });
         Self { store, inbox }
@@ -301,7 +301,7 @@ impl CardBackend for OwnedCard {
         let host = self.host()?;
         let settings = self.settings(vm, vram_bytes);
         let (device, made) = MediatedVm::build(&host, id, &settings, link)?;
-        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "what the log tells of the card names the VM by a number");
+        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "log lines about the card contain the VM's number");
         Ok(Awaiting { device: Box::new(device), vm: made, settings })
     }
 
@@ -335,7 +335,7 @@ impl CardBackend for OwnedCard {
             let what_to_do = "remove another VM, lower its `memory.guarantee_mib`, or choose another `memory.on_full`";
             return Err(BackendError::lacking(Shortage::new(what, what_to_do)));
         }
-        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "what the log tells of the card names the VM by a number");
+        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "log lines about the card contain the VM's number");
         let (device, vm) = MediatedVm::build(&host, id, &self.settings(vm, vram_bytes), link)?;
         Ok(Built { device: Box::new(device), backend: vm })
     }
@@ -429,10 +429,10 @@ impl ReopenedCard {
             let mut state = host.lock();
             state.feeder().set_share(vm, share.time);
             if let Err(error) = state.memory_mut().set_limits(vm, share.memory) {
-                tracing::warn!(%vm, %error, "the VM keeps the limits of memory that it had");
+                tracing::warn!(%vm, %error, "the VM keeps its previous memory limits");
             }
             if let Err(shortage) = state.set_ram(vm, share.ram) {
-                tracing::warn!(%vm, what = shortage.what, "the VM keeps the limits of RAM that it had");
+                tracing::warn!(%vm, what = shortage.what, "the VM keeps its previous RAM limits");
             }
         }
         vms.iter().for_each(|vm| vm.go_on());

@@ -97,7 +97,7 @@ impl Daemon {
             return Ok(card.name.clone());
         }
         let why = place::nowhere(spec, &self.spec, &cards, &others).filter(|_| !cards.is_empty());
-        let why = why.map_or_else(|| "there is no other card that works".to_owned(), |refusal| refusal.what);
+        let why = why.map_or_else(|| "there is no other working card".to_owned(), |refusal| refusal.what);
         Err(DaemonError::Immovable { vm: name.to_owned(), why })
     }
 
@@ -106,7 +106,7 @@ impl Daemon {
     /// # Errors
     /// If the virtual machine or the card is not suitable; the virtual machine then continues where it is.
     pub(crate) fn move_if(&self, name: &str, card: Option<&str>, expected: Option<&str>) -> Result<Moved, DaemonError> {
-        self.move_for(name, card, expected, "an operator wants it")
+        self.move_for(name, card, expected, "requested by an operator")
     }
 
     /// Same as [`Self::move_if`], for a different reason, which is logged.
@@ -217,7 +217,7 @@ impl Daemon {
         let to = self.other_card(name)?;
         let moved = self.move_counted(name, &to, "its card is drained")?;
         if let Err(error) = self.keep() {
-            tracing::warn!(vm = name, %error, "the VM's card is not kept yet");
+            tracing::warn!(vm = name, %error, "the VM's card is not saved yet");
         }
         Ok(Some(moved))
     }

@@ -44,10 +44,10 @@ pub enum DaemonError {
     #[error("{0}")]
     Owner(String),
     /// Too many changes of a CUDA card are waiting.
-    #[error("too many changes of card `{0}` wait for each other already")]
+    #[error("too many changes of card `{0}` are already pending")]
     Crowded(String),
     /// A tenant was removed, but some of its processes have not ended.
-    #[error("tenant `{tenant}` is removed, but its processes {} have not ended: what they have of the card is not free",
+    #[error("tenant `{tenant}` is removed, but its processes {} have not ended: their card memory is not free",
         .pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
     Lingering {
         /// Name of the tenant.
@@ -62,7 +62,7 @@ pub enum DaemonError {
     #[error("process {1} holds limits of tenant `{0}` already")]
     Leased(String, i32),
     /// The client's process cannot be watched.
-    #[error("the end of the client's process cannot be noticed: {0}")]
+    #[error("the end of the client's process cannot be detected: {0}")]
     Unwatched(String),
     /// The limit on tenants is reached.
     #[error("there are {0} tenants already, as many as one daemon serves")]

@@ -450,7 +450,7 @@ impl Daemon {
             }
             Err(error) => error.to_string(),
         };
-        tracing::error!(vm = name, why, "the VMM of a daemon that was killed has lost its device");
+        tracing::error!(vm = name, why, "the VMM of a killed daemon has lost its device");
         None
     }
 

@@ -199,7 +199,7 @@ impl Daemon {
         };
         let restore_limits = || {
             if let Some(Err(error)) = before.map(|before| host.lock().memory_mut().set_limits(*vm, before)) {
-                tracing::debug!(vm = name, %error, "limits of memory were not taken back: the VM is gone");
+                tracing::debug!(vm = name, %error, "memory limits were not restored: the VM no longer exists");
             }
         };
         host.make_room(|state| state.memory_mut().set_limits(*vm, *limits))

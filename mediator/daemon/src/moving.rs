@@ -96,7 +96,7 @@ impl Daemon {
         let added = self.reserve(spec, None, Arrival::New).and_then(|spec| self.fill(&spec));
         added.map(drop).map_err(|error| {
             DaemonError::Failed(format!(
-                "VM `{name}` had failed and was taken out, but cannot be added to card `{to}`; see to this and add it again: {error}"
+                "VM `{name}` had failed and was removed, but cannot be added to card `{to}`; resolve this and add it again: {error}"
             ))
         })
     }
@@ -125,7 +125,7 @@ impl Daemon {
             drop(device);
             host.stays(here.id());
             if let Err(error) = vm.release() {
-                tracing::error!(vm = name, %error, "the card keeps something of a VM that does not come");
+                tracing::error!(vm = name, %error, "the card keeps resources of a VM whose move failed");
             }
         };
         // This is the slow part, and the guest works meanwhile.

@@ -31,7 +31,7 @@ impl Daemon {
         let (cards, vms) = self.loads(window_ms);
         let Some(Advice { vm, to, why }) = rebalancer.round(began.elapsed(), &cards, &vms) else { return };
         if let Err(error) = self.move_for(&vm, Some(&to), None, &why) {
-            tracing::warn!(vm, to, why, %error, "the VM was to move by itself, and has not");
+            tracing::warn!(vm, to, why, %error, "an automatic move of the VM failed");
         }
         // A virtual machine that cannot move is not retried in every round.
         rebalancer.rests(vm, began.elapsed());
@@ -90,7 +90,7 @@ pub(super) async fn run(daemon: Arc<Daemon>, spec: RebalanceSpec) {
         match round.await {
             Ok(after) => rebalancer = after,
             Err(error) => {
-                tracing::error!(%error, "cards are not rebalanced any more; restart the daemon");
+                tracing::error!(%error, "cards are no longer rebalanced; restart the daemon");
                 return;
             }
         }

@@ -186,7 +186,7 @@ impl Daemon {
         });
         let (bytes, rest, left) = taken.inspect_err(|_| {
             if let Err(error) = vm.release() {
-                tracing::error!(vm = name, %error, "the card keeps something of a VM that does not come");
+                tracing::error!(vm = name, %error, "the card keeps resources of a VM whose move failed");
             }
         })?;
         self.goes_on(name, running, rest, &plan.spec, Built { device, backend: vm })?;
@@ -198,7 +198,7 @@ impl Daemon {
             vm = name,
             mib = bytes / MIB,
             waited_ms = waited.as_millis(),
-            "a VM goes on from what was saved"
+            "a VM continues from its saved state"
         );
         Ok(api::Restored {
             vm: name.to_owned(),

@@ -326,7 +326,7 @@ impl Daemon {
             };
         }
         let record = self.known(card)?.backend.end_record();
-        record.ok_or_else(|| DaemonError::Failed(format!("card `{card}` is not the mediator's any more")))
+        record.ok_or_else(|| DaemonError::Failed(format!("the mediator no longer owns card `{card}`")))
     }
 }
 

@@ -27,7 +27,7 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
         let reason = tokio::select! {
             _ = terminate.recv() => "SIGTERM",
             _ = interrupt.recv() => "SIGINT",
-            () = leaving.line.left() => "another daemon goes on with all that there was",
+            () = leaving.line.left() => "another daemon continues with all cards and VMs",
             () = look_around(failed) => {
                 found.store(true, Ordering::Relaxed);
                 "all cards have failed"
@@ -45,7 +45,7 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
         tokio::spawn(watch(Arc::clone(daemon), limit, || notify(NotifyState::Watchdog)));
     }
     if let Some(spec) = daemon.spec().rebalance {
-        tracing::info!(?spec, "VMs move by themselves from full cards to empty ones");
+        tracing::info!(?spec, "VMs move automatically from full cards to empty cards");
         tokio::spawn(rebalancing::run(Arc::clone(daemon), spec));
     }
     tokio::spawn(observe(Arc::clone(daemon)));
@@ -106,6 +106,6 @@ pub(crate) async fn watch(daemon: Arc<Daemon>, limit: Duration, mut tell: impl F
 
 fn notify(state: NotifyState) {
     if let Err(error) = sd_notify::notify(&[state]) {
-        tracing::warn!(%error, "the service manager cannot be told");
+        tracing::warn!(%error, "the service manager cannot be notified");
     }
 }

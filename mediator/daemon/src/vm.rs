@@ -116,7 +116,7 @@ impl Running {
     pub fn rested(&self, until: Option<Instant>) -> Result<Rest, &'static str> {
         while self.thread.lock().as_ref().is_some_and(|thread| !thread.is_finished()) {
             if until.is_some_and(|until| Instant::now() >= until) {
-                return Err("it does not come to rest: its client, or its memory, is waited for");
+                return Err("it does not become quiescent: the daemon waits for its client or its memory");
             }
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -185,7 +185,7 @@ impl Running {
         self.stop();
         let thread = self.thread.lock().take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!(vm = name, "the thread of a VM ended by a panic while it was taken down");
+            tracing::error!(vm = name, "the thread of a VM panicked while the VM was removed");
         }
         give_back(name, &*self.backend);
         match how {
@@ -212,7 +212,7 @@ fn forget(socket: &Mutex<rank::SocketPath, Option<SocketPath>>) {
 
 fn give_back(name: &str, backend: &dyn VmBackend) {
     if let Err(error) = backend.release() {
-        tracing::error!(vm = name, %error, "the card keeps something of a VM that was removed");
+        tracing::error!(vm = name, %error, "the card keeps resources of a removed VM");
     }
 }
 

@@ -250,6 +250,6 @@ impl WindowMemory {
 /// Waits until the card's writes have arrived.
 fn barrier(host: &ManagedCard) {
     if let Err(error) = host.lock().vram().memory.barrier() {
-        tracing::error!(%error, "what was written under an aperture last is lost");
+        tracing::error!(%error, "the last writes under an aperture are lost");
     }
 }

@@ -276,6 +276,6 @@ fn push(name: &str, fd: BorrowedFd<'_>) -> bool {
 /// Removes a copy from the service manager.
 pub fn give_up(name: &str) {
     if let Err(error) = sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]) {
-        tracing::warn!(%error, "the service manager cannot be told");
+        tracing::warn!(%error, "the service manager cannot be notified");
     }
 }

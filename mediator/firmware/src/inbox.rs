@@ -49,15 +49,15 @@ fn record(store: &Store, images: &Receiver<(u32, Image)>) {
             Ok(false) => {}
             Ok(true) => {
                 *count += 1;
-                tracing::info!(guest, falcon = %image.falcon(), digest = %image.digest(), "a guest has brought firmware: \
-                    a candidate (`mediatorctl card firmware list`)");
+                tracing::info!(guest, falcon = %image.falcon(), digest = %image.digest(), "a guest has loaded \
+                    firmware, which is now a candidate (`mediatorctl card firmware list`)");
             }
             Err(error @ StoreError::Full) => {
                 if !std::mem::replace(&mut told_full, true) {
-                    tracing::warn!(guest, %error, "firmware of a guest is not written down");
+                    tracing::warn!(guest, %error, "firmware of a guest is not recorded");
                 }
             }
-            Err(error) => tracing::warn!(guest, %error, "firmware of a guest is not written down"),
+            Err(error) => tracing::warn!(guest, %error, "firmware of a guest is not recorded"),
         }
     }
 }

@@ -111,7 +111,7 @@ impl Store {
                     let (code_words, data_words) = (image.code().len(), image.data().len());
                     entries.push(Entry { digest, falcon, code_words, data_words, approved });
                 }
-                Err(error) => tracing::warn!(%error, "an image of firmware is left out"),
+                Err(error) => tracing::warn!(%error, "a firmware image is skipped"),
             }
         }
         entries.sort_by_key(|entry| (entry.falcon, entry.digest));

@@ -81,7 +81,7 @@ impl Wire {
         let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(left).map_err(|_| Error::Protocol("a time that is too long".into()))?;
+            let timeout = Timespec::try_from(left).map_err(|_| Error::Protocol("the time is too long".into()))?;
             match poll(&mut [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN)], Some(&timeout)) {
                 Ok(0) => return Err(Error::Silent(limit, awaits)),
                 Ok(_) => break,

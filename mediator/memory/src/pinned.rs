@@ -158,7 +158,7 @@ impl PinnedPool {
             if let Some(file) = &self.file {
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 fallocate(file, flags, offset, self.slot_bytes)
-                    .map_err(|error| ManagerError::host("the host does not take back a slot of memory", error))?;
+                    .map_err(|error| ManagerError::host("the host cannot free a slot of memory", error))?;
             }
         }
         Ok(())

@@ -55,7 +55,7 @@ impl OverrideStore {
         };
         let store = Store::open(folder)?;
         if ignore && let Some(path) = store.set_aside()? {
-            tracing::warn!(path = %path.display(), "the state is set aside, as asked for");
+            tracing::warn!(path = %path.display(), "the state is set aside, as requested");
         }
         let written = match store.read()? {
             None => State::default(),

@@ -34,7 +34,7 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    #[error("{} has {bytes} bytes, more than any state", path.display())]
+    #[error("{} has {bytes} bytes, more than any valid state", path.display())]
     TooLong { path: PathBuf, bytes: u64 },
 }
 

@@ -148,7 +148,7 @@ impl Process {
             return Err(format!("{PROGRAM} has ended"));
         }
         if self.received.len() > MAX_ANSWER_BYTES {
-            return Err(format!("{PROGRAM} sends an answer without an end"));
+            return Err(format!("{PROGRAM} sends an unterminated response"));
         }
         Ok(self.received.last() == Some(&b'\n'))
     }

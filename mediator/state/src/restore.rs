@@ -124,7 +124,7 @@ impl SavedVm {
         host: &mut impl Surroundings,
     ) -> Result<RestoredVm, Invalid> {
         let Self { vm, gpu, spaces, tables, pool } = self;
-        let set = host.vm(vm).ok_or_else(|| Invalid::new("it is not to be there: it is in no configuration"))?;
+        let set = host.vm(vm).ok_or_else(|| Invalid::new("it must not exist: no configuration contains it"))?;
         let VmSurroundings { config, mode, limits, table_bytes } = set;
         let base = GuestVramAddr(config.vram_bytes);
         let gpu = VGpu::restored(gpu, config)?;

@@ -92,9 +92,9 @@ impl CudaDevice {
         let (mut device, function) = Self::prepare(name, limits, link, launcher)?;
         let SavedFunction { config, registers, progress, outstanding, structure, links } = saved;
         let mut descriptors = descriptors.into_iter();
-        let window = descriptors.next().ok_or_else(|| Invalid::new("the window did not come along"))?;
+        let window = descriptors.next().ok_or_else(|| Invalid::new("the window was not handed over"))?;
         let window = Arc::new(Window::adopt(Arc::new(window), limits.window_bytes)?);
-        Invalid::unless(descriptors.len() == links.len(), || "the workers' connections did not come along".into())?;
+        Invalid::unless(descriptors.len() == links.len(), || "the workers' connections were not handed over".into())?;
         let links = links.into_iter().zip(descriptors);
         let links = links.map(|(id, fd)| (WorkerId(id), worker_link::Link::new(fd))).collect();
         device.pci.restore(&config)?;

@@ -146,7 +146,7 @@ impl CudaFunction {
     pub fn suspend(&self, until: Instant) -> Result<SuspendedFunction, &'static str> {
         match self.0.suspend(until) {
             true => Ok(SuspendedFunction::new(Arc::clone(&self.0))),
-            false => Err("the thread of its CUDA function does not come to rest"),
+            false => Err("the thread of its CUDA function does not become quiescent"),
         }
     }
 

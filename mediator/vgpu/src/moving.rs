@@ -226,6 +226,6 @@ fn check_channels(gpu: &VGpu, channels: &Channels, vm: TenantId) -> Result<(), I
     let mut numbers = (0u8..).take(CHANNELS as usize).map(VirtualChannelId);
     let other = numbers.find(|channel| seen.contains(channel) != known(*channel));
     other.map_or(Ok(()), |channel| {
-        Err(Invalid::new(format_args!("its guest sees channel {} otherwise than it is", channel.0)))
+        Err(Invalid::new(format_args!("the guest's view of channel {} differs from its state", channel.0)))
     })
 }

@@ -113,7 +113,7 @@ impl MediatedVm {
     pub fn check_movable(&self) -> Result<(), ManagerError> {
         match self.core().client {
             Client { stopped: true, .. } => Err(ManagerError::Stays("its VMM has stopped it to take it elsewhere")),
-            Client { logs: true, .. } => Err(ManagerError::Stays("its VMM has what it writes of guest RAM logged")),
+            Client { logs: true, .. } => Err(ManagerError::Stays("its VMM has enabled the log of written guest RAM")),
             Client { stopped: false, logs: false } => Ok(()),
         }
     }
@@ -155,7 +155,7 @@ impl Core {
             board: _,
         } = self;
         if deferred.is_some() {
-            return Err(ManagerError::Unsettled("a doorbell of a VM was answered and is not submitted"));
+            return Err(ManagerError::Unsettled("a doorbell of a VM was acknowledged but not submitted"));
         }
         if !rung.is_empty() {
             return Err(ManagerError::Unsettled("the card was only just taken over"));

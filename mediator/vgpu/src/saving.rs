@@ -267,9 +267,7 @@ impl Coming {
     /// If the VM's card does not accept state from a stream.
     pub fn new(there: &Arc<MediatedVm>, settings: &Settings) -> Result<Self, ManagerError> {
         if !there.host().card().takes_any_image() {
-            return Err(ManagerError::Stays(
-                "nobody knows what contexts of channels that come in a file do to a real card",
-            ));
+            return Err(ManagerError::Stays("the effect of channel contexts from a file on a real card is unknown"));
         }
         Ok(Self {
             there: Arc::clone(there),

@@ -556,7 +556,7 @@ fn spaces_are_bounded() {
         world.spaces.open(vram(index * PAGE + 0x100_0000), &mut world.card).unwrap();
     }
     assert_eq!(world.spaces.open(vram(0), &mut world.card), Err(NoMemory));
-    assert!(world.spaces.open(vram(DIRECTORY + 0xfff), &mut world.card).is_ok(), "it is there already");
+    assert!(world.spaces.open(vram(DIRECTORY + 0xfff), &mut world.card).is_ok(), "it already exists");
     assert_eq!(world.spaces.count(), MAX_SPACES);
 }
 

@@ -165,7 +165,7 @@ pub enum Error {
         index: u32,
     },
     /// The guest chunk is already in that memory, or needs no copy.
-    #[error("guest chunk {index} of VM {vm} is there already")]
+    #[error("guest chunk {index} of VM {vm} already exists")]
     Settled {
         /// The VM.
         vm: TenantId,

@@ -104,7 +104,7 @@ fn health(words: &[String]) -> Result<()> {
     match checked {
         Ok(over) => {
             for job in &over {
-                println!("job {job} is over: what it had is free");
+                println!("job {job} has ended: its resources are free");
             }
             if drained_by_us {
                 said("scontrol", &["update", &format!("nodename={node}"), "state=resume"])?;

@@ -56,7 +56,7 @@ const NICE: i32 = -10;
 pub(crate) fn run_first() {
     // `None` selects the calling thread.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {
-        tracing::info!(%error, nice = NICE, "the card's interrupts are served no sooner than VMs run; RLIMIT_NICE would allow it");
+        tracing::info!(%error, nice = NICE, "the card's interrupts have no priority over VMs; raise RLIMIT_NICE to allow it");
     }
 }
 
@@ -230,7 +230,7 @@ impl CardState {
             events.push((vm, GuestEvent::Hang { engine, channel }));
         }
         for Stall { vm, channel, at } in self.work.channels_mut().stalled(self.memory.card_mut(), now_ns) {
-            tracing::warn!(vm = vm.0, ?channel, va = %at, "a channel stands still; its fault was not recorded");
+            tracing::warn!(vm = vm.0, ?channel, va = %at, "a channel makes no progress; its fault was not recorded");
             self.retire_now(vm, channel);
             use pfifo::FAULT_TYPE::{CLIENT, HUB, REASON};
             let kind = REASON.encode(fault::PTE) | HUB.encode(1) | CLIENT.encode(fault::hub_client::FIFO);
@@ -339,7 +339,7 @@ impl CardState {
         if vm == COPIER || vm == SCRUBBER || !self.work.noise_mut().count(vm) {
             return;
         }
-        tracing::warn!(%vm, "a VM causes more interrupts than it may; its channels are paused for up to a tenth of a second");
+        tracing::warn!(%vm, "a VM exceeds its interrupt rate; its channels are paused for up to a tenth of a second");
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::InterruptRateLimit, true);
         self.feeder().look_at_waits(Some(vm));
     }

@@ -212,7 +212,7 @@ impl Halted {
         let (host, vm) = (&self.host, self.vm);
         let state = &mut *host.lock();
         if state.memory.segments_of(vm) {
-            return Err(ManagerError::Stays("it has made a segment that other address spaces may share"));
+            return Err(ManagerError::Stays("it has created a segment that other address spaces may share"));
         }
         // Wait for the last writes of the VM's engines.
         state.vram().memory.barrier()?;

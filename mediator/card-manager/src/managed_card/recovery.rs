@@ -57,14 +57,14 @@ impl CardState {
         {
             tracing::error!(
                 ?channel,
-                "the mediator's own channel has failed; the CPU moves memory until the engines are tried again"
+                "the mediator's own channel has failed; the CPU moves memory until the engines are retried"
             );
             copier.breaks();
         }
         if vm == SCRUBBER {
             let now = self.now_ns();
             self.scrubber.iter_mut().for_each(|scrubber| scrubber.breaks(now));
-            tracing::error!("the mediator's channel on PGRAPH has failed; it is bound anew");
+            tracing::error!("the mediator's channel on PGRAPH has failed; it is bound again");
         }
         self.departs(vm, physical, retired);
         retired
@@ -143,7 +143,7 @@ impl CardState {
             return;
         }
         self.removed.remove(&vm);
-        tracing::info!(%vm, "the card has let go of the channels of a VM that was removed; its memory is free");
+        tracing::info!(%vm, "the card has released the channels of a removed VM; the VM's memory is free");
         if let Err(error) = self.memory.destroy_vm(vm) {
             tracing::error!(%vm, %error, "the memory of a VM that was removed stays out of use");
         }
@@ -164,8 +164,8 @@ impl CardState {
                 None => {}
                 Some(Remedy::Reset) => self.reset_engines_of(physical),
                 Some(Remedy::GiveUp) => {
-                    tracing::error!(%vm, channel = physical.0, "resetting engines did not help; what the channel \
-                        reaches is kept until it has left or the card is reset");
+                    tracing::error!(%vm, channel = physical.0, "resetting engines did not help; the channel's memory \
+                        is kept until the channel has left or the card is reset");
                     if self.work.departures_mut().discharge(physical) {
                         self.feeder().channel_ended(vm, physical);
                     }
@@ -256,7 +256,7 @@ impl ManagedCard {
                 if !state.is_departing(vm) {
                     // The VM's memory may be wiped and given to another VM next.
                     if let Err(error) = state.vram().memory.barrier() {
-                        tracing::error!(%vm, %error, "what a VM's channels wrote last may arrive late");
+                        tracing::error!(%vm, %error, "the last writes of a VM's channels may arrive late");
                     }
                     return;
                 }

@@ -371,7 +371,7 @@ impl ManagedCard {
                 ranges
             };
             if let Err(error) = holder.relocated(&mut commit) {
-                tracing::error!(%vm, %error, "the card may use guest memory where it does not lie any more; what lay there \
+                tracing::error!(%vm, %error, "the card may still use a former location of guest memory; that memory \
                     stays out of use until the card is reset");
             }
             ends.resize(chunks.len(), false);

@@ -214,7 +214,7 @@ impl Reopened {
     /// If the VM was not saved, or its state was already taken.
     pub fn take_vm(&mut self, vm: TenantId) -> Result<RestoredVm, ManagerError> {
         let restored = self.vms.remove(&vm);
-        Ok(restored.ok_or_else(|| Invalid::new(format_args!("VM {vm} was not saved, or is there already")))?)
+        Ok(restored.ok_or_else(|| Invalid::new(format_args!("VM {vm} was not saved, or already exists")))?)
     }
 
     /// Readmits a saved VM, which receives `events`. `ram` is the VM's ranges of I/O addresses, and `held` is the size
@@ -261,7 +261,7 @@ impl Reopened {
     pub fn take_over(self, name: &str) -> Result<Arc<ManagedCard>, ManagerError> {
         let Self { host, waits, vms, claims: _, writes, scheduler, clear } = self;
         if let Some(vm) = vms.keys().next() {
-            return Err(Invalid::new(format_args!("VM {vm} was not made anew")).into());
+            return Err(Invalid::new(format_args!("VM {vm} was not created again")).into());
         }
         let no_moves = host.moving.lock();
         host.owned.store(true, Ordering::Release);

@@ -90,7 +90,7 @@ impl ManagedCard {
             return Err(ManagerError::Stays("host memory for its chunks is not shared"));
         }
         if !state.removed.is_empty() {
-            return Err(ManagerError::Stays("it keeps a channel of a VM that was removed"));
+            return Err(ManagerError::Stays("it keeps a channel of a removed VM"));
         }
         if state.vram().pinned.borrows() {
             return Err(ManagerError::Unsettled("it still has memory of the card that a VM has left"));
@@ -149,7 +149,7 @@ impl Standstill<'_> {
         host.lock().vram_mut().pinned.hand_over();
         host.owned.store(false, Ordering::Release);
         host.stop.store(true, Ordering::Release);
-        host.fail("it was given away");
+        host.fail("it was handed over");
         // Wait until the current holder releases the card's lock; later holders see the failure.
         drop(host.state.lock());
         // Threads that wait to move memory see the failure from now on.

@@ -255,7 +255,7 @@ impl CardState {
                 }
                 Step::Clear => {
                     if let Err(error) = self.clear_graphics(&mut scrubber, now) {
-                        tracing::error!(%error, "PGRAPH cannot be cleared: VMs wait for it");
+                        tracing::error!(%error, "PGRAPH cannot be cleared: VMs wait until it can");
                         scrubber.breaks(now);
                     }
                     false

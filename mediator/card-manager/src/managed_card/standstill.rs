@@ -72,7 +72,7 @@ impl ManagedCard {
         loop {
             let Some(stays) = stays(&mut self.lock()) else { break };
             if began.elapsed() > limit + KILLED_LIMIT {
-                tracing::error!(?stays, "channels do not stand still");
+                tracing::error!(?stays, "channels are not quiescent");
                 return Err(ManagerError::NotStill);
             }
             if began.elapsed() > limit {
@@ -143,7 +143,7 @@ impl CardState {
             self.reset_engines_of(physical);
             return None;
         };
-        tracing::warn!(%vm, ?channel, engine, "a channel does not leave its engine for the card to stand still");
+        tracing::warn!(%vm, ?channel, engine, "a channel does not leave its engine, so the card is not quiescent");
         self.kill_channel(vm, channel, engine);
         if let Some(engine) = engine_numbered(engine) {
             self.feeder().feed([sched::Event::Struck { vgpu: vm, engine }]);

@@ -52,7 +52,7 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
     pub fn lock(&self) -> MailboxGuard<'_, R, L> {
         let held = self.lock_torn();
         // PANIC: half-changed state must not be served. The VM's thread catches panics.
-        assert!(!self.is_torn() || held.unwinding, "an earlier panic has left the VM half changed");
+        assert!(!self.is_torn() || held.unwinding, "an earlier panic has left the VM in an inconsistent state");
         held
     }
 

@@ -194,7 +194,7 @@ impl SavedWork {
         }
         let known: BTreeMap<u64, u32> = held.iter().map(|held| (held.ticket, held.vm)).collect();
         let stray = scheduler.tickets().find(|(vm, ticket)| known.get(&ticket.0) != Some(&vm.0));
-        Invalid::unless(stray.is_none(), || format!("the scheduler knows of work that there is not: {stray:?}"))?;
+        Invalid::unless(stray.is_none(), || format!("the scheduler has work that does not exist: {stray:?}"))?;
         for (channel, vm, _) in descheduled {
             let bound = channels.by_physical(ChannelId(*channel)).map(|(vm, _)| vm.0);
             Invalid::unless(bound == Some(*vm), || format!("channel {channel} is descheduled, and not VM {vm}'s"))?;
@@ -202,11 +202,11 @@ impl SavedWork {
         let rest: BTreeSet<u8> = resting.iter().copied().collect();
         let resting_are = descheduled.iter().filter(|(.., why)| *why == SavedWhy::Rests).map(|(channel, ..)| *channel);
         Invalid::unless(rest.len() == resting.len() && rest.into_iter().eq(resting_are), || {
-            "other channels rest than are said to".into()
+            "the descheduled channels differ from the saved list".into()
         })?;
         let engines = several.iter().filter_map(|(_, engine)| *engine);
         Invalid::unless(engines.into_iter().all(|engine| usize::from(engine) < Engine::COUNT), || {
-            "a channel was seen on an engine that there is not".into()
+            "a channel was seen on an engine that does not exist".into()
         })
     }
 }

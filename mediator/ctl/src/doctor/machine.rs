@@ -94,7 +94,7 @@ fn memlock(patient: &Patient<'_>) -> Option<Finding> {
         Some(line.split_whitespace().next()?.to_owned())
     });
     Some(match limit.as_deref() {
-        Some("unlimited") => Finding::good("memlock", "the daemon may pin as much as it likes"),
+        Some("unlimited") => Finding::good("memlock", "the daemon may pin any amount of memory"),
         Some(bytes) => {
             let mib = bytes.parse::<u64>().unwrap_or(0) >> 20;
             Finding::missing(
@@ -106,7 +106,7 @@ fn memlock(patient: &Patient<'_>) -> Option<Finding> {
         None => Finding::note(
             "memlock",
             "the daemon does not run, so its limit is not known",
-            "start it and look again; it needs `LimitMEMLOCK=infinity`",
+            "start it and check again; it needs `LimitMEMLOCK=infinity`",
         ),
     })
 }

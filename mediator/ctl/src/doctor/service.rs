@@ -117,7 +117,7 @@ fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
         }
         Err(error) => {
             let found = match process(&patient.host) {
-                Some(pid) => format!("mediatord runs (process {pid}), but not behind {socket}: {error}"),
+                Some(pid) => format!("mediatord runs (process {pid}), but does not serve {socket}: {error}"),
                 None => format!("no daemon answers at {socket}"),
             };
             return vec![Finding::missing("daemon", found, "start it, or name its admin socket with --socket")];
@@ -132,7 +132,7 @@ fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
             findings.push(Finding::missing(
                 "card",
                 found,
-                "see the daemon's log; `systemctl restart gpu-mediator` once that is mended",
+                "see the daemon's log; run `systemctl restart gpu-mediator` after the repair",
             ));
         }
         if !card.strangers.is_empty() {
@@ -147,7 +147,7 @@ fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
     let tenants = patient.client.get::<api::TenantList>("/v1/tenants").map(|list| list.tenants).unwrap_or_default();
     for tenant in tenants.iter().filter(|tenant| tenant.over_quota_bytes > 0) {
         let found = format!(
-            "tenant `{}` has {} MiB of card `{}` beyond what it may have, past its account",
+            "tenant `{}` uses {} MiB of card `{}` beyond its limit, outside its account",
             tenant.name,
             tenant.over_quota_bytes >> 20,
             tenant.card

@@ -180,7 +180,7 @@ fn doctor_checks_driver_iommu_and_memlock_of_vfio_card() {
             .contains("missing: the daemon may pin 8 MiB [a drop-in with `LimitMEMLOCK=infinity`"),
         "{text}"
     );
-    assert!(told(&findings, "daemon").contains("mediatord runs (process 77), but not behind"), "{text}");
+    assert!(told(&findings, "daemon").contains("mediatord runs (process 77), but does not serve"), "{text}");
     let fake = Fake::new(&root.path().join("sys"));
     fake.add(Plan::CARD);
     fake.add(Plan { address: "0000:66:00.0", group: Some(8), ..Plan::CARD });

@@ -51,7 +51,7 @@ fn qemu(patient: &Patient<'_>) -> Finding {
     };
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Some(version) = host.program_output(&program, &["--version"]).as_deref().and_then(version) else {
-        return Finding::needed(needed, "qemu", format!("{name} --version says no version"), newer(patient));
+        return Finding::needed(needed, "qemu", format!("{name} --version reports no version"), newer(patient));
     };
     let shown = format!("{name} is QEMU {}.{}", version.0, version.1);
     if version < QEMU {

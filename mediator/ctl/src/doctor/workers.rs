@@ -65,7 +65,7 @@ fn users(patient: &Patient<'_>, card: &CardSpec, needed: bool) -> Finding {
         return Finding::note(
             "worker-users",
             format!("card `{name}`: users {first} to {last}; the daemon does not run, so its rights are not known"),
-            "start it and look again",
+            "start it and check again",
         );
     };
     let lacking = NEEDED.iter().filter(|(bit, _)| held & 1 << bit == 0).map(|(_, name)| *name);

@@ -39,7 +39,7 @@ fn saved_vm_restores_on_same_card_and_on_another_daemon() {
     // An existing file is not replaced without `--force`, and no temporary file remains.
     let refused = ctl(&first, &["vm", "save", "a", file]);
     assert_eq!(refused.code, Code::Conflict, "{}", refused.err);
-    assert!(refused.err.contains("is there already"), "{}", refused.err);
+    assert!(refused.err.contains("already exists"), "{}", refused.err);
     copy(&mut driver, &mut channel);
     good(&first, &["vm", "save", "a", file, "--force"]);
     let names = fs::read_dir(first.fixture.path(".")).unwrap().map(|entry| entry.unwrap().file_name());

@@ -212,12 +212,12 @@ fn leave(card: &CudaCard, vm: &str) -> bool {
         match asked {
             Ok(Answer::Leaving(_)) if begin.elapsed() < LEAVING => locks::sleep(POLL_INTERVAL),
             Ok(Answer::Leaving(pids)) => {
-                tracing::error!(vm, ?pids, "workers of a VM that was removed do not end");
+                tracing::error!(vm, ?pids, "workers of a removed VM do not end");
                 return false;
             }
             Ok(_) => return true,
             Err(error) => {
-                tracing::warn!(vm, %error, "the owner of the card does not know that a VM was removed");
+                tracing::warn!(vm, %error, "the owner of the card was not notified that a VM was removed");
                 return false;
             }
         }
@@ -257,7 +257,7 @@ impl VmBackend for CudaVm {
         let _ = std::fs::remove_file(rejoin_socket(&self.socket));
         let has_left = leave(&self.card, &self.name);
         if let Some(user) = self.user.as_ref().filter(|_| !has_left) {
-            tracing::error!(user = user.number(), "no other VM gets this user until the daemon is started again");
+            tracing::error!(user = user.number(), "no other VM gets this user until the daemon is restarted");
             user.keep();
         }
         self.socket.parent().into_iter().for_each(users::forget);

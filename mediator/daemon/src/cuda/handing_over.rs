@@ -32,7 +32,7 @@ impl CudaCard {
     /// # Errors
     /// If the owner does not respond now.
     pub fn hand_over(&self, until: Instant) -> Result<(GivenOwner, Sender<bool>), String> {
-        let gone = || "its owner does not answer now".to_owned();
+        let gone = || "its owner does not respond now".to_owned();
         let (request, given, outcome) = HandingOver::new();
         self.commands.send(Command::HandOver(request)).map_err(|_| gone())?;
         locks::may_wait();

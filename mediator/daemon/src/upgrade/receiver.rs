@@ -246,7 +246,7 @@ impl Daemon {
             let name = vm.name.clone();
             let added = || daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec));
             if let Err(error) = author::acting(author::configuration(), added) {
-                tracing::error!(vm = name.as_str(), %error, "a VM that the configuration has now cannot be started");
+                tracing::error!(vm = name.as_str(), %error, "a VM that was added to the configuration cannot be started");
             }
         }
         daemon.confirm_owners();
@@ -258,7 +258,7 @@ impl Daemon {
         // Saves changes that the other daemon had not saved, and drops entries that the configuration has made
         // unnecessary.
         if let Err(error) = daemon.keep() {
-            tracing::warn!(%error, "what was changed at run time is not kept");
+            tracing::warn!(%error, "changes at run time are not saved");
         }
         Ok(daemon)
     }
@@ -310,7 +310,7 @@ fn reopened(
         spec.ok_or_else(|| of_card(&"the configuration has it no more; put it back, or remove its VMs first"))?;
     let mut file = SavedState::parse(&file, &known()).map_err(|error| of_card(&error))?;
     let one = |package: &mut Package, prefix: &str| package.take(&format!("{prefix}{name}")).pop().map(File::from);
-    let vram = one(&mut successor.descriptors, VRAM).ok_or_else(|| of_card(&"its memory did not come along"))?;
+    let vram = one(&mut successor.descriptors, VRAM).ok_or_else(|| of_card(&"its memory was not handed over"))?;
     let host_memory = one(&mut successor.descriptors, HOST_MEMORY);
     let mut specs = Vec::new();
     for saved in vms {

@@ -123,7 +123,7 @@ impl Daemon {
         points::here("sender: asked");
         let (sender, introduction, mut next) = start(program, &succession.config)?;
         let pid = next.child.id();
-        tracing::info!(program = %program.display(), pid, version = introduction.program, "the next daemon is there");
+        tracing::info!(program = %program.display(), pid, version = introduction.program, "the next daemon has connected");
         points::here("sender: met");
         let what = format!("mediatord {} takes over, process {pid}", introduction.program);
         self.events.add(NewEvent::daemon(EventKind::UpgradeBegan, what));
@@ -279,12 +279,12 @@ impl Daemon {
         suspended.into_iter().for_each(SuspendedCuda::leave);
         // The service manager must receive this message before the next daemon's messages, such as sockets to store.
         if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
-            tracing::warn!(%error, "the service manager is not told which process goes on");
+            tracing::warn!(%error, "the service manager is not notified which process continues");
         }
         points::here("sender: the service manager is told");
         // From here on this process owns nothing, even if the next daemon fails.
         if let Err(error) = sender.let_go() {
-            tracing::error!(%error, "the next daemon has ended just when it was to take over: its VMs have lost their device");
+            tracing::error!(%error, "the next daemon ended during the takeover: its VMs have lost their device");
         }
         points::here("sender: let go");
         Ok(())
@@ -333,7 +333,7 @@ impl Daemon {
 
 fn joined(thread: ScopedJoinHandle<'_, ()>) {
     if thread.join().is_err() {
-        tracing::error!("a thread that has a card rest has panicked");
+        tracing::error!("a thread that pauses a card has panicked");
     }
 }
 

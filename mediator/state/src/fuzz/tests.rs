@@ -81,13 +81,13 @@ fn vms_that_have_changed_places_are_refused() {
         })
         .contains("VM 2: chunk")
     );
-    assert!(refused(|card| drop(card.vms.pop())).contains("other VMs than there are"));
+    assert!(refused(|card| drop(card.vms.pop())).contains("differ from the existing VMs"));
 }
 
 #[test]
 fn a_guest_that_sees_other_channels_is_refused() {
     let mut gpu = VGpu::new(config()).unwrap();
-    assert!(refused(|card| card.vms[0].gpu = gpu.save()).contains("sees channel 3 otherwise than it is"));
+    assert!(refused(|card| card.vms[0].gpu = gpu.save()).contains("view of channel 3 differs"));
     let larger = VGpuConfig { vram_bytes: 2 * VRAM, ..config() };
     gpu = VGpu::new(larger).unwrap();
     assert!(refused(|card| card.vms[0].gpu = gpu.save()).contains("another kind"));

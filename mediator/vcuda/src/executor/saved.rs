@@ -86,7 +86,7 @@ impl Executor {
         tracing::info!(
             workers = self.workers.len(),
             commands = self.outstanding.len(),
-            "CUDA programs of the daemon before this one continue"
+            "CUDA programs of the previous daemon continue"
         );
         if !is_journal_written {
             self.journal.put_progress(self.progress);

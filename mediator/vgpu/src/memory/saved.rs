@@ -151,11 +151,11 @@ impl SavedRam {
             )
         };
         if let Some(missing) = then.difference(&now).next() {
-            return Err(Invalid::new(format_args!("the client does not lend {}, which it did", what(missing))));
+            return Err(Invalid::new(format_args!("the client no longer lends {}", what(missing))));
         }
-        now.difference(&then)
-            .next()
-            .map_or(Ok(()), |new| Err(Invalid::new(format_args!("the client lends {}, which it did not", what(new)))))
+        now.difference(&then).next().map_or(Ok(()), |new| {
+            Err(Invalid::new(format_args!("the client now lends {}, which is not in the saved state", what(new))))
+        })
     }
 
     /// Maps the regions for the card at their old addresses.

@@ -145,7 +145,7 @@ impl Attachments {
             }
         }
         let same = around.segments.iter().map(|(id, (count, ..))| (*id, *count)).eq(counts);
-        Invalid::unless(same, || "shared segments are mapped otherwise than the card says".into())?;
+        Invalid::unless(same, || "the mappings of shared segments differ from the card's records".into())?;
         Ok(made)
     }
 }

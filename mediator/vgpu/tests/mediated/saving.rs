@@ -136,9 +136,9 @@ fn restore_into_different_vm_or_client_is_rejected_with_cause() {
     let mut knowing = card.guest_with(3, &knowing);
     refused(knowing.restore(&card, 103, &saved), "no paravirtual interface");
     let mut other = card.guest_with(4, &free_settings(16));
-    refused(other.restore(&card, 104, &saved), "the client does not lend 0x100000 bytes of RAM at 0x0");
+    refused(other.restore(&card, 104, &saved), "the client no longer lends 0x100000 bytes of RAM at 0x0");
     assert!(other.map_ram(0, MIB, true) && other.map_ram(MIB, MIB, true));
-    refused(other.restore(&card, 105, &saved), "the client lends 0x100000 bytes of RAM at 0x100000");
+    refused(other.restore(&card, 105, &saved), "the client now lends 0x100000 bytes of RAM at 0x100000");
     assert!(other.unmap_ram(MIB).is_some());
     other.restore(&card, 106, &saved).unwrap();
     one.check();

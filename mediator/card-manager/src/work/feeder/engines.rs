@@ -72,7 +72,7 @@ impl<C: CardView> Feeder<'_, C> {
                 }
                 let Some((_, guest_channel)) = self.card.owner(channel) else { return };
                 let ran_ms = ran_ns / 1_000_000;
-                tracing::warn!(%vm, channel = ?guest_channel, ?engine, ran_ms, "a submission runs for longer than it may");
+                tracing::warn!(%vm, channel = ?guest_channel, ?engine, ran_ms, "a submission exceeds its time limit");
                 self.card.kill(vm, guest_channel, engine);
                 // The interrupt thread notifies the guest.
                 self.schedule().post(vm, GuestEvent::Hang { engine: number_of(engine), channel: guest_channel });

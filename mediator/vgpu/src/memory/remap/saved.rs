@@ -135,10 +135,10 @@ impl SavedRemap {
             let whole = from == start && from.checked_add(bytes) == Some(end) && bytes != 0;
             Invalid::unless(whole, || format!("{bytes:#x} bytes from {from:#x} on are not what is mapped of {name}"))?;
             let file =
-                files.next().ok_or_else(|| Invalid::new(format_args!("the memory of {name} did not come along")))?;
+                files.next().ok_or_else(|| Invalid::new(format_args!("the memory of {name} was not handed over")))?;
             *window = Some(Window::new(WindowMemory::of_file(host, file, start, end, Iova(iova))?));
         }
-        Invalid::unless(files.next().is_none(), || "memory of an aperture has come that nobody maps".into())?;
+        Invalid::unless(files.next().is_none(), || "memory of an unmapped aperture was handed over".into())?;
         Invalid::unless(ascend(pages.iter().map(|page| page.number)), || "pages of apertures are not in order".into())?;
         for SavedPage { number, places } in pages {
             let there = u64::from(number) < vram_bytes / SMALL_PAGE;
@@ -232,7 +232,7 @@ mod tests {
             assert!(why.contains(said), "{why}");
         };
         refused(&|_| (), &|files| drop(files.pop()), "did not come along");
-        refused(&|_| (), &|files| files.push(files[0].try_clone().unwrap()), "nobody maps");
+        refused(&|_| (), &|files| files.push(files[0].try_clone().unwrap()), "memory of an unmapped aperture");
         refused(&|_| (), &|files| files.swap(0, 1), "in a file of");
         refused(&|saved| saved.windows[0].as_mut().unwrap().start = 0, &|_| (), "not what is mapped");
         refused(&|saved| saved.windows[1] = None, &|files| drop(files.remove(1)), "no place of an aperture");

@@ -111,7 +111,7 @@ fn rejected_state_leaves_mapped_apertures_unchanged() {
     // The client now lends more memory; this is checked last.
     assert!(one.driver.guest.map_ram(MIB, MIB, true));
     let refused = one.driver.guest.restore(&cards[1], 9, &saved).unwrap_err().to_string();
-    assert!(refused.contains("the client lends"), "{refused}");
+    assert!(refused.contains("the client now lends"), "{refused}");
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(4, 4));
     one.check(&cpu3, 4);
     assert!(cards[1].usage().0.vms.is_empty(), "nothing is left of it there");
