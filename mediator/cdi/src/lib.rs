@@ -176,7 +176,7 @@ pub enum CdiError {
          at both ends"
     )]
     Name(String),
-    #[error("socket {} is in no folder of its own, expected one such as /run/gpu-mediator/claims/a/cuda.sock", .0.display())]
+    #[error("socket {} is not in a separate folder, expected a path such as /run/gpu-mediator/claims/a/cuda.sock", .0.display())]
     NoFolder(PathBuf),
     #[error("{} cannot be written", path.display())]
     Write {
@@ -340,7 +340,7 @@ mod tests {
         // sockets.
         for bad in ["vgpu.sock", "/vgpu.sock", "/"] {
             let error = Vgpu { socket: Path::new(bad), place: "gpu" }.edits().unwrap_err();
-            assert!(error.to_string().contains("in no folder of its own"), "{error}");
+            assert!(error.to_string().contains("not in a separate folder"), "{error}");
         }
     }
 

@@ -56,14 +56,14 @@ fn refused(error: CdiError) -> ClientError {
 fn is_alone(tenant: &str, path: &Path, others: impl IntoIterator<Item = PathBuf>) -> Result<(), String> {
     let socket = path.display();
     let remedy = format!(
-        "leave `socket` out of the tenant's configuration, or name a path in a folder of its own, such as \
+        "omit `socket` in the tenant's configuration, or name a path in a separate folder, such as \
          /run/gpu-mediator/tenants/{tenant}/cuda.sock"
     );
     let folder = path.parent().filter(|folder| folder.parent().is_some());
     let Some(folder) = folder else { return Err(format!("the socket {socket} is in no folder; {remedy}")) };
     let shared = |other: &Path| {
         let other = other.display();
-        format!("the folder of {socket} has {other} in it as well, which the container would see; {remedy}")
+        format!("the folder of {socket} also contains {other}, which the container would see; {remedy}")
     };
     if let Some(other) = others.into_iter().find(|other| other != path && other.starts_with(folder)) {
         return Err(shared(&other));

@@ -151,7 +151,7 @@ fn shown(applied: &Applied) -> String {
         changes(&mut text, &step.changes);
     }
     if applied.steps.is_empty() {
-        text.push_str("the file names nothing\n");
+        text.push_str("the file is empty\n");
     }
     text
 }

@@ -555,8 +555,8 @@ impl ClientError {
             Self::Ask(AskError::Refused(error)) => return error.clone(),
             Self::Ask(AskError::Unreachable { .. }) => "start mediatord, or name its admin socket with --socket PATH",
             Self::Ask(AskError::Forbidden { .. }) => {
-                "ask for the group of the socket: `admin_group` with `admin_mode`, or to look only `read_group`, in the \
-                 daemon's configuration"
+                "join the group of the socket: `admin_group` with `admin_mode`, or `read_group` for read-only access, \
+                 in the daemon's configuration"
             }
             Self::Ask(AskError::Protocol(_)) => {
                 "check that --socket names mediatord's admin socket, of the same version"
@@ -566,7 +566,7 @@ impl ClientError {
             Self::Record { .. } => "name a file that `mediatorctl sched record` has written",
             Self::Differs { .. } => "replay it with the version that recorded it, to see what has changed",
             Self::File { .. } => "name another file or folder",
-            Self::Unreadable { .. } => "name a file that `mediatorctl vm save` has written, and that may be read",
+            Self::Unreadable { .. } => "name a readable file that `mediatorctl vm save` has written",
             Self::Exists { .. } => "nothing was saved",
             Self::Desired { .. } => "name a file as `mediatorctl export` prints it",
             Self::NotServed { .. } => {

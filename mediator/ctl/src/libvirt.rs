@@ -201,7 +201,7 @@ impl Hook {
             }
             Ok(there) if read_note(&note).is_some_and(|note| note.is_of(&there)) => client.delete(&path)?,
             Ok(_) => {
-                let what = format!("there is a VM `{vm}` that this hook has not made");
+                let what = format!("this hook has not created the existing VM `{vm}`");
                 return Err(wrong(what, "leave the element `vgpu` out to use it, or name another in it"));
             }
             Err(ClientError::Ask(AskError::Refused(error))) if error.code == ErrorCode::NotFound => {}
@@ -222,7 +222,7 @@ impl Hook {
             let socket = made.socket.unwrap_or_default();
             let shown = socket.display().to_string();
             if !passed.iter().any(|word| word.contains(&format!("\"{shown}\""))) {
-                let what = format!("no device of it names the socket {shown} of its vGPU");
+                let what = format!("none of its devices names the socket {shown} of its vGPU");
                 return Err(wrong(
                     what,
                     &format!("take the element `qemu:commandline` of `mediatorctl vm launch-args {vm} --vmm libvirt`"),

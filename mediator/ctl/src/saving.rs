@@ -80,6 +80,6 @@ pub(super) fn restore(client: Client, form: Form, name: &str, file: &Path) -> Re
     drop(progress);
     Ok(form.render(&done, |done| {
         let Restored { vm, card, memory_mib, pause_ms } = done;
-        format!("VM {vm} goes on from {} on {card}: {memory_mib} MiB, it waited {pause_ms} ms\n", file.display())
+        format!("VM {vm} continues from {} on {card}: {memory_mib} MiB, it waited {pause_ms} ms\n", file.display())
     }))
 }

@@ -320,7 +320,7 @@ pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Resu
         SchedCommand::Release { vm } => {
             client.request(Method::POST, &format!("/v1/vms/{}/release", client::segment(&vm)), Default::default())?;
             form.render(&serde_json::json!({ "released": vm }), |_| {
-                format!("VM {vm} is released, its strikes are forgotten\n")
+                format!("VM {vm} is released, its strikes are cleared\n")
             })
         }
         SchedCommand::Report(wanted) => {

@@ -58,7 +58,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     match text.parse::<f64>() {
         Ok(seconds @ 0.1..=86_400.0) if plain => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err(format!("`{text}` is no such time, expected seconds from 0.1 to 86400, such as 2 or 0.5")),
+        _ => Err(format!("`{text}` is not a valid time, expected seconds from 0.1 to 86400, such as 2 or 0.5")),
     }
 }
 

@@ -120,7 +120,7 @@ impl StatusCell {
         }
         match state.asked.map(|asked| asked.elapsed()).filter(|since| *since > ANSWER_TIMEOUT) {
             None => Ok(()),
-            Some(since) => Err(format!("the owner of card `{card}` has not answered for {} s", since.as_secs())),
+            Some(since) => Err(format!("the owner of card `{card}` has not responded for {} s", since.as_secs())),
         }
     }
 

@@ -205,7 +205,7 @@ pub(crate) trait CardBackend: Send + Sync {
     /// If the card cannot be handed over.
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
         Err(BackendError::failed(
-            "a card of this kind cannot go over to another daemon yet; stop its VMs, and restart the daemon",
+            "a card of this kind cannot be handed over to another daemon yet; stop its VMs, and restart the daemon",
         ))
     }
 
@@ -215,7 +215,7 @@ pub(crate) trait CardBackend: Send + Sync {
     /// # Errors
     /// If the card cannot serve the virtual machine.
     fn await_vm(&self, _vm: &VmSpec, _vram_bytes: u64, _link: &Link) -> Result<Awaiting, BackendError> {
-        Err(BackendError::failed("cards of this kind take no VMs from others"))
+        Err(BackendError::failed("cards of this kind accept no VMs from other cards"))
     }
 
     /// Changes how the card's memory is divided, from now on. The settings are within their bounds.

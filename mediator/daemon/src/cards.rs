@@ -52,7 +52,9 @@ impl Cards {
             return Ok(Set::stand_in());
         }
         let store = self.store.as_ref().ok_or_else(|| {
-            BackendError::failed("no `state_dir` is configured, where the firmware of the card's falcons would be")
+            BackendError::failed(
+                "no `state_dir` is configured, so there is no folder for the firmware of the card's falcons",
+            )
         })?;
         store.approved().map_err(BackendError::failed)?.map_err(BackendError::failed)
     }
@@ -327,8 +329,8 @@ impl CardBackend for OwnedCard {
         }
         if vram_bytes < MIN_VM_VRAM_MIB << 20 {
             let what = format!(
-                "memory.on_full: `refuse`, with which the guest sees what can be kept for it: that is {} MiB of card `{}`, \
-                 expected at least {MIN_VM_VRAM_MIB}",
+                "memory.on_full: with `refuse`, the guest sees only memory that can be reserved for it: {} MiB of card \
+                 `{}`, expected at least {MIN_VM_VRAM_MIB}",
                 vram_bytes >> 20,
                 self.spec.name,
             );

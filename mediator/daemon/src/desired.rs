@@ -277,8 +277,7 @@ impl Daemon {
             there.push(tenant);
         }
         if there.len() > MAX_TENANTS {
-            let what =
-                format!("they would be {}, one daemon serves at most {MAX_TENANTS}; leave some out", there.len());
+            let what = format!("they would be {}, but one daemon serves at most {MAX_TENANTS}; omit some", there.len());
             obstacles.push(Obstacle { code: ErrorCode::Quota, of: "all tenants".to_owned(), what });
         }
         obstacles
@@ -322,7 +321,7 @@ impl Daemon {
         }
         let there: Vec<&VmSpec> = placed.iter().collect();
         if there.len() > MAX_VMS {
-            let what = format!("they would be {}, one daemon serves at most {MAX_VMS}; leave some out", there.len());
+            let what = format!("they would be {}, but one daemon serves at most {MAX_VMS}; omit some", there.len());
             obstacles.push(Obstacle { code: ErrorCode::Quota, of: "all VMs".to_owned(), what });
         }
         let shared = |step: &Step| step.kind == Kind::Card && step.changes.iter().any(|change| change.key != DRAINED);
@@ -445,11 +444,11 @@ impl Plan {
                 Kind::Tenant => "tenant",
             };
             let of = format!("{table}[{index}]");
-            self.say(ErrorCode::Invalid, of, "name: expected the name of what the table is of".to_owned());
+            self.say(ErrorCode::Invalid, of, "name: expected the name of the table's object".to_owned());
             return None;
         };
         if self.items.iter().any(|item| item.step.kind == kind && item.step.name == name) {
-            self.say(ErrorCode::Invalid, described(kind, name), "there are two tables of it, expected one".to_owned());
+            self.say(ErrorCode::Invalid, described(kind, name), "it has two tables, expected one".to_owned());
             return None;
         }
         Some(name.to_owned())
@@ -542,18 +541,18 @@ fn fixed_key(step: &Step, change: &KeyChange) -> Obstacle {
     let KeyChange { key, from, to } = change;
     let what = match step.kind {
         Kind::Vm => format!(
-            "{key} is {from} and cannot become {to} while the VM exists; remove it (`mediatorctl vm remove {}`) and apply again, \
-             or leave the key out",
+            "{key} is {from} and cannot become {to} while the VM exists; remove it (`mediatorctl vm remove {}`) and \
+             apply again, or omit the key",
             step.name
         ),
         Kind::Tenant => format!(
-            "{key} is {from} and cannot become {to} while the tenant exists; remove it (`mediatorctl tenant remove {}`) and apply \
-             again, or leave the key out",
+            "{key} is {from} and cannot become {to} while the tenant exists; remove it (`mediatorctl tenant remove \
+             {}`) and apply again, or omit the key",
             step.name
         ),
         Kind::Card | Kind::Daemon => format!(
-            "{key} is {from} and cannot become {to} while the daemon runs; change the configuration file and start the daemon \
-             again, or leave the key out"
+            "{key} is {from} and cannot become {to} while the daemon runs; change the configuration file and restart \
+             the daemon, or omit the key"
         ),
     };
     Obstacle { code: ErrorCode::Conflict, of: described(step.kind, &step.name), what }

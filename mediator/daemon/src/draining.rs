@@ -42,7 +42,7 @@ impl State {
                 "it has its card by passthrough: its guest drives the card itself"
             }
             Life::Running(_) if entry.spec.xen_domain.is_some() => {
-                "it is a domain of Xen, which keeps the card that it has"
+                "it is a domain of Xen, which cannot change its card"
             }
             Life::Running(_) => return Ok(entry),
         };
@@ -73,7 +73,7 @@ impl Daemon {
         let spec = &state.movable(name)?.spec;
         let no = |why: String| Err(DaemonError::CannotMove { vm: name.to_owned(), to: to.to_owned(), why });
         if spec.card == to {
-            return no("it has that card already".to_owned());
+            return no("it already has that card".to_owned());
         }
         if let Some(why) = failed {
             return no(format!("the card is out of service: {why}"));
@@ -137,7 +137,7 @@ impl Daemon {
                 let Moved { from, pause_ms, memory_mib, total_ms, .. } = moved;
                 tracing::info!(vm = name, from, to = card, pause_ms, memory_mib, total_ms, reason, "the VM has moved");
                 let what =
-                    format!("moved from card `{from}` to card `{card}`, its guest waited {pause_ms} ms: {reason}");
+                    format!("moved from card `{from}` to card `{card}`, its guest waited for {pause_ms} ms: {reason}");
                 event(EventKind::Moved, what);
             }
             Err(error) => {
@@ -159,7 +159,7 @@ impl Daemon {
             tuning.drained = drained;
             state.tunings.insert(card.to_owned(), tuning);
             state.revision.next();
-            tracing::info!(card, drained, "whether the card takes VMs and tenants is set");
+            tracing::info!(card, drained, "the card's drained state is set");
             let (kind, what) = match drained {
                 true => (EventKind::DrainBegan, "takes no further VM or tenant"),
                 false => (EventKind::Undrained, "takes VMs and tenants again"),
@@ -195,7 +195,7 @@ impl Daemon {
         // Saves changes that a failed save of a move left unsaved, or reports the error.
         self.keep()?;
         tracing::info!(card, moved = moved.len(), left = left.len(), "the card is drained");
-        let what = format!("drained: {} VMs were moved, {} VMs and tenants are left", moved.len(), left.len());
+        let what = format!("drained: {} VMs were moved, {} VMs and tenants remain", moved.len(), left.len());
         self.events.add(NewEvent::card(EventKind::Drained, card, what));
         Ok(DrainReport { card: card.to_owned(), moved, left })
     }
@@ -210,7 +210,7 @@ impl Daemon {
                 return Ok(None);
             }
             if !state.tuning(&self.known(card)?.spec).drained {
-                let why = format!("card `{card}` was undrained meanwhile");
+                let why = format!("card `{card}` was undrained during the move");
                 return Err(DaemonError::Immovable { vm: name.to_owned(), why });
             }
         }
@@ -237,8 +237,7 @@ impl Daemon {
 }
 
 fn tenant_left(tenant: &TenantSpec) -> Left {
-    let why =
-        "it is a tenant: what its programs have of the card cannot move; end them, or remove the tenant".to_owned();
+    let why = "it is a tenant: its programs' memory on the card cannot move; end them, or remove the tenant".to_owned();
     Left { vm: tenant.name.clone(), why }
 }
 

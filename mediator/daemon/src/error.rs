@@ -124,7 +124,7 @@ pub enum DaemonError {
     #[error("{0}")]
     Query(String),
     /// The next daemon has not taken over this daemon's state.
-    #[error("the daemon is not upgraded, and goes on as before: {0}")]
+    #[error("the daemon is not upgraded, and continues: {0}")]
     NotHandedOver(String),
     /// A virtual machine cannot move: the target card, and the reason.
     #[error("VM `{vm}` cannot move to card `{to}`: {why}")]
@@ -172,7 +172,7 @@ pub enum DaemonError {
     #[error("{}", lines(.0))]
     Desired(Vec<super::desired::Obstacle>),
     /// Some steps were completed before another one failed.
-    #[error("{error}; done before: {done}")]
+    #[error("{error}; completed changes: {done}")]
     Partly {
         /// The failure.
         #[source]
@@ -248,15 +248,17 @@ impl DaemonError {
             Self::NoTenant(_) => "see `mediatorctl tenant list` for the names",
             Self::NoProfile(_) => "see `mediatorctl profile list` for the names",
             Self::Owner(_) => {
-                "try again: an owner that ends, or does not answer for 10 s, is started again, and its programs go on meanwhile; if \
-                 that does not help, see the daemon's log"
+                "try again: an owner that ends, or does not respond for 10 s, is restarted, and its programs continue; \
+                 if that does not help, see the daemon's log"
             }
             Self::Crowded(_) => "wait until some are done, then try again",
-            Self::Lingering { .. } => "end them; those of other users the daemon may kill only with CAP_KILL",
+            Self::Lingering { .. } => "end them; the daemon needs CAP_KILL to kill processes of other users",
             Self::Leased(..) => {
-                "wait until it has ended, or leave --memory and --weight out; `mediatorctl tenant set` sets limits that stay"
+                "wait until it has ended, or omit --memory and --weight; `mediatorctl tenant set` sets permanent limits"
             }
-            Self::Unwatched(_) => "ask on the daemon's host, or set limits that stay with `mediatorctl tenant set`",
+            Self::Unwatched(_) => {
+                "send the request on the daemon's host, or set permanent limits with `mediatorctl tenant set`"
+            }
             Self::NoVm(_) => "see `mediatorctl vm list` for the names",
             Self::NoCard(_) => "see `mediatorctl card show` for the names",
             Self::Busy(..) => "wait until that is done, then try again",
@@ -266,34 +268,38 @@ impl DaemonError {
             Self::NoAccount { .. } => "name an existing one, or its number",
             Self::Quota { what_to_do, .. } => what_to_do,
             Self::NoDomain(_) => "add it with `xen_domain` to have a domain with its vGPU, or name another VMM",
-            Self::IsDomain(..) => "ask for --vmm xen",
-            Self::NoScheduler(_) => "to have it share the card's time, remove it and add it without passthrough",
+            Self::IsDomain(..) => "use --vmm xen",
+            Self::NoScheduler(_) => "remove it and add it without passthrough, so that it shares the card's time",
             Self::Unscheduled(_) => "see `mediatorctl card show` for the cards",
             Self::Counting(_) => "try again when that is done",
             Self::NoRecord(_) => "try again when the other record is done, or a VM has been added",
-            Self::Folder(_) => "name another path, or remove what is in the folder's place",
-            Self::Setting { .. } => "correct the value; keys that are left out stay as they are",
+            Self::Folder(_) => "name another path, or remove the file at the folder's path",
+            Self::Setting { .. } => "correct the value; omitted keys keep their values",
             Self::Query(_) => "correct the value",
-            Self::CannotMove { .. } => "see to what is in the way, or name another card; the VM goes on where it is",
+            Self::CannotMove { .. } => "remove the obstacle, or name another card; the VM continues on its card",
             Self::NotSaved { .. } => {
-                "see to what is in the way, and try again; the VM goes on, and what was written is no saved VM"
+                "remove the obstacle, and try again; the VM continues, and the written data is not a saved VM"
             }
-            Self::NotRestored { .. } => "see to what is in the way, or take another file; the VM goes on as it was",
-            Self::Immovable { .. } => "make room on another card, or remove the VM; it goes on where it is",
-            Self::Changed { .. } => "look again (`mediatorctl export`), and repeat what is still right",
+            Self::NotRestored { .. } => "remove the obstacle, or use another file; the VM continues unchanged",
+            Self::Immovable { .. } => "make room on another card, or remove the VM; it continues on its card",
+            Self::Changed { .. } => {
+                "read the state again (`mediatorctl export`), and repeat the change if it is still correct"
+            }
             Self::Desired(_) => match self.code() {
                 ErrorCode::Conflict => "nothing was changed; see above for what to do with each",
                 ErrorCode::NotFound => "nothing was changed; see `mediatorctl card show` for the cards",
                 ErrorCode::Quota => {
-                    "nothing was changed; ask for less, lower what other VMs are guaranteed, or remove one"
+                    "nothing was changed; request less, lower the guarantees of other VMs, or remove one"
                 }
                 _ => "nothing was changed; correct the values",
             },
-            Self::Partly { .. } => "see to what failed, and apply it again: what is done stays",
+            Self::Partly { .. } => "resolve the failure, and apply the file again: completed changes are kept",
             Self::NotHandedOver(_) => {
-                "mend what is named, and ask again; `mediatord --check` looks at the configuration alone"
+                "correct the named problem, and try again; `mediatord --check` checks only the configuration"
             }
-            Self::NotKept(_) => "make room or correct the rights of `state_dir`; the next change writes all again",
+            Self::NotKept(_) => {
+                "make room or correct the rights of `state_dir`; the next change writes the whole state again"
+            }
             Self::Failed(_) => "see the daemon's log",
             Self::ShuttingDown => "start it again",
             Self::Socket(_) => match self.code() {
@@ -303,8 +309,8 @@ impl DaemonError {
             },
             Self::Refused { .. } | Self::TenantRefused { .. } => match self.code() {
                 ErrorCode::NotFound => "see `mediatorctl card show` for the cards",
-                ErrorCode::Conflict => "choose another value, or remove what is in the way",
-                ErrorCode::Quota => "ask for less, lower what other VMs are guaranteed, or remove one",
+                ErrorCode::Conflict => "choose another value, or remove the obstacle",
+                ErrorCode::Quota => "request less, lower the guarantees of other VMs, or remove one",
                 _ => "correct the value",
             },
         }

@@ -121,7 +121,7 @@ impl Daemon {
         if let Some(tuning) = state.tunings.get_mut(card) {
             tuning.memory = memory;
         }
-        tracing::info!(card, ?memory, "the division of the card's memory is set");
+        tracing::info!(card, ?memory, "the division of the card's memory has changed");
         self.events.add(NewEvent::card(EventKind::Changed, card, changed_in("memory", patch)));
         Ok(())
     }
@@ -228,7 +228,7 @@ impl Daemon {
             Ok(())
         })?;
         state.revision.next();
-        tracing::info!(vm = name, ?limits, "the VM's limits of memory are set");
+        tracing::info!(vm = name, ?limits, "the VM's memory limits have changed");
         self.events.add(NewEvent::vm(EventKind::Changed, name, changed_in("memory", patch)));
         Ok(tuning.settings)
     }
@@ -434,7 +434,7 @@ impl Lent {
         for (host, &(vm, share)) in self.host.iter().flat_map(|host| self.shares.iter().rev().map(move |of| (host, of)))
         {
             if let Err(error) = host.lock().set_ram(vm, share) {
-                tracing::error!(%vm, %error, "the VM does not get back the bus addresses that it had");
+                tracing::error!(%vm, %error, "the VM does not get its previous bus addresses");
             }
         }
     }
@@ -477,7 +477,7 @@ fn outside(vm: &str, range: api::Range, vram_bytes: u64) -> Result<(), DaemonErr
 }
 
 fn mediated(card: &Card) -> Result<Arc<ManagedCard>, DaemonError> {
-    let none = || DaemonError::Failed(format!("card `{}` is not the mediator's", card.spec.name));
+    let none = || DaemonError::Failed(format!("the mediator does not own card `{}`", card.spec.name));
     card.backend.mediated().ok_or_else(none)
 }
 

@@ -28,7 +28,7 @@ pub(crate) const RECORD_BYTES: usize = 32 << 20;
 /// Maximum size for the record of a CUDA card, which its owner sends as one message: about 50,000 events.
 const CUDA_RECORD_BYTES: usize = 8 << 20;
 /// Text of an operator's release from quarantine.
-pub(super) const RELEASED: &str = "released from quarantine, and its strikes are forgotten";
+pub(super) const RELEASED: &str = "released from quarantine, and its strikes are cleared";
 /// Default window over which received shares are measured, in ms.
 pub(crate) const WINDOW_MS: u64 = 1000;
 
@@ -115,7 +115,7 @@ impl Daemon {
             }
         }
         self.known(card)?.backend.set_scheduler(config);
-        tracing::info!(card, policy = config.policy.name(), "the card's scheduler is set");
+        tracing::info!(card, policy = config.policy.name(), "the card's scheduler settings have changed");
         self.events.add(NewEvent::card(EventKind::Changed, card, changed_in("scheduler", patch)));
         Ok(())
     }
@@ -207,7 +207,7 @@ impl Daemon {
             params.check().map_err(|error| wrong(error.to_string()))?;
             spec.time = time;
             card.backend.set_share(vm, params);
-            tracing::info!(vm = name, ?params, "the VM's share of the card's time is set");
+            tracing::info!(vm = name, ?params, "the VM's share of the card's time has changed");
             Ok(params.into())
         };
         let mut state = self.state.lock();
@@ -322,7 +322,7 @@ impl Daemon {
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
             return match cuda.change()?.ask(&format!("card `{card}`"), Request::EndRecord)? {
                 Answer::Record(lines) => Ok(lines.into_bytes()),
-                other => Err(DaemonError::Failed(format!("the owner of card `{card}` answers {other:?}"))),
+                other => Err(DaemonError::Failed(format!("the owner of card `{card}` responds {other:?}"))),
             };
         }
         let record = self.known(card)?.backend.end_record();

@@ -331,7 +331,7 @@ impl Daemon {
             drop(turn);
             locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
         };
-        tracing::info!(tenant = name, memory = ?spec.memory, time = ?spec.time, "the tenant's part of the card is set");
+        tracing::info!(tenant = name, memory = ?spec.memory, time = ?spec.time, "the tenant's part of the card has changed");
         let (card, what) = (spec.card.clone(), changed(patch) + why);
         let mut state = self.state.lock();
         let is_vm = state.store_tenant(spec);
@@ -384,7 +384,7 @@ impl Daemon {
             return Err(wrong(super::memory::more_host_memory(tuning.memory.host_mib, spec.memory.host_mib)));
         }
         turn.ask(&of, Request::Tune(Box::new(cuda::rules(spec, &tuning))))?;
-        tracing::info!(card = spec.name, ?tuning, "how the CUDA card is shared is set");
+        tracing::info!(card = spec.name, ?tuning, "the sharing of the CUDA card has changed");
         let patches = [("scheduler", scheduler), ("memory", memory)].into_iter().filter(|(_, patch)| !patch.is_empty());
         let patch = patches.map(|(table, patch)| (table.to_owned(), Value::Object(patch.clone()))).collect();
         self.events.add(NewEvent::card(EventKind::Changed, &spec.name, changed(&patch)));

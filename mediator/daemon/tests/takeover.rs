@@ -72,7 +72,7 @@ fn next_daemon_killed_before_ready_changes_nothing() {
         let ended = place.ctl(&["daemon", "upgrade"]);
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
         assert_eq!(ended.status.code(), Some(4), "{point}: {said}");
-        assert!(said.contains("goes on as before"), "{point}: {said}");
+        assert!(said.contains("and continues"), "{point}: {said}");
         assert!(daemon.0.try_wait().unwrap().is_none(), "{point}");
         guests.iter_mut().for_each(Guest::check);
     }

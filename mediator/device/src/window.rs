@@ -92,7 +92,7 @@ impl WindowMemory {
 
     /// Returns the memory of a file from another process. It is not mapped for a card yet.
     fn checked(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, ManagerError> {
-        let look = |error| ManagerError::host("memory of an aperture cannot be looked at", error);
+        let look = |error| ManagerError::host("the state of an aperture's memory file cannot be read", error);
         let (seals, stat) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?);
         let sound = seals.contains(SealFlags::SHRINK | SealFlags::GROW) && u64::try_from(stat.st_size) == Ok(end);
         Invalid::unless(sound, || {
@@ -160,10 +160,10 @@ impl WindowMemory {
     pub fn replace(&mut self, host: &ManagedCard, pages: &Arc<Mapping>) -> Result<(), ManagerError> {
         if u64::try_from(pages.len()) != Ok(self.area.size) {
             let error = io::Error::other(format!("{:#x} bytes for {:#x}", pages.len(), self.area.size));
-            return Err(ManagerError::host("other memory than is under an aperture", error));
+            return Err(ManagerError::host("memory that is not under an aperture", error));
         }
         if !self.take_back(host) {
-            return Err(ManagerError::host("memory under an aperture stays", io::ErrorKind::ResourceBusy));
+            return Err(ManagerError::host("memory under an aperture cannot be released", io::ErrorKind::ResourceBusy));
         }
         let old =
             (std::mem::replace(&mut self.region, shared_memory(pages)), std::mem::replace(&mut self.is_files, false));

@@ -98,19 +98,19 @@ async fn events(
     let limit = limit.unwrap_or(DEFAULT_LIMIT);
     if !(1..=MAX_LIMIT).contains(&limit) {
         let error = format!("limit = {limit} is not between 1 and {MAX_LIMIT}");
-        return Err(Refused::invalid(error, "ask for fewer, and continue with `next`"));
+        return Err(Refused::invalid(error, "request fewer, and continue with `next`"));
     }
     if wait_s > MAX_WAIT_S {
         let error = format!("wait_s = {wait_s} is not between 0 and {MAX_WAIT_S}");
-        return Err(Refused::invalid(error, "ask again after the wait, or set `follow`"));
+        return Err(Refused::invalid(error, "send the request again after the wait, or set `follow`"));
     }
     let page = log.page(after.as_deref(), limit)?;
     if !follow && (wait_s == 0 || !page.events.is_empty() || page.note.is_some()) {
         return Ok(Json(page).into_response());
     }
     let Ok(place) = followers.try_acquire_owned() else {
-        let error = format!("{MAX_FOLLOWERS} clients of this socket wait for events already");
-        let what_to_do = "end one of them (`mediatorctl events -f`), or ask without `follow` and `wait_s`".to_owned();
+        let error = format!("{MAX_FOLLOWERS} clients of this socket already wait for events");
+        let what_to_do = "end one of them (`mediatorctl events -f`), or omit `follow` and `wait_s`".to_owned();
         return Err(Refused(StatusCode::CONFLICT, api::Error { code: ErrorCode::Conflict, error, what_to_do }));
     };
     if follow {

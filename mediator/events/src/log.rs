@@ -222,8 +222,10 @@ impl Books {
 fn note(epoch: u64, has_cursor: bool, restarted: bool, lost: u64) -> Option<String> {
     let begin = || rfc3339(UNIX_EPOCH + Duration::from_millis(epoch));
     let gone = (lost > 0).then(|| match has_cursor {
-        true if !restarted => format!("{lost} events after the cursor are gone: the log has room for newer ones only"),
-        _ => format!("{lost} events since {} are gone: the log has room for newer ones only", begin()),
+        true if !restarted => {
+            format!("{lost} events after the cursor are lost: the log has room only for newer events")
+        }
+        _ => format!("{lost} events since {} are lost: the log has room only for newer events", begin()),
     });
     let restart = restarted.then(|| {
         format!(

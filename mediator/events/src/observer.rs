@@ -187,7 +187,8 @@ fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
     }
     if now.overran >= LONG_OVERRUN && (before.overran < LONG_OVERRUN || now.overran < before.overran) {
         let seconds = now.overran.as_secs_f64();
-        let text = format!("its turn has run on for {seconds:.1} s after its slice: others share the card with it");
+        let text =
+            format!("its turn continued for {seconds:.1} s after its slice: other tenants share the card with it");
         events.push(event(EventKind::Overran, text));
     }
     let strikes = increase(before.strikes, now.strikes);

@@ -268,7 +268,7 @@ fn push(name: &str, fd: BorrowedFd<'_>) -> bool {
     let state = [NotifyState::FdStore, NotifyState::FdName(name)];
     let pushed = sd_notify::notify_with_fds(&state, &[fd]);
     if let Err(error) = &pushed {
-        tracing::warn!(name, %error, "the service manager does not keep a descriptor");
+        tracing::warn!(name, %error, "the service manager does not store a descriptor");
     }
     pushed.is_ok()
 }

@@ -23,7 +23,7 @@ const APPROVED_BYTES_MAX: u64 = 4096;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Access to a file or the folder failed.
-    #[error("{}: {error}; is it there, and may this user have it?", path.display())]
+    #[error("{}: {error}; check that it exists and that this user may access it", path.display())]
     File {
         /// Path of the file or folder.
         path: PathBuf,

@@ -69,8 +69,8 @@ impl Wire {
         set_socket_timeout(&self.0, Timeout::Send, Some(SEND_LIMIT)).map_err(Error::io("a socket cannot be set up"))?;
         match sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
             Ok(_) => Ok(()),
-            Err(Errno::PIPE | Errno::CONNRESET) => Err(Error::Ended("before it was told something")),
-            Err(Errno::AGAIN) => Err(Error::Silent(SEND_LIMIT, "and takes in nothing more")),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(Error::Ended("before it received a message")),
+            Err(Errno::AGAIN) => Err(Error::Silent(SEND_LIMIT, "and reads no more messages")),
             Err(errno) => Err(Error::Io("a message cannot be sent", errno.into())),
         }
     }

@@ -36,7 +36,7 @@ pub enum ActivationError {
     #[error("the environment variables LISTEN_PID, LISTEN_FDS, LISTEN_FDNAMES are not as systemd sets them")]
     Environment(#[source] std::io::Error),
     /// The descriptor with this name is not a listening socket.
-    #[error("socket `{name}` that the service manager handed over is no listening UNIX stream socket")]
+    #[error("socket `{name}` from the service manager is not a listening UNIX stream socket")]
     NotListening {
         /// Name of the descriptor.
         name: String,
@@ -84,7 +84,7 @@ fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, Ac
                 Ok(None) if is_stream(fd.as_fd()) => left.connection(UnixStream::from(fd)),
                 Ok(Some(what)) => left.add(what, fd),
                 _ => {
-                    eprintln!("mediatord: `{name}` in the service manager's store is nothing of ours, and is removed");
+                    eprintln!("mediatord: `{name}` in the service manager's store is unknown, and is removed");
                     give_up(&name);
                 }
             }

@@ -199,7 +199,7 @@ impl IovaSpace {
     /// Frees a range from [`Self::allocate`].
     pub fn free(&mut self, iova: Iova) {
         let known = self.taken.remove(&iova.0);
-        debug_assert!(known.is_some(), "an I/O address range was given back twice");
+        debug_assert!(known.is_some(), "an I/O address range was freed twice");
     }
 
     /// Returns the number of ranges in use.

@@ -148,7 +148,7 @@ pub fn check_places(chunks: &ChunkTable, pinned: &PinnedPool) -> Result<(), Inva
     for (vm, account) in chunks.vms() {
         let without = (0..account.advertised).find(|index| lacks(vm, *index));
         Invalid::unless(without.is_none(), || {
-            format!("guest chunk {without:?} of VM {vm} lies in host memory that there is not")
+            format!("guest chunk {without:?} of VM {vm} is in host memory that does not exist")
         })?;
     }
     Ok(())

@@ -235,16 +235,17 @@ impl<T: Named> Parts<&Vec<T>, &BTreeMap<String, Changes>> {
                 continue;
             }
             if removed.is_some() {
-                forgotten.push(format!(
-                    "{kind} `{name}` was removed, but its table in the configuration file is another now"
-                ));
+                forgotten
+                    .push(format!("{kind} `{name}` was removed, but its table in the configuration file has changed"));
             }
             all.push(changed(&format!("{kind} `{name}`"), said, self.changed.get(name), forgotten)?);
         }
         for one in self.added {
             let name = one.name();
             match file.iter().any(|other| other.name() == name) {
-                true => forgotten.push(format!("{kind} `{name}` was added, but the configuration file has it now")),
+                true => {
+                    forgotten.push(format!("{kind} `{name}` was added, but the configuration file now contains it"))
+                }
                 false => all.push(one.clone()),
             }
         }
@@ -255,7 +256,7 @@ impl<T: Named> Parts<&Vec<T>, &BTreeMap<String, Changes>> {
 }
 
 fn gone(kind: &str, name: &str) -> String {
-    format!("{kind} `{name}` was changed, but the configuration file has it no more")
+    format!("{kind} `{name}` was changed, but the configuration file no longer contains it")
 }
 
 fn insert<T: Serialize>(all: &mut BTreeMap<String, Changes>, name: &str, file: &T, now: &T) -> Result<(), String> {
@@ -285,7 +286,7 @@ fn changed<T: Serialize + serde::de::DeserializeOwned>(
             values.insert(key.clone(), now.clone());
         } else if says != *now {
             forgotten.push(format!(
-                "{key} of {what} was changed from {file} to {now}, but the configuration file says {says} now"
+                "{key} of {what} was changed from {file} to {now}, but the configuration file now has {says}"
             ));
         }
     }

@@ -19,7 +19,7 @@ pub enum StateError {
     #[error("{}: {what}; {ADVICE}", path.display())]
     Unusable { path: PathBuf, what: String },
     #[error(
-        "{} does not go with the configuration file any more; correct that, or start once with --ignore-state:\n{}",
+        "{} conflicts with the configuration file; correct this, or start once with --ignore-state:\n{}",
         path.display(),
         mistakes.join("\n")
     )]
@@ -27,7 +27,7 @@ pub enum StateError {
 }
 
 /// Advice for a file that cannot be used.
-const ADVICE: &str = "put a good copy there, or start once with --ignore-state, which sets it aside";
+const ADVICE: &str = "replace it with a good copy, or start once with --ignore-state, which renames it";
 
 /// The store of changes, if the configuration names a folder for it.
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ impl OverrideStore {
         };
         let store = Store::open(folder)?;
         if ignore && let Some(path) = store.set_aside()? {
-            tracing::warn!(path = %path.display(), "the state is set aside, as requested");
+            tracing::warn!(path = %path.display(), "the state file is renamed, as requested");
         }
         let written = match store.read()? {
             None => State::default(),
@@ -127,7 +127,7 @@ fn applied(state: &State, file: &Config, path: &Path) -> Result<Config, StateErr
     let unusable = |what| StateError::Unusable { path: path.to_owned(), what };
     let (config, forgotten) = state.applied(file).map_err(unusable)?;
     for what in &forgotten {
-        tracing::warn!("not kept any more: {what}");
+        tracing::warn!("no longer saved: {what}");
     }
     let mistakes = check::config(&config);
     if mistakes.is_empty() {

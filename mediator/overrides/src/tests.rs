@@ -115,7 +115,7 @@ fn edited_file_value_wins_over_kept_override() {
     assert_eq!((weight_of(&config, "web"), config.vms[0].time.cap_permille), (Some(50), 700));
     assert_eq!(
         forgotten,
-        ["time.weight of VM `web` was changed from 100 to 300, but the configuration file says 50 now"]
+        ["time.weight of VM `web` was changed from 100 to 300, but the configuration file now has 50"]
     );
     // The file was edited to the changed value, so no message is necessary.
     let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 300 }}\n"))).unwrap();
@@ -232,7 +232,7 @@ fn state_conflicting_with_file_is_reported_with_vm_and_key() {
     config.vms[0].vram_mib = Some(128);
     let error = refused(config);
     assert!(error.contains("VM `new`: vram_mib: 128 MiB, expected at most 96"), "{error}");
-    assert!(error.contains("correct that, or start once with --ignore-state"), "{error}");
+    assert!(error.contains("correct this, or start once with --ignore-state"), "{error}");
 }
 
 #[test]

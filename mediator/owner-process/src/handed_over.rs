@@ -49,7 +49,7 @@ impl SavedOwner {
     /// If a setting differs that cannot change while an owner runs.
     pub fn check(&self, settings: &Settings) -> Result<(), String> {
         let same = Settings { rules: self.settings.rules.clone(), ..settings.clone() } == self.settings;
-        let why = "the configuration of its owner has changed; put it back, or restart the daemon";
+        let why = "the configuration of its owner has changed; restore it, or restart the daemon";
         if same { Ok(()) } else { Err(why.to_owned()) }
     }
 

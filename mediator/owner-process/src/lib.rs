@@ -147,7 +147,7 @@ impl Supervisor {
         let identity = match process.exchange(&self.settings, OPEN, &self.stop)? {
             Answer::Ready { name, uuid, .. } => CardIdentity { model: name, uuid },
             Answer::Failed(what) => return Err(what),
-            other => return Err(format!("{PROGRAM} answers {other:?}: it is of another version")),
+            other => return Err(format!("{PROGRAM} responds {other:?}: it has another version")),
         };
         let socket_dir = self.settings.journal.parent().unwrap_or(Path::new("/"));
         for tenant in self.tenants.values() {
@@ -211,7 +211,7 @@ impl Supervisor {
 
     /// Sends a request to the process. A process that does not respond is not used again.
     fn exchange(&mut self, request: &Request) -> Result<Answer, String> {
-        let process = self.process.as_mut().ok_or("it is started again shortly")?;
+        let process = self.process.as_mut().ok_or("it will be restarted shortly")?;
         self.status_cell.asks();
         let answer = process.exchange(request, ANSWER, &self.stop);
         self.status_cell.answered();
@@ -232,7 +232,7 @@ impl Supervisor {
                 incidents::report(&self.card, std::mem::take(&mut card.incidents), &self.events);
                 self.status_cell.described(*card);
             }
-            Ok(other) => self.end(&format!("{PROGRAM} answers {other:?}: it is of another version")),
+            Ok(other) => self.end(&format!("{PROGRAM} responds {other:?}: it has another version")),
             Err(_) => {}
         }
     }
@@ -282,7 +282,7 @@ impl Supervisor {
         self.failures += 1;
         self.retry = Instant::now() + delay;
         tracing::error!(card = self.card, why, again_in = ?delay, "the owner of the CUDA card ended");
-        let what = format!("the owner of the card has ended, and is started again in {delay:?}: {why}");
+        let what = format!("the owner of the card has ended, and will be restarted in {delay:?}: {why}");
         self.events.add(NewEvent::card(EventKind::OwnerLost, &self.card, what));
     }
 }

@@ -88,7 +88,7 @@ impl Physical {
     pub fn going(&self) -> Result<GoingCard, Unusable> {
         match self {
             Self::Software(card) => Ok(GoingCard(Arc::clone(card))),
-            Self::Vfio(_) => Err(Unusable::new("a card behind VFIO cannot go over to another daemon yet")),
+            Self::Vfio(_) => Err(Unusable::new("a card behind VFIO cannot be handed over to another daemon yet")),
         }
     }
 }

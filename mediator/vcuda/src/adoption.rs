@@ -44,7 +44,7 @@ impl Adoption {
         generation: u64,
     ) -> Result<Self, Invalid> {
         let core = Core::restored(limits, contents.structure.core.clone())?;
-        Invalid::unless(contents.outstanding.len() <= MAX_OUTSTANDING, || "too many commands have no answer".into())?;
+        Invalid::unless(contents.outstanding.len() <= MAX_OUTSTANDING, || "too many commands have no response".into())?;
         contents.outstanding.iter().try_for_each(SavedCommand::check)?;
         Ok(Self { core, contents, window, journal, is_journal_written, links, generation })
     }

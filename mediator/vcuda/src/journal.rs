@@ -186,7 +186,7 @@ impl Journal {
         let mut writer = Writer::new([0; 16]);
         writer.put(FUNCTION, structure).map_err(|error| error.to_string())?;
         let written = self.replace(word::STRUCTURE, STRUCTURE_AT, STRUCTURE_BYTES, &writer.finish());
-        if written { Ok(()) } else { Err("the programs have more than a journal holds".to_owned()) }
+        if written { Ok(()) } else { Err("the programs' state does not fit in the journal".to_owned()) }
     }
 
     /// Records the numbers of commands.

@@ -112,7 +112,7 @@ impl MediatedVm {
     /// If a part cannot be handed over; the error describes the first such part.
     pub fn check_movable(&self) -> Result<(), ManagerError> {
         match self.core().client {
-            Client { stopped: true, .. } => Err(ManagerError::Stays("its VMM has stopped it to take it elsewhere")),
+            Client { stopped: true, .. } => Err(ManagerError::Stays("its VMM has stopped it for a migration")),
             Client { logs: true, .. } => Err(ManagerError::Stays("its VMM has enabled the log of written guest RAM")),
             Client { stopped: false, logs: false } => Ok(()),
         }

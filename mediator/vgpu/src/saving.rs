@@ -294,7 +294,7 @@ impl Coming {
             Item::Piece(at, data) => {
                 let within = at.checked_add(data.len() as u64).is_some_and(|end| end <= vram_bytes);
                 Invalid::unless(within, || {
-                    format!("{:#x} bytes at {at:#x} are none of a VM with {vram_bytes:#x}", data.len())
+                    format!("{:#x} bytes at {at:#x} are outside the VRAM of {vram_bytes:#x} bytes", data.len())
                 })?;
                 *memory_bytes = memory_bytes.saturating_add(data.len() as u64);
                 there.host().write_received(there.id(), GuestVramAddr(at), data)

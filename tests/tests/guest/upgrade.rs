@@ -90,7 +90,7 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
     let refused = |daemon: &mut Daemon, copies: &mut [Copies], what: &str, said: &str| -> Result<()> {
         let ended = daemon.ctl(&["daemon", "upgrade"])?;
         assert_eq!(ended.code, Some(4), "{what}: {}{}", ended.stdout, ended.stderr);
-        assert!(ended.stderr.contains("goes on as before") && ended.stderr.contains(said), "{what}: {}", ended.stderr);
+        assert!(ended.stderr.contains("and continues") && ended.stderr.contains(said), "{what}: {}", ended.stderr);
         assert!(daemon.alive() && daemon.pid() == pid, "{what}");
         copies.iter_mut().try_for_each(|copies| copies.copy().context(what.to_owned()))
     };

@@ -112,7 +112,7 @@ fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
             return vec![Finding::note(
                 "daemon",
                 format!("this user may not use {socket}"),
-                "run this as root, or ask for the group of the socket (`admin_group`, `read_group`)",
+                "run this as root, or join the group of the socket (`admin_group`, `read_group`)",
             )];
         }
         Err(error) => {

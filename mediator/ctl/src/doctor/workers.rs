@@ -123,7 +123,7 @@ fn hmm(patient: &Patient<'_>) -> Option<Finding> {
         "Y" | "1" => Finding::good("hmm", "off"),
         _ => Finding::note(
             "hmm",
-            "the driver may let kernels of a guest reach all memory of their worker",
+            "the driver may let a guest's kernels access all memory of their worker",
             "`options nvidia-uvm uvm_disable_hmm=1` in a file in /etc/modprobe.d, then load the module again",
         ),
     })

@@ -98,7 +98,7 @@ fn a_domain_without_the_element_is_left_alone() {
     }
     // An operator's VM with this name stays.
     let error = site.hook("web", "prepare", "begin", &site.domain("profile='sliver'", "web")).unwrap_err();
-    assert!(error.to_string().contains("a VM `web` that this hook has not made"), "{error}");
+    assert!(error.to_string().contains("this hook has not created the existing VM `web`"), "{error}");
     assert_eq!(site.vms(), ["web"]);
 }
 
@@ -126,7 +126,7 @@ fn domain_with_invalid_vgpu_fails_to_start_without_leftovers() {
         (site.domain("vram-mib='many'", "a"), "vram-mib: `many`, expected a number"),
         (site.domain("colour='red'", "a"), "the element `vgpu` has no `colour`"),
         (site.domain("vram-mib='16' user='nobody-here'", "a"), "a.sock"),
-        (site.domain("vram-mib='16'", "b"), "no device of it names the socket"),
+        (site.domain("vram-mib='16'", "b"), "none of its devices names the socket"),
         (site.domain("vram-mib='16' vm='a b'", "a"), "is not a name"),
         ("<domain".to_owned(), "its description is not XML"),
         (

@@ -256,7 +256,7 @@ pub fn replay(replayed: &Replayed) -> String {
         ]
     }));
     let table = table(rows, &[2, 3, 4, 5, 6]);
-    let what = if *recorded { "all decisions are as recorded" } else { "the work of the record, decided anew" };
+    let what = if *recorded { "all decisions are as recorded" } else { "the work of the record, scheduled again" };
     format!("{events} events in {}, {}: {what}\n\n{table}", duration(*length_ns), policy.name())
 }
 

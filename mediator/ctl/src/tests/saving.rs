@@ -47,7 +47,7 @@ fn saved_vm_restores_on_same_card_and_on_another_daemon() {
 
     // Restore the same VM, with work in flight.
     let out = good(&first, &["vm", "restore", "a", file]);
-    assert!(out.starts_with("VM a goes on from ") && out.contains(" on card0: "), "{out}");
+    assert!(out.starts_with("VM a continues from ") && out.contains(" on card0: "), "{out}");
     driver.wait(&channel);
     assert!(driver.faults.is_empty());
     // The log contains all steps, with their author.

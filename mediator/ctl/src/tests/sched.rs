@@ -117,7 +117,7 @@ fn shares_are_given_when_a_vm_is_added_and_later() {
     assert!(table.contains("weight for copies  100") && table.contains("87.5 %"), "{table}");
     let table = good(&served, &["sched", "set-vm", "a", "--copy-cap", "compute"]);
     assert!(!table.contains("copies"), "{table}");
-    assert_eq!(good(&served, &["sched", "release", "a"]), "VM a is released, its strikes are forgotten\n");
+    assert_eq!(good(&served, &["sched", "release", "a"]), "VM a is released, its strikes are cleared\n");
 }
 
 #[test]

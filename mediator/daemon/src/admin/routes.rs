@@ -147,7 +147,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
             Some(revision) => Ok(Self(Some(revision.to_owned()))),
             None => {
                 let error = format!("If-Match: `{value}` is not a revision, expected one in quotation marks");
-                let advice = "send the ETag of `GET /v1/desired`, or leave the header out";
+                let advice = "send the ETag of `GET /v1/desired`, or omit the header";
                 Err(Failure::invalid(StatusCode::BAD_REQUEST, error, advice))
             }
         }
@@ -284,7 +284,7 @@ async fn card(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> An
 type Patch = Result<Json<serde_json::Map<String, serde_json::Value>>, JsonRejection>;
 
 fn patch(body: Patch) -> Result<serde_json::Map<String, serde_json::Value>, Failure> {
-    let advice = "send a JSON object with the keys that are to change";
+    let advice = "send a JSON object with the keys to change";
     let Json(patch) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
     Ok(patch)
 }
@@ -478,7 +478,7 @@ async fn hints(
     Path(name): Path<String>,
     body: Result<Json<api::Hints>, JsonRejection>,
 ) -> Result<StatusCode, Failure> {
-    let advice = "send a JSON object with `hints`: each a `range` and what is known of it";
+    let advice = "send a JSON object with `hints`: each has a `range` and its hints";
     let Json(hints) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
     beside(move || daemon.hint_vm_memory(&name, &hints)).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -491,7 +491,7 @@ async fn export(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, 
 
 /// Returns the desired state in the body of a request.
 fn desired(body: Result<Json<api::Desired>, JsonRejection>) -> Result<api::Desired, Failure> {
-    let advice = "send a JSON object as `GET /v1/desired` gives it, with the keys that matter";
+    let advice = "send a JSON object as `GET /v1/desired` returns it, with the keys to compare or change";
     let Json(desired) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
     Ok(desired)
 }
@@ -576,7 +576,7 @@ async fn lease_tenant(
     Path(name): Path<String>,
     body: Result<Json<api::TenantPatch>, JsonRejection>,
 ) -> Answer<api::Tenant> {
-    let advice = "send a JSON object with `memory` and `time`, as far as they are to change";
+    let advice = "send a JSON object with the keys of `memory` and `time` to change";
     let Json(patch) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
     let (author, leasing, tenant) = (author::of_request(), Arc::clone(&daemon), name.clone());
     let shown = beside(move || leasing.lease_tenant(&name, &patch, &author)).await?;
@@ -602,12 +602,12 @@ async fn unknown(uri: axum::http::Uri) -> Failure {
     let body = api::Error {
         code: ErrorCode::NotFound,
         error: format!("there is no `{}`", uri.path()),
-        what_to_do: "see /v1/schema for what the API has".to_owned(),
+        what_to_do: "see /v1/schema for the API's paths".to_owned(),
     };
     Failure { status: StatusCode::NOT_FOUND, body }
 }
 
 async fn not_allowed(method: axum::http::Method, uri: axum::http::Uri) -> Failure {
-    let error = format!("`{}` does not take {method}", uri.path());
+    let error = format!("`{}` does not accept {method}", uri.path());
     Failure::invalid(StatusCode::METHOD_NOT_ALLOWED, error, "see the API's description")
 }

@@ -79,7 +79,7 @@ fn admin_errors_name_cause_and_remedy() {
     let error = refused(client.get::<api::Vm>("/v2/vms"));
     assert_eq!((error.code, &*error.error), (ErrorCode::NotFound, "there is no `/v2/vms`"));
     let error = refused(client.request(Method::PUT, "/v1/vms/a", Default::default()));
-    assert_eq!(error.error, "`/v1/vms/a` does not take PUT");
+    assert_eq!(error.error, "`/v1/vms/a` does not accept PUT");
 }
 
 #[test]

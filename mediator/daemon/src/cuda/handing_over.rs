@@ -61,7 +61,7 @@ impl CudaCard {
         saved.check(&settings)?;
         if let Some(name) = saved.tenants().find(|name| !names.contains(name)) {
             return Err(format!(
-                "the configuration has no tenant `{name}` any longer; put it back, or remove it first"
+                "the configuration no longer contains tenant `{name}`; restore it in the file, or remove the tenant first"
             ));
         }
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());

@@ -97,7 +97,7 @@ fn move_rejection_names_obstacle() {
     assert_eq!(refused("z", Some("card1"), None).0, ErrorCode::NotFound);
     assert_eq!(refused("a", Some("card9"), None).0, ErrorCode::NotFound);
     let (code, what) = refused("a", Some("card0"), None);
-    assert_eq!((code, &*what), (ErrorCode::Conflict, "VM `a` cannot move to card `card0`: it has that card already"));
+    assert_eq!((code, &*what), (ErrorCode::Conflict, "VM `a` cannot move to card `card0`: it already has that card"));
     let (_, what) = refused("a", Some("card1"), None);
     assert!(what.contains("apart_from: `app=web` is a label of VM `b` on card `card1`"), "{what}");
     let (_, what) = refused("a", None, None);

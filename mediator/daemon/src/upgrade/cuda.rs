@@ -106,7 +106,7 @@ pub(super) fn restored(
     let of_card = |why: &dyn std::fmt::Display| format!("card `{name}`: {why}");
     let spec = config.cards.iter().find(|card| card.name == name);
     let spec = spec.ok_or_else(|| {
-        of_card(&"the configuration has it no more; put it back, or remove its VMs and tenants first")
+        of_card(&"the configuration no longer contains it; restore it, or remove its VMs and tenants first")
     })?;
     let descriptors = successor.descriptors.take(&format!("{OWNER}{name}"));
     let given = GivenOwner { model, uuid, owner, descriptors };
@@ -121,9 +121,8 @@ pub(super) fn restored(
     for saved in vms {
         let of_vm = |why: &dyn std::fmt::Display| format!("VM `{}`: {why}", saved.name);
         let vm = config.vms.iter().find(|vm| vm.name == saved.name && vm.card == name && vm.cuda.is_some());
-        let vm = vm
-            .ok_or_else(|| of_vm(&"the configuration has it otherwise now; put it back, or remove the VM first"))?
-            .clone();
+        let vm =
+            vm.ok_or_else(|| of_vm(&"the configuration has changed it; restore it, or remove the VM first"))?.clone();
         let endpoint = Endpoint::open(&vm, dir, sockets).map_err(|error| of_vm(&error))?;
         let ram = vm.memory.ram.on(&spec.memory);
         let limits = crate::memory_limits(&vm, &ram);

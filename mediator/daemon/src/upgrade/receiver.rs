@@ -307,7 +307,7 @@ fn reopened(
     let of_card = |why: &dyn std::fmt::Display| format!("card `{name}`: {why}");
     let spec = config.cards.iter().find(|card| card.name == name);
     let spec =
-        spec.ok_or_else(|| of_card(&"the configuration has it no more; put it back, or remove its VMs first"))?;
+        spec.ok_or_else(|| of_card(&"the configuration no longer contains it; restore it, or remove its VMs first"))?;
     let mut file = SavedState::parse(&file, &known()).map_err(|error| of_card(&error))?;
     let one = |package: &mut Package, prefix: &str| package.take(&format!("{prefix}{name}")).pop().map(File::from);
     let vram = one(&mut successor.descriptors, VRAM).ok_or_else(|| of_card(&"its memory was not handed over"))?;
@@ -316,11 +316,11 @@ fn reopened(
     for saved in vms {
         let vm = config.vms.iter().find(|vm| vm.name == saved.name && vm.card == name);
         let vm = vm.ok_or_else(|| {
-            let what = "the configuration has it no more on this card; put it back, or remove the VM first";
+            let what = "the configuration no longer has it on this card; restore it, or remove the VM first";
             format!("VM `{}`: {what}", saved.name)
         })?;
         if vm.passthrough || vm.xen_domain.is_some() {
-            return Err(format!("VM `{}`: the configuration has it otherwise now; remove the VM first", saved.name));
+            return Err(format!("VM `{}`: the configuration has changed it; remove the VM first", saved.name));
         }
         specs.push((vm.clone(), saved));
     }

@@ -175,7 +175,9 @@ impl Daemon {
                 let vm = &spec.name;
                 let of_vm = |why: &dyn std::fmt::Display| no(format!("VM `{vm}`: {why}"));
                 if spec.passthrough || spec.xen_domain.is_some() {
-                    return Err(of_vm(&"it has its card by passthrough, or is a domain of Xen, and cannot go over"));
+                    return Err(of_vm(
+                        &"it has its card by passthrough, or is a domain of Xen, and cannot be handed over",
+                    ));
                 }
                 let Life::Running(running) = life else { return Err(of_vm(&"it is being made or removed")) };
                 if let Some(why) = &*running.seen.failed.lock() {
@@ -185,7 +187,7 @@ impl Daemon {
                     vms.push((vm.clone(), Arc::clone(running)));
                     continue;
                 }
-                let mediated = running.backend.mediated().ok_or_else(|| of_vm(&"its device cannot go over"))?;
+                let mediated = running.backend.mediated().ok_or_else(|| of_vm(&"its device cannot be handed over"))?;
                 mediated.check_movable().map_err(|error| of_vm(&error))?;
                 vms.push((vm.clone(), Arc::clone(running)));
             }

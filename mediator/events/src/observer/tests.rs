@@ -95,7 +95,7 @@ fn turn_that_runs_on_is_reported_once_when_long() {
     let kinds = |events: Vec<NewEvent>| events.into_iter().map(|event| event.kind).collect::<Vec<_>>();
     assert_eq!(observer.compare(&runs_on(900), seconds(1)), []);
     let events = observer.compare(&runs_on(1900), seconds(2));
-    let text = "its turn has run on for 1.9 s after its slice: others share the card with it";
+    let text = "its turn continued for 1.9 s after its slice: other tenants share the card with it";
     assert_eq!(shown(&events), [(EventKind::Overran, text)]);
     assert_eq!(observer.compare(&runs_on(2900), seconds(3)), []);
     // The overrun belongs to another turn now.

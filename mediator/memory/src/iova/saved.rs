@@ -58,7 +58,7 @@ impl IovaSpace {
             }
             let end = start.checked_add(len).filter(|end| len != 0 && *end <= 1 << BUS_BITS);
             let end =
-                end.ok_or_else(|| Invalid::new(format_args!("no card reaches I/O addresses {start:#x}+{len:#x}")))?;
+                end.ok_or_else(|| Invalid::new(format_args!("no card can access I/O addresses {start:#x}+{len:#x}")))?;
             let before = space.taken.range(..end).next_back().map(|(start, len)| start.saturating_add(*len));
             Invalid::unless(before.is_none_or(|before| before <= start), || {
                 format!("I/O addresses {start:#x}+{len:#x} are taken twice, or cannot be mapped here")

@@ -121,7 +121,7 @@ impl VmBackend {
         let all: Vec<Bound> = self.work.all_bound().map(|(_, bound)| bound).collect();
         let there = host.lock().channels().bound_of(vm).count();
         Invalid::unless(all.len() == there, || {
-            format!("{there} channels have come, of which the guest knows {}", all.len())
+            format!("{there} channels were received, of which the guest uses {}", all.len())
         })?;
         for bound in all {
             self.memory.map_host(bound.space, &own_pages(host.layout(), bound))?;
@@ -165,7 +165,7 @@ impl VmBackend {
             (work.restored(bound)?, channels.bound_of(vm).count())
         };
         Invalid::unless(work.all_bound().count() == all, || {
-            format!("{all} channels are on the card, of which the guest knows {}", work.all_bound().count())
+            format!("{all} channels are on the card, of which the guest uses {}", work.all_bound().count())
         })?;
         let attachments = Attachments::restored(
             segments,

@@ -30,7 +30,7 @@ impl VmBackend {
                 vm = %self.vm,
                 ?channel,
                 queue_ms = self.pending.limit().as_millis(),
-                "work has waited for memory for as long as `memory.queue_ms` lets it, and faults; raise that or the VM's \
+                "work has waited for memory for `memory.queue_ms`, and faults; raise that or the VM's \
                  `memory.guarantee_mib`, or give the card `memory.host_mib` and the VM `memory.on_full` = `swap`"
             );
             return false;

@@ -478,8 +478,8 @@ impl Remap {
         self.counts.aliases += 1;
         if !std::mem::replace(&mut self.warned, true) {
             tracing::error!(
-                "the guest maps memory in an aperture that is mapped there already, or that is RAM; \
-                 it sees zeros there. Configure the VM with apertures = \"trapped\""
+                "the guest maps memory in an aperture that is already mapped there, or that is RAM; it sees zeros \
+                 there. Configure the VM with apertures = \"trapped\""
             );
         }
     }

@@ -115,7 +115,7 @@ impl Memory {
         *syncs += u64::from(done.tables_scanned != 0);
         if done.denied.total() != 0 {
             tracing::warn!(denied = ?done.denied, directory = ?shadows.guest_directory(space),
-                "page table entries refer to memory that the VM does not have; they stay unmapped");
+                "page table entries refer to memory outside the VM; they stay unmapped");
         }
         Ok(())
     }
@@ -247,7 +247,7 @@ impl Memory {
         // address's next owner.
         let flushed = flushed.and_then(|()| Ok(self.host.lock().vram().memory.barrier()?));
         if let Err(error) = &flushed {
-            tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was taken back");
+            tracing::error!(vm = %self.vm, %error, "the card may keep translations of withdrawn memory");
         }
         if let Some(lent) = lent {
             lent.give_back(&self.host, self.vm, flushed.is_err());

@@ -125,7 +125,7 @@ impl Attachments {
             let SavedAttachment { directory, segment, first, read_only, channels } = saved;
             let wrong = |what: &str| Invalid::new(format_args!("shared segment {segment} is mapped {what}"));
             let space =
-                (around.space)(VramAddr(directory)).ok_or_else(|| wrong("in an address space that is not there"))?;
+                (around.space)(VramAddr(directory)).ok_or_else(|| wrong("in an address space that does not exist"))?;
             let (_, at, bytes) = *around.segments.get(&segment).ok_or_else(|| wrong("and is not there"))?;
             let pages = u32::try_from(bytes / SMALL_PAGE).unwrap_or(u32::MAX);
             let end = first.checked_add(pages).filter(|end| *end <= SHARED_PAGES);
@@ -136,7 +136,7 @@ impl Attachments {
             }
             let channels: BTreeSet<VirtualChannelId> = channels.into_iter().map(VirtualChannelId).collect();
             if channels.is_empty() || channels.iter().any(|channel| (around.of_channel)(*channel) != Some(space)) {
-                return Err(wrong("for channels that have another address space, or none"));
+                return Err(wrong("for channels that have another address space, or no address space"));
             }
             *counts.entry(segment).or_default() += 1;
             let attachment = Attachment { first, pages, at, read_only, channels };

@@ -43,7 +43,7 @@ enum Unreadable {
     #[error("a readable descriptor is behind a writable one")]
     Order,
     /// The chain has no buffer for the response.
-    #[error("it has no space for the answer")]
+    #[error("it has no space for the response")]
     NoRoom,
     /// A descriptor refers to memory that the guest does not have.
     #[error(transparent)]

@@ -106,7 +106,7 @@ impl SavedInterface {
         });
         let queue = queue.map(Queue::try_from).transpose().map_err(Invalid::new)?;
         Invalid::unless(queue.as_ref().is_none_or(|queue| queue.is_valid(memory)), || {
-            "a paravirtual queue lies in no memory of the VM's".into()
+            "a paravirtual queue is outside the VM's memory".into()
         })?;
         interface.channels = channels.into_iter().collect();
         Invalid::unless(interface.channels.len() <= channel_cap as usize, || {

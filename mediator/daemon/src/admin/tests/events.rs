@@ -183,7 +183,7 @@ fn bad_cursor_and_query_are_refused_with_a_remedy() {
     let client = served.client();
     let error = refused(client.get::<EventPage>("/v1/events?after=yesterday"));
     assert_eq!((error.code, &*error.error), (ErrorCode::Invalid, "after: `yesterday` is not a cursor"));
-    assert!(error.what_to_do.contains("`next` of an earlier answer"), "{error:?}");
+    assert!(error.what_to_do.contains("`next` of an earlier response"), "{error:?}");
     for (query, what) in [("limit=0", "limit = 0"), ("limit=1025", "limit = 1025"), ("wait_s=61", "wait_s = 61")] {
         let error = refused(client.get::<EventPage>(&format!("/v1/events?{query}")));
         assert!(error.error.contains(what) && error.code == ErrorCode::Invalid, "{error:?}");

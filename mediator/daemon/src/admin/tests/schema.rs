@@ -104,7 +104,7 @@ fn server_accepts_exactly_documented_methods() {
                 Err(ClientError::Ask(admin_client::AskError::Refused(error))) => error,
                 Err(error) => panic!("{method} {path}: {error}"),
             };
-            let other = error.error.starts_with("there is no `/") || error.error.contains("does not take");
+            let other = error.error.starts_with("there is no `/") || error.error.contains("does not accept");
             assert_eq!(other, !described, "{method} {path}: {error:?}");
             let whole = json!({ "$ref": "#/components/schemas/Error" });
             check(&whole, &serde_json::to_value(&error).unwrap(), &format!("{method} {path}"));

@@ -133,7 +133,9 @@ impl SavedRemap {
             let (name, start, end) = showing.extent(bars);
             let Some(SavedWindow { start: from, bytes, iova }) = saved else { continue };
             let whole = from == start && from.checked_add(bytes) == Some(end) && bytes != 0;
-            Invalid::unless(whole, || format!("{bytes:#x} bytes from {from:#x} on are not what is mapped of {name}"))?;
+            Invalid::unless(whole, || {
+                format!("{bytes:#x} bytes from {from:#x} on differ from the mapped part of {name}")
+            })?;
             let file =
                 files.next().ok_or_else(|| Invalid::new(format_args!("the memory of {name} was not handed over")))?;
             *window = Some(Window::new(WindowMemory::of_file(host, file, start, end, Iova(iova))?));
@@ -164,7 +166,7 @@ impl Remap {
         let window = self.windows.get_mut(slot.window).and_then(Option::as_mut);
         let place = window.and_then(|window| window.want_mut(slot.page)).filter(|place| **place == PageTarget::Nothing);
         let place = place
-            .ok_or_else(|| Invalid::new(format_args!("{slot:?} is no place of an aperture, or wants two things")))?;
+            .ok_or_else(|| Invalid::new(format_args!("{slot:?} is not a place of an aperture, or has two requests")))?;
         *place = want;
         Ok(())
     }
@@ -234,14 +236,14 @@ mod tests {
         refused(&|_| (), &|files| drop(files.pop()), "did not come along");
         refused(&|_| (), &|files| files.push(files[0].try_clone().unwrap()), "memory of an unmapped aperture");
         refused(&|_| (), &|files| files.swap(0, 1), "in a file of");
-        refused(&|saved| saved.windows[0].as_mut().unwrap().start = 0, &|_| (), "not what is mapped");
-        refused(&|saved| saved.windows[1] = None, &|files| drop(files.remove(1)), "no place of an aperture");
+        refused(&|saved| saved.windows[0].as_mut().unwrap().start = 0, &|_| (), "differ from the mapped part");
+        refused(&|saved| saved.windows[1] = None, &|files| drop(files.remove(1)), "not a place of an aperture");
         refused(&|saved| saved.pages.swap(0, 1), &|_| (), "not in order");
         refused(&|saved| saved.pages[3].number = (VRAM / SMALL_PAGE) as u32, &|_| (), "not the VM's");
         refused(&|saved| saved.pages[0].places.clear(), &|_| (), "lives nowhere");
-        refused(&|saved| saved.pages[0].places.push(SavedSlot(1, 7)), &|_| (), "wants two things");
-        refused(&|saved| saved.pages[0].places.push(SavedSlot(1, 256)), &|_| (), "no place of an aperture");
-        refused(&|saved| saved.ram.push(SavedSlot(2, 0)), &|_| (), "no place of an aperture");
-        refused(&|saved| saved.ram.push(SavedSlot(3, 0)), &|_| (), "no place of an aperture");
+        refused(&|saved| saved.pages[0].places.push(SavedSlot(1, 7)), &|_| (), "has two requests");
+        refused(&|saved| saved.pages[0].places.push(SavedSlot(1, 256)), &|_| (), "not a place of an aperture");
+        refused(&|saved| saved.ram.push(SavedSlot(2, 0)), &|_| (), "not a place of an aperture");
+        refused(&|saved| saved.ram.push(SavedSlot(3, 0)), &|_| (), "not a place of an aperture");
     }
 }
