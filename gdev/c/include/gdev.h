@@ -1,4 +1,4 @@
-/* Gdev's interface, generated from the crate gdev-c by `cargo run -p gdev-c --example header`. */
+/* Gdev's interface, generated from the crate gdev-c by `cargo run -p gdev-c --example gdev_header`. */
 
 #ifndef GDEV_H
 #define GDEV_H
