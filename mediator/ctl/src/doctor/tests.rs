@@ -125,7 +125,7 @@ fn doctor_reports_each_missing_item_with_remedy() {
         (
             "qemu",
             |root| program(root, "usr/bin/qemu-system-x86_64", "exit 1"),
-            "says no version [Debian 13 has it in backports",
+            "reports no version [Debian 13 has it in backports",
         ),
         ("config", |root| write(root, "etc/gpu-mediator.toml", "[[card]]\nname = 3\n"), "etc/gpu-mediator.toml:2:8: "),
         (

@@ -52,7 +52,7 @@ fn impossible_move_or_drain_exits_with_code_and_cause() {
         (
             &["vm", "move", "a", "--card", "card0"],
             Code::Conflict,
-            "VM `a` cannot move to card `card0`: it has that card",
+            "VM `a` cannot move to card `card0`: it already has that card",
         ),
         (&["--if-revision", "0-0", "vm", "move", "a"], Code::Conflict, "revision conflict: expected 0-0"),
         (&["card", "drain", "z"], Code::NotFound, "there is no card `z`"),

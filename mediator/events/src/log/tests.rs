@@ -41,7 +41,7 @@ fn slow_reader_learns_number_of_lost_events() {
     (1..=MAX_EVENTS as u64 + 99).for_each(|n| add(&log, "a", n * 10));
     let page = log.page(Some(&cursor), 10).unwrap();
     assert_eq!((page.lost, page.restarted, page.events.len()), (99, false, 10));
-    assert!(page.note.unwrap().starts_with("99 events after the cursor are gone"));
+    assert!(page.note.unwrap().starts_with("99 events after the cursor are lost"));
     assert_eq!(log.page(Some(&page.next), MAX_EVENTS).unwrap().lost, 0);
     assert_eq!(log.page(None, 10).unwrap().lost, 100);
 }

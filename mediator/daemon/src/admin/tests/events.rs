@@ -241,7 +241,10 @@ fn followers_of_one_socket_are_bounded_and_leave_places() {
     assert!(followers.iter().all(|(status, _)| status.contains("200")));
     let error = refused(served.reader().get::<EventPage>("/v1/events?follow=true"));
     assert_eq!(error.code, ErrorCode::Conflict);
-    assert!(error.error.starts_with("16 clients of this socket wait") && !error.what_to_do.is_empty(), "{error:?}");
+    assert!(
+        error.error.starts_with("16 clients of this socket already wait") && !error.what_to_do.is_empty(),
+        "{error:?}"
+    );
     // Other requests, and the operator's socket, are not affected.
     all(&served.reader());
     assert!(begin("admin.sock").0.contains("200"));

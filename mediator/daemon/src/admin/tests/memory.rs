@@ -287,7 +287,7 @@ fn rejection_names_object_limit_value_and_remedy() {
     let error = refused(client.post::<api::Vm>("/v1/vms", &vm(json!({ "memory": refuse }))));
     assert_eq!(error.code, quota, "{error:?}");
     assert!(
-        error.error.starts_with("VM `c`: memory.on_full: `refuse`")
+        error.error.starts_with("VM `c`: memory.on_full: with `refuse`")
             && error.error.contains(" MiB of card `card0`, expected at least 16"),
         "{error:?}"
     );

@@ -233,7 +233,7 @@ mod tests {
             let why = saved.restored(&Rig::new(64).host, BARS, all, VRAM).unwrap_err().to_string();
             assert!(why.contains(said), "{why}");
         };
-        refused(&|_| (), &|files| drop(files.pop()), "did not come along");
+        refused(&|_| (), &|files| drop(files.pop()), "was not handed over");
         refused(&|_| (), &|files| files.push(files[0].try_clone().unwrap()), "memory of an unmapped aperture");
         refused(&|_| (), &|files| files.swap(0, 1), "in a file of");
         refused(&|saved| saved.windows[0].as_mut().unwrap().start = 0, &|_| (), "differ from the mapped part");
