@@ -302,7 +302,7 @@ async fn the_slice_is_kept_as_the_cards_are() {
     assert_eq!(attributes["memoryPolicy"].string.as_deref(), Some("random"));
     assert_eq!(attributes["model"].string.as_deref(), Some("GF100"));
     assert_eq!(attributes["vramMiB"].int, Some(256));
-    until("the old slice goes", async || (node.api.slices().len() == 1).then_some(())).await;
+    until("the old slice is deleted", async || (node.api.slices().len() == 1).then_some(())).await;
 
     // A kubelet removes the slice when it starts.
     node.api.wipe();
@@ -417,7 +417,7 @@ async fn claim_of_vm_moved_to_another_card_stays_valid() {
         // A restarted kubelet repeats its request.
         assert_eq!(kubelet.good(&named(name)).await, devices);
         kubelet.back(&named(name)).await;
-        assert_eq!(node.shares().await, Vec::<String>::new(), "what was given back is gone");
+        assert_eq!(node.shares().await, Vec::<String>::new(), "the returned share is gone");
     }
     node.assert_clean().await;
 }
@@ -560,7 +560,7 @@ async fn stopped_driver_removes_sockets_and_keeps_claims() {
     assert!(driver.0.wait().unwrap().success());
     assert!(!node.path("kubelet/plugins_registry/gpu-mediator.internal-reg.sock").exists());
     assert!(!node.path("kubelet/plugins/gpu-mediator.internal/dra.sock").exists());
-    assert_eq!(node.shares().await, ["k8s-uid-kept-0"], "the pod goes on");
+    assert_eq!(node.shares().await, ["k8s-uid-kept-0"], "the pod continues");
 }
 
 #[tokio::test]

@@ -192,11 +192,7 @@ impl Rig {
             for engine in Engine::ALL {
                 let accounts = (0..VMS).filter_map(|vm| scheduler.account(TenantId(vm), engine));
                 let used: u64 = accounts.map(|account| account.used).sum();
-                assert_eq!(
-                    used + scheduler.departed(engine),
-                    scheduler.busy(engine),
-                    "what is charged is what was used"
-                );
+                assert_eq!(used + scheduler.departed(engine), scheduler.busy(engine), "charged time equals used time");
             }
         });
     }
@@ -433,7 +429,7 @@ fn work_on_other_engine_than_booked_is_charged_there() {
         };
         let used = |vm, engine| account(&state, vm, engine).used;
         assert_eq!([used(0, Engine::Compute), used(0, Engine::Copy0)], [FIRST_POLL_NS, LENGTH_NS - FIRST_POLL_NS]);
-        assert_eq!([used(1, Engine::Compute), used(1, Engine::Copy0)], [0, LENGTH_NS], "who waited does not pay");
+        assert_eq!([used(1, Engine::Compute), used(1, Engine::Copy0)], [0, LENGTH_NS], "waiting is not charged");
         // The next submission is booked on the engine where the previous one was seen.
         state.ring(TenantId(0), several, Some(LENGTH_NS));
         assert_eq!([Engine::Compute, Engine::Copy0].map(|engine| account(&state, 0, engine).arrived), [1, 1]);

@@ -124,7 +124,7 @@ proptest! {
             moved.fits = vec![std::mem::replace(&mut moved.card, to)];
             prop_assert!(differ(&vms) + MIN_GAIN_PERMILLE < before);
             moves += 1;
-            prop_assert!(moves <= WHOLE_CARD_PERMILLE / MIN_GAIN_PERMILLE, "it goes on for ever");
+            prop_assert!(moves <= WHOLE_CARD_PERMILLE / MIN_GAIN_PERMILLE, "rebalancing does not end");
         }
     }
 }

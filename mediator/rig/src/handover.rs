@@ -73,10 +73,10 @@ impl Handover {
             let (sender, receiver, next) = self.offered(rig, guests, written).expect("what was saved");
             sender.await_ready(WAIT_TIMEOUT).expect("a receiver that is ready");
             still.give_away();
-            sender.let_go().expect("a receiver that is there");
+            sender.let_go().expect("a connected receiver");
             (next, receiver)
         };
-        receiver.wait(WAIT_TIMEOUT).expect("a sender that lets go");
+        receiver.wait(WAIT_TIMEOUT).expect("a sender that releases the card");
         card.go_on();
         rig.host = reopened.take_over("next").expect("a card that is taken over");
         let before = std::mem::replace(&mut rig.card, card);

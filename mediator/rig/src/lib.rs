@@ -82,7 +82,7 @@ impl Rig {
     pub fn made(config: &Config, sharing: &Sharing, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         let card = Arc::new(SimGpu::new(config).expect("a card"));
         let host = ManagedCard::open(wrap(Arc::clone(&card)), "rig", sharing, firmware::Set::stand_in());
-        Self { card, host: host.expect("a card that comes up") }
+        Self { card, host: host.expect("a card that starts") }
     }
 
     /// Creates a VM with `vram_mib` MiB of VRAM and without RAM.

@@ -100,7 +100,7 @@ pub fn fuzz(data: &[u8]) {
         8 => part::<SavedMoving, Moving>(
             bytes,
             |saved| saved.restored().ok(),
-            |moving| moving.save().expect("what was restored can be saved"),
+            |moving| moving.save().expect("the restored state can be saved"),
             drop,
         ),
         _ => part::<SavedTables, Tables>(

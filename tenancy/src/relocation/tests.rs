@@ -126,7 +126,7 @@ fn order_runs_from_quiesce_to_resume() {
     assert_eq!(words(&world.remapped(7, 1, 2)), ["moved:2", "resume"]);
     assert_eq!((world.in_host(), world.relocations.moved()), (3, 3));
     assert!(world.relocations.is_idle() && !world.relocations.is_moving(TENANT));
-    assert_eq!(world.relocations.remapped(&world.table, 0, 7, 1, |_| true), Ok(()), "a late answer is ignored");
+    assert_eq!(world.relocations.remapped(&world.table, 0, 7, 1, |_| true), Ok(()), "a late reply is ignored");
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn silent_user_is_forced_and_then_given_up() {
         assert!(world.ticked().is_empty(), "once");
         world.relocations.cancel(7);
         assert_eq!(words(&world.actions()), ["stayed:1", "cancelled"]);
-        assert!(world.relocations.is_left_alone(7, world.now), "nobody waits for it again at once");
+        assert!(world.relocations.is_left_alone(7, world.now), "it is not waited for again immediately");
     }
 }
 

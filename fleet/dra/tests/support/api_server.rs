@@ -309,7 +309,7 @@ async fn replace(
         return failure(StatusCode::CONFLICT, "Conflict");
     }
     let (before, after) = (&there["spec"]["pool"]["generation"], &body["spec"]["pool"]["generation"]);
-    assert!(before.as_i64() < after.as_i64(), "a change has a generation of its own");
+    assert!(before.as_i64() < after.as_i64(), "each change has its own generation");
     objects.writes += 1;
     good(&objects.store(body, "MODIFIED"))
 }

@@ -225,7 +225,7 @@ impl Node {
         let PluginInfo { r#type, name, endpoint, supported_versions } = info;
         assert_eq!((r#type.as_str(), name.as_str()), ("DRAPlugin", "gpu-mediator.internal"));
         let chosen = knows.iter().find(|known| supported_versions.iter().any(|version| version == **known));
-        let chosen = chosen.expect("a version that both know");
+        let chosen = chosen.expect("a version that both sides support");
         let status = RegistrationStatus { plugin_registered: true, error: String::new() };
         client.notify_registration_status(status).await.unwrap();
         Kubelet { channel: connect(Path::new(&endpoint)).await, old: *chosen == "v1beta1.DRAPlugin" }

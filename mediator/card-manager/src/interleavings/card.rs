@@ -464,7 +464,7 @@ impl CardView for State {
         let started = self.read.get();
         self.card.change(|hardware| {
             let Hardware { rings, engines, removed, .. } = hardware;
-            let ring = rings.get_mut(&channel).expect("what is gone is never started");
+            let ring = rings.get_mut(&channel).expect("removed work is never started");
             assert!(!removed.contains(&ring.vm));
             let (next, length) = ring.waiting.pop_front().expect("nothing is started twice");
             assert_eq!(next, submission, "a channel's submissions start in their order");

@@ -29,19 +29,19 @@ fn drain_retries_immovable_vms_while_others_leave() {
             // `cache` has an affinity to `web`.
             "cache" if !asked.contains(&"web".to_owned()) => Err(immovable(vm)),
             "gone" => Ok(None),
-            "stuck" => Err(DaemonError::Failed("its guest does not let go".to_owned())),
+            "stuck" => Err(DaemonError::Failed("its guest does not release the card".to_owned())),
             _ => Ok(Some(moved(vm))),
         }
     });
-    assert_eq!(asked, ["cache", "gone", "stuck", "web", "cache"], "what has failed is not tried twice");
+    assert_eq!(asked, ["cache", "gone", "stuck", "web", "cache"], "a failed move is not retried");
     assert_eq!(done.iter().map(|one| &*one.vm).collect::<Vec<_>>(), ["web", "cache"]);
-    assert_eq!(left, [Left { vm: "stuck".to_owned(), why: "its guest does not let go".to_owned() }]);
+    assert_eq!(left, [Left { vm: "stuck".to_owned(), why: "its guest does not release the card".to_owned() }]);
     let mut asked = 0;
     let (done, left) = emptied(names(&["b", "a"]), |vm| {
         asked += 1;
         Err(immovable(vm))
     });
-    assert_eq!((asked, done.len()), (2, 0), "nobody has left, so nothing is new");
+    assert_eq!((asked, done.len()), (2, 0), "no VM has moved, so there is no retry");
     assert_eq!(left.iter().map(|one| &*one.vm).collect::<Vec<_>>(), ["a", "b"]);
     assert!(left[0].why.ends_with("VM `a` cannot move to another card: no card has room"), "{left:?}");
 }
@@ -106,7 +106,7 @@ fn move_rejection_names_obstacle() {
     assert!(matches!(daemon.drain_if("card0", Some("0-0")), Err(DaemonError::Changed { .. })));
     assert!(!daemon.card("card0").unwrap().drained);
     assert!(matches!(daemon.drain_if("card9", None), Err(DaemonError::NoCard(_))));
-    assert!(daemon.moves.text().contains("gpu_mediator_move_failures_total 0\n"), "what is refused was not begun");
+    assert!(daemon.moves.text().contains("gpu_mediator_move_failures_total 0\n"), "a refused move does not begin");
 
     daemon.remove("b").unwrap();
     daemon.add(VmSpec { passthrough: true, vram_mib: None, ..VmSpec::new("wired", "card1", 0) }).unwrap();
@@ -149,7 +149,7 @@ fn mark_is_kept_over_a_restart_and_applied_from_a_file() {
     drop(daemon);
 
     let daemon = begin();
-    assert!(daemon.card("card0").unwrap().drained, "and the VM that could not leave is there again");
+    assert!(daemon.card("card0").unwrap().drained, "the card stays drained after a restart");
     assert_eq!(daemon.vm("a").unwrap().card, "card0");
     assert!(daemon.export().card[0].drained);
     let desired = |drained: bool, vm: serde_json::Value| {

@@ -401,7 +401,7 @@ impl Guest {
     pub fn until(&mut self, mut holds: impl FnMut(&mut Self) -> bool) {
         let begin = Instant::now();
         while !holds(self) {
-            assert!(begin.elapsed() < ANSWERED, "it does not come to pass");
+            assert!(begin.elapsed() < ANSWERED, "the condition is not met in time");
             std::thread::sleep(Duration::from_micros(200));
         }
     }

@@ -86,7 +86,7 @@ fn work_goes_on(handover: &Handover, rounds: u32) {
             assert_eq!((driver.faults.len(), driver.guest.counter("faults")), (0, 0));
         }
         if host {
-            assert!(in_host(&rig) > 0, "what was swapped is where it was");
+            assert!(in_host(&rig) > 0, "swapped memory is still in its place");
             for vm in 0..3 {
                 move_all(&rig, vm, To::Card);
             }

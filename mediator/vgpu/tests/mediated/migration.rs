@@ -185,7 +185,7 @@ fn corrupt_state_fails_device_until_reset() {
     }
     stay.check();
     let placed = || card.usage().0.vms.get(&TenantId(2)).map_or(0, |vm| vm.placed);
-    eventually("nothing is left of what did not come", || placed() == 0);
+    eventually("a refused VM leaves no memory on the card", || placed() == 0);
     // Afterwards the VM is a normal device, and its client can complete work.
     let mut driver = Driver::new(victim);
     let mut channel: Channel = driver.channel(1);

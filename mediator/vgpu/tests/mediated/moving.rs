@@ -288,7 +288,7 @@ fn vm_after_failed_move_continues_on_its_card() {
         one.check();
     }
     assert!(is_filled(&other, 0x11));
-    eventually("nothing of it is left there", || usage(&there) == before);
+    eventually("the target card keeps nothing of the VM", || usage(&there) == before);
 }
 
 #[test]

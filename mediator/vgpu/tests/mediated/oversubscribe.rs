@@ -141,7 +141,7 @@ fn two_guests_share_card_evenly_and_last_regains_memory() {
     rotate(&mut first, &mut one, &buffers, 50);
     // All memory must return to the remaining VM.
     second.guest.remove().unwrap();
-    eventually("what was moved comes back", || account(&rig, 0).host == 0);
+    eventually("evicted memory returns", || account(&rig, 0).host == 0);
     for (chunk, at) in (0u32..).zip(&buffers) {
         assert!(first.vram_holds(*at, 64, 50 + chunk.saturating_sub(1)));
     }
@@ -175,7 +175,7 @@ fn guarantee_evicts_memory_of_others_beyond_theirs() {
     assert!(account(&rig, 0).placed <= 16, "{:?}", account(&rig, 0));
     let mut two = second.channel(1);
     let others = spread(&mut second, &two, 10, 70);
-    assert_eq!(account(&rig, 1).host, 0, "what is guaranteed is there at once");
+    assert_eq!(account(&rig, 1).host, 0, "guaranteed memory is available immediately");
     rotate(&mut first, &mut one, &buffers, 40);
     rotate(&mut second, &mut two, &others, 70);
 }
@@ -560,7 +560,7 @@ fn take_turns_over_the_bus(profile: bool) {
         }
         stop.store(true, Ordering::SeqCst);
         assert_eq!(holders.len(), 2, "each has had its turn");
-        assert!(told, "a VM waits for the other's quantum");
+        assert!(told, "a VM waits for the end of the other VM's quantum");
         assert!(lasts(&without_since), "a VM that its quota holds takes turns");
     });
 }

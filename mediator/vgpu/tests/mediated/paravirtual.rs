@@ -164,7 +164,7 @@ fn paravirtual_interface_and_tables_survive_hand_over() {
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().zero(2, (B / PAGE) as u32, 4).flush(1)).status, 0);
     driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
     let fault = driver.wait_fault();
-    assert_eq!((fault.instance, fault.va), (work.instance, B), "what is taken away is gone");
+    assert_eq!((fault.instance, fault.va), (work.instance, B), "withdrawn memory is unreachable");
 }
 
 #[test]

@@ -94,7 +94,7 @@ fn cpu_writes_through_mapped_aperture_match_gpu_copies() {
     let to = driver.buffer(&channel, B, 4, 2);
     show(&mut driver, 0, BAR1_MAPPED_AT, from, 4);
     show(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, to, 4);
-    assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(1, 4), "what was there has come along");
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(1, 4), "the contents have moved with the page");
     cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     copy(&mut driver, &mut channel, A, B, 4);
     assert_eq!(cpu.read(BAR1_MAPPED_AT + 0x10_0000, 4 * PAGE), pages(3, 4));
@@ -550,7 +550,7 @@ fn the_next_client_and_the_last_see_nothing_of_each_other() {
     let new = [Cpu::for_region(&driver.guest, Bar1), Cpu::for_region(&driver.guest, Bar3)];
     assert!(new[0].is_zero(0, 64 * MIB) && new[1].is_zero(0, 16 * MIB));
     assert!(is_filled(&driver.guest, 0));
-    assert_eq!(usage(&rig).4, alone.4 - 1, "the RAM has gone, the apertures have their addresses");
+    assert_eq!(usage(&rig).4, alone.4 - 1, "the RAM is unmapped; the apertures keep their addresses");
     // The old mapping keeps its contents, independent of the next client's actions, and the next client does not see
     // writes to it.
     let Driver { mut guest, .. } = driver;

@@ -356,7 +356,7 @@ fn copies_on_pgraph_channel_do_not_block_pgraph() {
     println!(
         "{count} copies of the neighbour next to copies on a channel with a PGRAPH context, {control} next to others"
     );
-    assert_eq!(cleared(&rig), cleared_before, "nobody else wants PGRAPH");
+    assert_eq!(cleared(&rig), cleared_before, "no other VM needs PGRAPH");
     assert_eq!(used(&rig, 0, Engine::Compute), 0, "nor pays for it");
     assert!(count * 100 >= control * 96, "{count} copies of {control}");
     let took = COPIES as u64 * COPY_NS;
@@ -429,7 +429,7 @@ fn hangs(works: &[Vec<u32>]) {
         state.scheduler().account(TenantId(0), engine).map_or(0, |account| account.killed)
     });
     assert_eq!((killed, one.is_done(hung)), ([0; 3], false));
-    assert!(!reaches_pgraph(&rig, hung.id), "its block names no context of PGRAPH's while another VM works there");
+    assert!(!reaches_pgraph(&rig, hung.id), "its instance block has no PGRAPH context while another VM uses PGRAPH");
     assert!(!rig.host.lock().scheduler().is_busy(Engine::Compute), "it counts as work of the copy engine");
 }
 

@@ -122,7 +122,7 @@ fn corrupt_saved_file_is_rejected_and_changes_nothing() {
     refuse(&mut one, b"#!/bin/sh\n", "first bytes differ");
     one.check();
     other.check();
-    eventually("nothing is left of who did not come", || usage(&card).0 == before.0);
+    eventually("a refused VM leaves nothing behind", || usage(&card).0 == before.0);
 }
 
 #[test]

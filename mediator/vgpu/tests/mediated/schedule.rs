@@ -70,7 +70,7 @@ fn nothing_in_flight(rig: &Rig) {
 fn in_flight_at_most(rig: &Rig, count: usize) {
     let began = Instant::now();
     while rig.host.lock().scheduler().in_flight() > count {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "what has ended is seen");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "completed work is detected");
         std::thread::yield_now();
     }
 }
@@ -547,7 +547,7 @@ fn a_kill_resets_no_engine_that_works_for_another() {
         rig.host.lock().channels().physical(channels::TenantId(1), nvspec::fifo::VirtualChannelId(1)).unwrap();
     rig.host.lock().kill_channel(TenantId(0), nvspec::fifo::VirtualChannelId(waiting.id), 0);
     let status = card::Card::read32(&*rig.card, pfifo::ENGINE_STATUS::at(0));
-    assert!(pfifo::ENGINE_STATUS::BUSY.is_set(status), "what the engine did is lost");
+    assert!(pfifo::ENGINE_STATUS::BUSY.is_set(status), "the engine's results are lost");
     assert_eq!(pfifo::ENGINE_STATUS::CHANNEL.get(status), u32::from(physical.0));
 }
 

@@ -114,9 +114,9 @@ fn channel_that_misses_quiesce_limit_hangs_and_others_continue() {
         rig.card.halt().expect("a card at rest");
         rig.card.go_on();
         drop(still);
-        eventually("its guest is told", || bad.guest.counter("hangs") == 1);
+        eventually("its guest is notified", || bad.guest.counter("hangs") == 1);
         let channel_of_card = rig.host.lock().channels().physical(TenantId(0), VirtualChannelId(1));
-        assert_eq!(channel_of_card, None, "what hangs once more would hold the card up once more");
+        assert_eq!(channel_of_card, None, "a second hang would delay the card again");
         works(&mut good, &mut channel, 4);
         // The guest continues on another channel.
         let mut next = bad.channel(2);
@@ -202,7 +202,7 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     let file = file_of(&saved);
 
     let mut same = Same { rig: &rig, own, origins: vms.iter().map(|vm| vm.origin()).collect(), written: 0 };
-    let restored = read(&file).restore(&mut same).expect("a card that there can be");
+    let restored = read(&file).restore(&mut same).expect("a valid card");
     assert!(same.written >= 3, "a directory of each VM");
     let RestoredCard { chunks, balancer, quanta, channels: bound, scheduler, pool, segments, vms: guests } = restored;
     assert_eq!(guests.len(), 3);

@@ -436,5 +436,5 @@ fn history_keeps_one_minute() {
     let key = ("h100-0".to_owned(), "build".to_owned(), Engine::Compute);
     assert_eq!(view.history.picture(&key), "▃".repeat(15));
     view.show(Look::default(), SECOND);
-    assert_eq!(view.history.picture(&key), "", "a VM that has gone has none");
+    assert_eq!(view.history.picture(&key), "", "a removed VM has no history");
 }

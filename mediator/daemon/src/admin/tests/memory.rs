@@ -296,11 +296,7 @@ fn rejection_names_object_limit_value_and_remedy() {
     let _: VmMemorySettings = client.patch(VM, &json!({ "guarantee_mib": null })).unwrap();
     let [before, after] = [before, client.request(Method::GET, "/v1/desired", Default::default()).unwrap()]
         .map(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).unwrap());
-    assert_eq!(
-        (&before["vm"], &before["card"]),
-        (&after["vm"], &after["card"]),
-        "nothing of what was refused has changed"
-    );
+    assert_eq!((&before["vm"], &before["card"]), (&after["vm"], &after["card"]), "a refused change has no effect");
 }
 
 /// Time limit that all steps of these tests stay below: a wait that reaches the limit has failed.

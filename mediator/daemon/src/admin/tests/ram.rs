@@ -68,7 +68,7 @@ fn impossible_ram_guarantee_is_rejected_and_shares_stay() {
     let held = host.lock().memory_mut().iova_mut().allocate(700 << 30, 0).unwrap();
     let error = set(&served, CARD, json!({ "quota_mib": all, "guarantee_mib": all / 4 })).unwrap_err();
     assert!(error.contains("in use"), "{error}");
-    assert_eq!(of_both(), before, "all of the card's VMs have what they had");
+    assert_eq!(of_both(), before, "all of the card's VMs keep their settings");
     host.lock().memory_mut().iova_mut().free(held);
     set(&served, CARD, json!({ "quota_mib": all, "guarantee_mib": all / 4 })).unwrap();
     assert_eq!(of_both().map(|share| share.guarantee), [224 << 30; 2]);
@@ -96,7 +96,7 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     driver.wait(&channel);
     driver.submit(&mut channel, &copy(2));
     driver.wait(&channel);
-    assert!(!driver.ram_holds(2 * PAGE, 1, 3), "as to RAM that is not there");
+    assert!(!driver.ram_holds(2 * PAGE, 1, 3), "as for an access to missing RAM");
     let ram = ram_of_a(&served);
     assert_eq!((ram.touched_bytes, ram.touch_limit_bytes), (PAGE, Some(0)));
     assert!(ram.touches_refused > 0);

@@ -180,7 +180,7 @@ fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     };
     let mut held = vec![0; PAGE as usize];
     super::card_vram(&rig, *before.last().unwrap(), &mut held);
-    assert!(held.iter().all(|&byte| byte == SECRET), "it is there to be found");
+    assert!(held.iter().all(|&byte| byte == SECRET), "the memory contains the secret");
     idle.driver.guest.remove().unwrap();
     let heir = super::born(&rig, vram::TenantId(7));
     assert_eq!(super::finds(&heir.guest, SECRET), 0);

@@ -31,7 +31,7 @@ fn hole_06_no_register_is_passed_on() {
             s.evil.guest.wr(offset + (offset / STRIDE * 4) % STRIDE, u32::MAX);
         }
     });
-    assert!(tally(&scene.evil.guest) > before + 10_000, "what nothing claims is counted");
+    assert!(tally(&scene.evil.guest) > before + 10_000, "accesses to unclaimed registers are counted");
     scene.fresh();
 
     // The reference code passes these registers through.
@@ -101,7 +101,7 @@ fn hole_06_no_register_is_passed_on() {
             s.evil.guest.wr(register, 7);
         }
     });
-    scene.virtual_only("acknowledging what is not its own", |s| {
+    scene.virtual_only("acknowledging state of other VMs", |s| {
         for register in [
             pfifo::INTR::OFFSET,
             pfifo::MMU_FAULT_ID::OFFSET,

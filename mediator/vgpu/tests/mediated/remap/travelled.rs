@@ -114,7 +114,7 @@ fn rejected_state_leaves_mapped_apertures_unchanged() {
     assert!(refused.contains("the client now lends"), "{refused}");
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(4, 4));
     one.check(&cpu3, 4);
-    assert!(cards[1].usage().0.vms.is_empty(), "nothing is left of it there");
+    assert!(cards[1].usage().0.vms.is_empty(), "the former card keeps nothing of it");
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn cpu_writes_through_mapped_pramin_reach_gpu_without_message() {
     let mut channel = driver.channel(1);
     let (from, to) = (driver.buffer(&channel, A, 4, 1), driver.buffer(&channel, B, 4, 2));
     let at = in_window(&mut driver, from);
-    assert_eq!(cpu.read(at, 4 * PAGE), pages(1, 4), "what was there has come along");
+    assert_eq!(cpu.read(at, 4 * PAGE), pages(1, 4), "the contents have moved with the page");
     cpu.write(at, &pages(3, 4));
     copy(&mut driver, &mut channel, A, B, 4);
     assert!(driver.vram_holds(to, 4, 3));

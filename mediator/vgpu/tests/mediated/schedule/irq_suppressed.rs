@@ -47,7 +47,7 @@ fn ended(rig: &Rig, vm: u32) -> u64 {
 fn wait_ended(rig: &Rig, vm: u32, count: u64) {
     let began = Instant::now();
     while ended(rig, vm) < count {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "what has ended is seen");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "completed work is detected");
         std::thread::yield_now();
     }
 }
@@ -72,7 +72,7 @@ fn completion_without_waiter_raises_no_interrupt() {
     let mut channel = worker(&mut alone, 1);
     // The scheduler forgets the length of the first submissions after a few short ones, unless the host is busy.
     let untold = (0..2000).any(|_| !is_told(&rig, &mut alone, &mut channel));
-    assert!(untold, "each of 2,000 submissions was told of");
+    assert!(untold, "each of 2,000 submissions was reported");
     let charged = used(&rig, 0);
     // While another VM has work, each end must be reported.
     let mut other = driver(&rig, 1, VgpuParams::default());
@@ -115,10 +115,10 @@ fn one_interrupt_covers_work_and_its_fence() {
     let mut alone = driver(&rig, 0, VgpuParams::default());
     let mut channel = worker(&mut alone, 1);
     // On a busy host the work may end before the wait is queued.
-    assert!((0..20).any(|_| !is_told_of_work(&rig, &mut alone, &mut channel, 0)), "each end is told");
+    assert!((0..20).any(|_| !is_told_of_work(&rig, &mut alone, &mut channel, 0)), "each end is reported");
     assert!(
         (0..20).any(|_| is_told_of_work(&rig, &mut alone, &mut channel, 20)),
-        "no end is told, of work before work"
+        "the end of work before other work is not reported"
     );
 }
 
@@ -159,5 +159,5 @@ fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
         // Otherwise the interrupt may have reported the VM's own end.
         !told && ended(&rig, 1) == before
     });
-    assert!(undisturbed, "a VM is told of each end of another's work, when its own begins");
+    assert!(undisturbed, "a VM is interrupted by each end of another VM's work");
 }
