@@ -195,7 +195,7 @@ fn intrudes<'a>(
     if let Some((other, path)) = other {
         let (shown, theirs) = (socket.display(), path.display());
         return Some(format!(
-            "`{shown}` and `{theirs}` of `{other}` share a folder that has one's name, expected a folder for each"
+            "`{shown}` and `{theirs}` of `{other}` share a folder that is named after one of them, expected a folder for each"
         ));
     }
     let own = [Some(&daemon.admin_socket), daemon.read_socket.as_ref()].into_iter().flatten();
@@ -344,7 +344,7 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
     });
     for (key, rate, least) in rates.into_iter().flatten() {
         if rate < least {
-            table.say(key, "0, expected at least 1; leave `time` out for \"as fast as possible\"".to_owned());
+            table.say(key, "0, expected at least 1; omit `time` for \"as fast as possible\"".to_owned());
         }
         if rate > RATE_MAX {
             table.say(key, format!("{rate}, expected at most {RATE_MAX}"));
@@ -435,20 +435,21 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     }
     if vm.passthrough {
         if vm.paravirtual != Paravirtual::default() {
-            let what = "expected no such table beside passthrough = true, where there is no mediator".to_owned();
+            let what = "expected no such table with passthrough = true, because there is no mediator".to_owned();
             say(RefusalKind::Invalid, "paravirtual", what);
         }
         if vm.memory != VmMemory::default() {
-            let what = "expected no such table beside passthrough = true, which gives the whole card".to_owned();
+            let what = "expected no such table with passthrough = true, which gives the VM the whole card".to_owned();
             say(RefusalKind::Invalid, "memory", what);
         }
         if let Some(vram) = vm.vram_mib {
-            let what = format!("{vram}, expected no such key beside passthrough = true, which gives the whole card");
+            let what =
+                format!("{vram}, expected no such key with passthrough = true, which gives the VM the whole card");
             say(RefusalKind::Invalid, "vram_mib", what);
         }
         if vm.time != TimeShare::default() {
             let what =
-                "expected no such table beside passthrough = true, where nobody shares the card's time".to_owned();
+                "expected no such table with passthrough = true, because the card's time is not shared".to_owned();
             say(RefusalKind::Invalid, "time", what);
         }
         if let Some(other) = beside.first() {

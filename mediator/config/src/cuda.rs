@@ -292,8 +292,7 @@ pub fn memory(card: &CardSpec) -> Vec<(&'static str, String)> {
         wrong.push(("memory.ram", "expected no such table on a CUDA card: its tenants lend no RAM".to_owned()));
     }
     if memory.victims == VictimPolicy::Profiled {
-        let what =
-            "`profiled`, expected another policy on a CUDA card: nobody gives profiles of programs there".to_owned();
+        let what = "`profiled`, expected another policy on a CUDA card: programs have no profiles there".to_owned();
         wrong.push(("memory.victims", what));
     }
     wrong
@@ -308,8 +307,8 @@ pub fn scheduler(config: &sched::Config) -> Vec<(&'static str, String)> {
     }
     if matches!(config.policy, PolicyKind::Direct | PolicyKind::Disengaged) {
         let what = format!(
-            "`{}`, expected `band`, `credit` or `fifo` on a CUDA card, whose time is given in turns; to share it without, leave \
-             the library out of the programs",
+            "`{}`, expected `band`, `credit` or `fifo` on a CUDA card, whose time is given in turns; to share it \
+             without turns, run the programs without the library",
             config.policy.name()
         );
         wrong.push(("scheduler.policy", what));
@@ -354,7 +353,7 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
     let chunk = card.cuda().chunk_mib.max(1);
     if tenant.vram_mib < chunk || tenant.vram_mib > 16 << 20 || !tenant.vram_mib.is_multiple_of(chunk) {
         let what = match tenant.vram_mib {
-            0 => "missing, expected MiB of memory or a `profile` that says them".to_owned(),
+            0 => "missing, expected MiB of memory or a `profile` that contains it".to_owned(),
             mib => format!("{mib} MiB, expected a multiple of the chunk of {chunk} MiB"),
         };
         say(RefusalKind::Invalid, "vram_mib", what);
@@ -380,7 +379,7 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
     let left = card.vram_mib.saturating_sub(promised);
     if let Some(guarantee) = tenant.memory.guarantee_mib.filter(|&guarantee| guarantee > left) {
         let what = format!(
-            "{guarantee} MiB, expected at most the {left} MiB of card `{}` that are promised to no one",
+            "{guarantee} MiB, expected at most the {left} MiB of card `{}` that are not guaranteed to others",
             card.name
         );
         say(RefusalKind::Quota, "memory.guarantee_mib", what);

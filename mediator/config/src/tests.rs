@@ -266,7 +266,7 @@ fn passthrough_excludes_other_vms_in_both_orders() {
     let text = mistake(&with_vm(&format!("{shared}[[vm]]\n{wired}")));
     assert!(text.starts_with("f:13:15: vm[1].passthrough: VM `b` uses card `card0`"), "{text}");
     let text = mistake(&with_vm(&format!("{wired}vram_mib = 64\n")));
-    assert!(text.starts_with("f:10:12: vm[0].vram_mib: 64, expected no such key beside passthrough"), "{text}");
+    assert!(text.starts_with("f:10:12: vm[0].vram_mib: 64, expected no such key with passthrough"), "{text}");
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn invalid_paravirtual_tables_are_rejected() {
         assert!(text.contains(key), "{text}");
     }
     let wired = "name = \"a\"\ncard = \"card0\"\npassthrough = true\n[vm.paravirtual]\noffered = true\n";
-    assert!(mistake(&with_vm(wired)).contains("paravirtual: expected no such table beside passthrough"));
+    assert!(mistake(&with_vm(wired)).contains("paravirtual: expected no such table with passthrough"));
 }
 
 #[test]

@@ -54,7 +54,7 @@ pub(super) fn card(card: &CardSpec, others: &[CardSpec]) -> Vec<(&'static str, S
     let sizes =
         [("bar1_mib", card.bar1_mib, super::default_bar1()), ("bar3_mib", card.bar3_mib, super::default_bar3())];
     for (key, _, _) in sizes.into_iter().filter(|(_, mib, default)| mib != default) {
-        wrong.push((key, "expected no such key with kind = \"vfio\": the card has the size that it has".to_owned()));
+        wrong.push((key, "expected no such key with kind = \"vfio\": the card has a fixed size".to_owned()));
     }
     wrong
 }

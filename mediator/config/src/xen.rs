@@ -24,8 +24,8 @@ pub(crate) fn vm(vm: &VmSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Ref
     }
     if cards.iter().any(|card| card.name == vm.card && card.kind == CardKind::Vfio) {
         let what = format!(
-            "card `{}` is of kind = \"vfio\", expected one of kind = \"simgpu\": under Xen there is no VFIO, and nothing \
-             that maps a domain's memory for a card of domain 0 (see docs/guides/xen.md)",
+            "card `{}` is of kind = \"vfio\", expected one of kind = \"simgpu\": under Xen there is no VFIO, and no \
+             interface maps a domain's memory for a card of domain 0 (see docs/guides/xen.md)",
             vm.card
         );
         say(RefusalKind::Invalid, "xen_domain", what);
@@ -40,7 +40,7 @@ pub(crate) fn vm(vm: &VmSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Ref
         say(
             RefusalKind::Invalid,
             field,
-            "expected no such key beside `xen_domain`, where there is no socket".to_owned(),
+            "expected no such key with `xen_domain`, because the VM has no socket".to_owned(),
         );
     }
     refusals

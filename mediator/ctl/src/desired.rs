@@ -139,7 +139,7 @@ fn shown(applied: &Applied) -> String {
     let mut text = String::new();
     for step in &applied.steps {
         let what = match (step.action, applied.dry_run) {
-            (Action::Keep, _) => "is as it should be",
+            (Action::Keep, _) => "matches the file",
             (Action::Create, false) => "is added",
             (Action::Create, true) => "would be added",
             (Action::Change, false) => "is changed",
@@ -162,14 +162,14 @@ fn differences(steps: &[Step]) -> String {
     for step in steps {
         let what = match step.action {
             Action::Create => "is not there",
-            Action::Remove => "is there, but not in the file",
-            Action::Change | Action::Keep => "is not as in the file",
+            Action::Remove => "exists, but is not in the file",
+            Action::Change | Action::Keep => "differs from the file",
         };
         let _ = writeln!(text, "{}{} {what}", kind(step.kind), step.name);
         changes(&mut text, &step.changes);
     }
     if steps.is_empty() {
-        text.push_str("all is as in the file\n");
+        text.push_str("everything matches the file\n");
     }
     text
 }

@@ -55,7 +55,7 @@ fn report(report: &DrainReport) -> String {
         let _ = write!(text, "\n{}", output::table(rows, &[2, 3, 4]));
     }
     if left.is_empty() {
-        text.push_str("\nnobody is left on it\n");
+        text.push_str("\nno VM or tenant is left on it\n");
     } else {
         let mut rows = vec![output::heads(&["LEFT", "WHY"])];
         rows.extend(left.iter().map(|one| vec![one.vm.clone(), one.why.clone()]));
@@ -92,6 +92,6 @@ mod tests {
              LEFT   WHY\nwired  it has its card by passthrough\n"
         );
         (all.moved, all.left) = (Vec::new(), Vec::new());
-        assert_eq!(report(&all), "card card0 takes no further VMs and tenants\n\nnobody is left on it\n");
+        assert_eq!(report(&all), "card card0 takes no further VMs and tenants\n\nno VM or tenant is left on it\n");
     }
 }

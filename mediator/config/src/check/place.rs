@@ -83,7 +83,7 @@ fn against(
         return Some(refusal);
     }
     let near = cards.iter().find(|card| !card.drained && is_near(vm, card, others))?;
-    let what = format!("card `{}` has a VM that it is to be near to, expected that card", near.name);
+    let what = format!("card `{}` has a VM to which this VM must be near, expected that card", near.name);
     (!is_near(vm, card, others)).then_some(Refusal { kind: RefusalKind::Conflict, field: "near", what })
 }
 

@@ -57,9 +57,9 @@ fn apply_changes_named_keys_and_keeps_unnamed_ones() {
         "card card0 is changed\n  scheduler.band.wait_ns: 500000 -> 1000\n  scheduler.policy: \"band\" -> \"fifo\"\n\
          VM web is added\nVM build is added\n"
     );
-    assert_eq!(with_file(&served, TWO, &["assert", "--exact"]).out, "all is as in the file\n");
+    assert_eq!(with_file(&served, TWO, &["assert", "--exact"]).out, "everything matches the file\n");
     let ran = with_file(&served, TWO, &["apply"]);
-    assert_eq!(ran.out, "card card0 is as it should be\nVM web is as it should be\nVM build is as it should be\n");
+    assert_eq!(ran.out, "card card0 matches the file\nVM web matches the file\nVM build matches the file\n");
 
     // Only the named keys change: the weight of `web` stays, and so does `build`.
     let text = "[[vm]]\nname = \"web\"\ntime = { class = \"interactive\" }\n";
@@ -81,7 +81,7 @@ fn apply_changes_named_keys_and_keeps_unnamed_ones() {
         [("build", Action::Remove)]
     );
     let ran = with_file(&served, text, &["apply", "--prune"]);
-    assert_eq!(ran.out, "VM build is removed\nVM web is as it should be\n");
+    assert_eq!(ran.out, "VM build is removed\nVM web matches the file\n");
     assert!(!served.fixture.path("build.sock").exists());
 }
 
@@ -166,7 +166,7 @@ fn configuration_file_itself_can_be_applied_and_asserted() {
         "[daemon]\nlog = \"info\"\n[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\nreserve_mib = 16\n";
     let ran = with_file(&served, &format!("{text}{}", &TWO[TWO.find("[[vm]]").unwrap()..]), &["apply"]);
     assert_eq!((ran.code, &*ran.err), (Code::Good, ""));
-    assert!(ran.out.starts_with("the daemon is as it should be\ncard card0 is as it should be\n"), "{}", ran.out);
+    assert!(ran.out.starts_with("the daemon matches the file\ncard card0 matches the file\n"), "{}", ran.out);
     // Omitted keys get their defaults.
     let ran = with_file(
         &served,

@@ -23,7 +23,7 @@ fn drained_card_rejects_new_vms_and_drain_exits_4_if_vms_remain() {
     let ran = ctl(&served, &["card", "drain", "card0"]);
     assert_eq!(
         (ran.code, &*ran.out),
-        (Code::Good, "card card0 takes no further VMs and tenants\n\nnobody is left on it\n")
+        (Code::Good, "card card0 takes no further VMs and tenants\n\nno VM or tenant is left on it\n")
     );
     assert_eq!(drained(&ctl(&served, &["card", "show"]).out), ["yes", "no"]);
     assert!(ctl(&served, &["card", "show", "card0"]).out.contains("drained"));

@@ -95,7 +95,7 @@ fn vm_goes_where_one_is_that_it_is_to_be_near_to() {
     assert_eq!(placed(&large, Placement::Room, &cards(), &others), "");
     let beside: Vec<&VmSpec> = others.iter().collect();
     let what = check::vm(&large, &daemon(Placement::Room), &cards(), &beside).remove(0).what;
-    assert!(what.contains("`b` (near: card `small` has a VM that it is to be near to"), "{what}");
+    assert!(what.contains("`b` (near: card `small` has a VM to which this VM must be near"), "{what}");
     // A VM on a drained card does not attract other VMs.
     let mut drained = cards();
     drained[2].drained = true;
