@@ -52,9 +52,7 @@ impl Cards {
             return Ok(Set::stand_in());
         }
         let store = self.store.as_ref().ok_or_else(|| {
-            BackendError::failed(
-                "no `state_dir` is configured, so there is no folder for the firmware of the card's falcons",
-            )
+            BackendError::failed("no `state_dir` is configured to store the firmware of the card's falcons")
         })?;
         store.approved().map_err(BackendError::failed)?.map_err(BackendError::failed)
     }

@@ -256,9 +256,7 @@ impl DaemonError {
             Self::Leased(..) => {
                 "wait until it has ended, or omit --memory and --weight; `mediatorctl tenant set` sets permanent limits"
             }
-            Self::Unwatched(_) => {
-                "send the request on the daemon's host, or set permanent limits with `mediatorctl tenant set`"
-            }
+            Self::Unwatched(_) => "try on the daemon's host, or set permanent limits with `mediatorctl tenant set`",
             Self::NoVm(_) => "see `mediatorctl vm list` for the names",
             Self::NoCard(_) => "see `mediatorctl card show` for the names",
             Self::Busy(..) => "wait until that is done, then try again",
@@ -282,9 +280,7 @@ impl DaemonError {
             }
             Self::NotRestored { .. } => "remove the obstacle, or use another file; the VM continues unchanged",
             Self::Immovable { .. } => "make room on another card, or remove the VM; it continues on its card",
-            Self::Changed { .. } => {
-                "read the state again (`mediatorctl export`), and repeat the change if it is still correct"
-            }
+            Self::Changed { .. } => "read the state again (`mediatorctl export`), and repeat what is still correct",
             Self::Desired(_) => match self.code() {
                 ErrorCode::Conflict => "nothing was changed; see above for what to do with each",
                 ErrorCode::NotFound => "nothing was changed; see `mediatorctl card show` for the cards",
@@ -297,9 +293,7 @@ impl DaemonError {
             Self::NotHandedOver(_) => {
                 "correct the named problem, and try again; `mediatord --check` checks only the configuration"
             }
-            Self::NotKept(_) => {
-                "make room or correct the rights of `state_dir`; the next change writes the whole state again"
-            }
+            Self::NotKept(_) => "make room or correct the rights of `state_dir`; the next change saves the whole state",
             Self::Failed(_) => "see the daemon's log",
             Self::ShuttingDown => "start it again",
             Self::Socket(_) => match self.code() {

@@ -175,9 +175,7 @@ impl Daemon {
                 let vm = &spec.name;
                 let of_vm = |why: &dyn std::fmt::Display| no(format!("VM `{vm}`: {why}"));
                 if spec.passthrough || spec.xen_domain.is_some() {
-                    return Err(of_vm(
-                        &"it has its card by passthrough, or is a domain of Xen, and cannot be handed over",
-                    ));
+                    return Err(of_vm(&"a card in passthrough or a domain of Xen cannot be handed over"));
                 }
                 let Life::Running(running) = life else { return Err(of_vm(&"it is being made or removed")) };
                 if let Some(why) = &*running.seen.failed.lock() {
