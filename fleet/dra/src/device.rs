@@ -50,9 +50,9 @@ impl Trouble {
     fn words(self) -> &'static str {
         match self {
             Self::Failed => "it is out of service",
-            Self::Passthrough => "a virtual machine has all of it",
-            Self::Drained => "an operator empties it (`mediatorctl card undrain` ends that)",
-            Self::Unreachable => "mediatord does not answer",
+            Self::Passthrough => "a virtual machine uses the whole card",
+            Self::Drained => "an operator drains it (`mediatorctl card undrain` ends this)",
+            Self::Unreachable => "mediatord does not respond",
         }
     }
 }

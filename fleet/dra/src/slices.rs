@@ -36,7 +36,7 @@ pub async fn follow(admin: Admin, every: Duration, offers: watch::Sender<Vec<Off
         let found = look(&admin).await;
         metrics.daemon(found.is_ok());
         let found = found.unwrap_or_else(|error| {
-            tracing::debug!(%error, "the daemon does not answer");
+            tracing::debug!(%error, "the daemon does not respond");
             offers.borrow().iter().cloned().map(Offer::unreachable).collect()
         });
         offers.send_if_modified(|now| {

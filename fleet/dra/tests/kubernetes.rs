@@ -240,7 +240,7 @@ async fn claims_survive_driver_kill_and_daemon_state_loss() {
     // Shares are kept while the daemon is absent.
     node.daemon = None;
     let answer = kubelet.unprepare(&[named("kept")]).await.unwrap();
-    assert!(answer.claims["uid-kept"].error.contains("no daemon answers"), "{answer:?}");
+    assert!(answer.claims["uid-kept"].error.contains("no daemon responds"), "{answer:?}");
     node.start_daemon();
     kubelet.back(&named("kept")).await;
     node.assert_clean().await;
@@ -353,7 +353,7 @@ async fn cards_without_daemon_are_tainted_and_reject_claims() {
     until("a taint", async || (taint(node.slice(1).await).as_ref() == Some(&expected)).then_some(())).await;
     node.api.put_claim(allocated("late", &[("gpu", "card0", "16Mi", "250")], Value::Null));
     let error = kubelet.bad(&named("late")).await;
-    assert!(error.contains("card `card0` cannot be used: mediatord does not answer"), "{error}");
+    assert!(error.contains("card `card0` cannot be used: mediatord does not respond"), "{error}");
     node.start_daemon();
     until("no taint", async || taint(node.slice(1).await).is_none().then_some(())).await;
     kubelet.good(&named("late")).await;
@@ -383,7 +383,7 @@ async fn drained_card_is_tainted_and_rejects_only_new_claims() {
     let drained = ("drained".to_owned(), "NoSchedule".to_owned());
     until("a taint", async || (taint().await.as_ref() == Some(&drained)).then_some(())).await;
     let error = kubelet.bad(&named("late")).await;
-    assert!(error.contains("card `card0` cannot be used: an operator empties it"), "{error}");
+    assert!(error.contains("card `card0` cannot be used: an operator drains it"), "{error}");
     // The card's users keep it, and its health is reported as good, so that the pod does not end.
     assert_eq!(kubelet.good(&named("kept")).await, devices);
     let mut client =

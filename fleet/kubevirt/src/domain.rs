@@ -30,7 +30,7 @@ pub enum DomainError {
     Deep,
     #[error("the prefix `qemu` stands for {0}, expected {NAMESPACE}")]
     Prefix(String),
-    #[error("the domain has no end")]
+    #[error("the domain's end tag is missing")]
     Cut,
 }
 

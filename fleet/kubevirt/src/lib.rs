@@ -44,7 +44,7 @@ fn device(request: &str, number: usize) -> Result<String, String> {
     let socket = Vgpu::folder(request).join(SOCKET);
     let vm = launch::Named { name: request, socket: &socket, profile: None, is_cuda: false };
     let args = launch::args(SocketVmm::Qemu, vm, &launch::MemorySize::default()).args;
-    let value = args.iter().skip_while(|arg| *arg != "-device").nth(1).ok_or("QEMU is given no device")?;
+    let value = args.iter().skip_while(|arg| *arg != "-device").nth(1).ok_or("QEMU gets no device")?;
     let mut device: serde_json::Value = serde_json::from_str(value).map_err(|error| error.to_string())?;
     device["id"] = format!("vgpu{number}").into();
     Ok(device.to_string())

@@ -43,7 +43,7 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
     let number = match *gpus {
         [] => 0,
         [one] => one,
-        _ => return Err(format!("the shards are of the cards {gpus:?}, expected those of one; ask for fewer")),
+        _ => return Err(format!("the shards are on cards {gpus:?}, expected one card; request fewer")),
     };
     let card = of_kind.get(number).copied().filter(|card| card.cuda != given.vgpu);
     card.ok_or_else(|| format!("the daemon has no card number {number} for {kind}; see `mediatorctl card show`"))
@@ -62,7 +62,7 @@ pub fn table(
 ) -> Result<Map<String, Value>, String> {
     let all = arguments.shards;
     if shards == 0 {
-        return Err("options for GPUs need shards of one: ask for some with --gres=shard:N".to_owned());
+        return Err("options for GPUs need shards: request some with --gres=shard:N".to_owned());
     }
     if shards > all {
         return Err(format!("{shards} shards, expected at most the {all} of a card (`shards` in plugstack.conf)"));
@@ -73,7 +73,7 @@ pub fn table(
     let asked_mib = given.memory_mib.unwrap_or(sure_mib).div_ceil(chunk).saturating_mul(chunk);
     if asked_mib == 0 {
         return Err(format!(
-            "{shards} of {all} shards of {} MiB are less than {chunk} MiB; ask for more, or say --gpu-memory",
+            "{shards} of {all} shards of {} MiB are less than {chunk} MiB; request more, or use --gpu-memory",
             card.shared_mib
         ));
     }
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(find(&["b", "s", "a"], false, &[2]).as_deref(), Ok("a"));
         for (named, gpus, told) in [
             (&[][..], &[2][..], "no card number 2 for CUDA programs"),
-            (&[], &[0, 1], "of the cards [0, 1], expected those of one"),
+            (&[], &[0, 1], "on cards [0, 1], expected one card"),
             (&["z"], &[0], "`cards` names a card"),
             (&["s"], &[0], "no card number 0 for CUDA programs"),
         ] {

@@ -49,7 +49,7 @@ pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Res
         match answer(scontrol, job, left) {
             Ok(text) => return read(&text, job.id, node),
             Err(what) if left.is_zero() => {
-                return Err(format!("the shards of job {} are not known: {}: {what}", job.id, scontrol.display()));
+                return Err(format!("the shards of job {} are unknown: {}: {what}", job.id, scontrol.display()));
             }
             Err(_) => thread::sleep(Duration::from_millis(500).min(left)),
         }

@@ -36,7 +36,7 @@ const MAX_ANSWER: usize = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum AskError {
-    #[error("no daemon answers at {}", socket.display())]
+    #[error("no daemon responds at {}", socket.display())]
     Unreachable {
         socket: PathBuf,
         #[source]
@@ -326,7 +326,7 @@ mod tests {
     fn connect_error_distinguishes_permission_from_missing_daemon() {
         let error = |kind: io::ErrorKind| unreachable(Path::new("/s"), kind.into()).to_string();
         assert_eq!(error(io::ErrorKind::PermissionDenied), "this user may not use /s");
-        assert_eq!(error(io::ErrorKind::NotFound), "no daemon answers at /s");
-        assert_eq!(error(io::ErrorKind::ConnectionRefused), "no daemon answers at /s");
+        assert_eq!(error(io::ErrorKind::NotFound), "no daemon responds at /s");
+        assert_eq!(error(io::ErrorKind::ConnectionRefused), "no daemon responds at /s");
     }
 }

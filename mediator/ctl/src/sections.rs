@@ -11,7 +11,7 @@ pub(super) const STATUSES: [(Code, &str); 6] = [
     (Code::Usage, "the command or one of its values is wrong; nothing was changed"),
     (Code::NotFound, "no VM, tenant, card or profile has the name"),
     (Code::Conflict, "something prevents the change, or the card has not enough left"),
-    (Code::Unreachable, "the daemon does not answer, or the user may not use its socket"),
+    (Code::Unreachable, "the daemon does not respond, or the user may not use its socket"),
 ];
 
 /// Commands for which an exit status has another meaning: command, status, meaning.

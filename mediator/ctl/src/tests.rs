@@ -208,7 +208,7 @@ fn usage_error_is_json_if_asked_for() {
 fn missing_daemon_error_names_socket() {
     let ran = ctl_at("/nonexistent/admin.sock", &["vm", "list"]);
     assert_eq!(ran.code, Code::Unreachable);
-    assert!(ran.err.contains("no daemon answers at /nonexistent/admin.sock"), "{}", ran.err);
+    assert!(ran.err.contains("no daemon responds at /nonexistent/admin.sock"), "{}", ran.err);
     assert!(ran.err.contains("start mediatord"), "{}", ran.err);
 }
 

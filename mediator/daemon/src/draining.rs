@@ -142,7 +142,7 @@ impl Daemon {
             }
             Err(error) => {
                 self.moves.failed();
-                tracing::warn!(vm = name, to = card, %error, reason, "the VM stays where it is");
+                tracing::warn!(vm = name, to = card, %error, reason, "the VM stays on its card");
                 event(EventKind::MoveFailed, error.to_string());
             }
         }

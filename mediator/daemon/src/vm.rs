@@ -149,7 +149,7 @@ impl Running {
             Ok(Err(error)) => {
                 tracing::error!(vm = name, %error, "the VM is out of service; remove it and add it again");
             }
-            Err(why) => tracing::error!(vm = name, why, "the VM does not go on"),
+            Err(why) => tracing::error!(vm = name, why, "the VM does not continue"),
         });
     }
 

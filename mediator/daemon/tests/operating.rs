@@ -184,9 +184,11 @@ fn maintenance_windows_go_as_the_page_says_under_guests_at_work() {
         assert!(metrics.contains(sample), "{sample}\n{metrics}");
     }
     let log = fs::read_to_string(place.path("log")).unwrap();
-    for event in
-        ["the next daemon goes on with all that this one had", "the other daemon's VMs go on", "the VM has moved"]
-    {
+    for event in [
+        "the next daemon continues with all cards and VMs",
+        "the VMs of the previous daemon continue",
+        "the VM has moved",
+    ] {
         assert!(log.contains(event), "{event}\n{log}");
     }
     drop(running);

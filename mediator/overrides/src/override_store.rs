@@ -49,7 +49,7 @@ impl OverrideStore {
     pub fn open(file: Config, ignore: bool) -> Result<(Config, Self), StateError> {
         let Some(folder) = &file.daemon.state_dir else {
             tracing::info!(
-                "no `state_dir` is configured: VMs and limits that are changed at run time end with the daemon"
+                "no `state_dir` is configured: changes of VMs and limits at run time are lost when the daemon ends"
             );
             return Ok((file.clone(), Self { file, store: None, written: None }));
         };

@@ -68,7 +68,7 @@ pub(super) struct Store {
 impl Store {
     /// Opens a folder, and creates it if it is missing.
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
-        fs::create_dir_all(folder).map_err(system("make the state folder", folder))?;
+        fs::create_dir_all(folder).map_err(system("create the state folder", folder))?;
         let path = folder.join(LOCK);
         let lock = private().open(&path).map_err(system("open", &path))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {

@@ -102,7 +102,7 @@ fn missing_daemon_is_reported() {
         end(&arguments, 1).unwrap_err(),
         reconcile(&arguments, || Ok(Vec::new())).unwrap_err(),
     ] {
-        assert!(error.contains("no daemon answers at") && error.contains("start mediatord"), "{error}");
+        assert!(error.contains("no daemon responds at") && error.contains("start mediatord"), "{error}");
     }
 }
 
@@ -122,7 +122,7 @@ fn job_without_shards_gets_nothing_and_its_options_fail() {
     let (_served, arguments, folder) = served();
     let none = job(7, 0, &folder);
     assert_eq!(begin(&arguments, &Given::new(), &none), Ok(Vec::new()));
-    assert!(begin(&arguments, &VGPU, &none).unwrap_err().contains("ask for some with --gres=shard:N"));
+    assert!(begin(&arguments, &VGPU, &none).unwrap_err().contains("request some with --gres=shard:N"));
     assert_eq!(held(&arguments).unwrap(), Vec::<u32>::new());
 }
 

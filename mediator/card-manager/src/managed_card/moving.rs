@@ -85,7 +85,7 @@ impl Departing {
 }
 
 /// A VM whose work is stopped until this value is dropped.
-#[must_use = "the VM goes on when this is dropped"]
+#[must_use = "the VM continues when this is dropped"]
 pub struct Halted {
     host: Arc<ManagedCard>,
     vm: TenantId,
@@ -94,7 +94,7 @@ pub struct Halted {
 }
 
 /// A VM whose work is stopped, and whose memory does not move, until this value is dropped.
-#[must_use = "the VM goes on when this is dropped"]
+#[must_use = "the VM continues when this is dropped"]
 pub struct Suspended<'a> {
     // Dropped first.
     halted: Halted,

@@ -109,7 +109,7 @@ impl ManagedCard {
                 Some(Action::Ended { moved: true, .. }) => {}
                 Some(Action::Resume { user, .. } | Action::Cancelled { user, .. }) => self.lock().go_on(user),
                 Some(Action::GiveUp { user, .. }) => {
-                    tracing::error!(vm = %user, "memory of a VM stays where it is: its channels do not leave the engines");
+                    tracing::error!(vm = %user, "memory of a VM does not move: its channels do not leave the engines");
                     self.lock().memory.relocations().0.cancel(user);
                 }
                 None if !wanted.is_empty() => {
@@ -120,7 +120,7 @@ impl ManagedCard {
                     Some(first) => {
                         let copied = self.await_copies(&first, &mut copying);
                         if let Err(error) = &copied {
-                            tracing::error!(%vm, %error, "memory of a VM stays where it is");
+                            tracing::error!(%vm, %error, "memory of a VM does not move");
                         }
                         done.copied_ns = copies_began.map_or(0, |began: Instant| nanoseconds(began.elapsed()));
                         self.lock().has_copied(first.batch, copied.is_ok());
@@ -142,7 +142,7 @@ impl ManagedCard {
                 let arrived = state.vram().memory.barrier();
                 let (relocations, chunks) = state.memory.relocations();
                 if let Err(error) = arrived {
-                    tracing::error!(%vm, %error, "memory of a VM stays where it is");
+                    tracing::error!(%vm, %error, "memory of a VM does not move");
                     return relocations.declined(now, vm, order);
                 }
                 return relocations.quiet(chunks, vm, order);
@@ -464,7 +464,7 @@ impl CardState {
             let copied = copied.and_then(|()| chunk.id.ok_or_else(dead));
             ended.push(copied.is_ok());
             match copied {
-                Err(error) => tracing::error!(%vm, %error, "a chunk stays where it is"),
+                Err(error) => tracing::error!(%vm, %error, "a chunk stays in its place"),
                 Ok(id) => {
                     if self.vram_mut().chunks.commit_move(id) == Ended::Committed {
                         self.memory.leave(chunk.from);

@@ -24,7 +24,7 @@ const KILLED_LIMIT: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A card that is quiesced until this value is dropped.
-#[must_use = "the card goes on when this is dropped"]
+#[must_use = "the card continues when this is dropped"]
 pub struct Standstill<'a> {
     pub(super) host: &'a ManagedCard,
     _no_moves: locks::Guard<'a, rank::Moving, ()>,

@@ -118,7 +118,7 @@ fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
         Err(error) => {
             let found = match process(&patient.host) {
                 Some(pid) => format!("mediatord runs (process {pid}), but does not serve {socket}: {error}"),
-                None => format!("no daemon answers at {socket}"),
+                None => format!("no daemon responds at {socket}"),
             };
             return vec![Finding::missing("daemon", found, "start it, or name its admin socket with --socket")];
         }

@@ -161,7 +161,7 @@ fn doctor_reports_each_missing_item_with_remedy() {
         let (code, findings, text) = looked(&root, "/nonexistent/admin.sock");
         assert_eq!(code, Code::Failed, "{check}");
         assert!(told(&findings, check).contains(expected), "{check}, {expected}:\n{text}");
-        assert!(told(&findings, "daemon").contains("missing: no daemon answers at /nonexistent/admin.sock"), "{text}");
+        assert!(told(&findings, "daemon").contains("missing: no daemon responds at /nonexistent/admin.sock"), "{text}");
     }
 }
 

@@ -195,7 +195,7 @@ impl Daemon {
             Err(error) => return Err(refused(successor, error.to_string())),
         };
         let Successor { receiver, roster, events: _, cuda_cards: _, descriptors: _ } = successor;
-        let failed = |error: handover::Error| DaemonError::Failed(format!("the other daemon goes on: {error}"));
+        let failed = |error: handover::Error| DaemonError::Failed(format!("the other daemon continues: {error}"));
         points::here("receiver: made");
         receiver.ready().map_err(failed)?;
         points::here("receiver: ready");
@@ -238,7 +238,7 @@ impl Daemon {
         points::here("receiver: serves all");
         let pause = Duration::from_nanos(monotonic_ns().saturating_sub(roster.began_ns));
         let _first = daemon.line.last.set(Takeover::now(pause, roster.upgrades.saturating_add(1)));
-        tracing::info!(pause_ms = pause.as_millis() as u64, "the other daemon's VMs go on");
+        tracing::info!(pause_ms = pause.as_millis() as u64, "the VMs of the previous daemon continue");
         let (version, pid, pause_ms) = (env!("CARGO_PKG_VERSION"), std::process::id(), pause.as_millis());
         let what = format!("mediatord {version}, process {pid}, has taken over; VMs waited {pause_ms} ms");
         daemon.events.add(NewEvent::daemon(EventKind::Upgraded, what));

@@ -132,14 +132,14 @@ impl Daemon {
         let reads = written_for(introduction.reads);
         let given = self.give(sender, pid, &reads, &leaving, began_ns, &mut resting);
         if let Err(why) = given {
-            tracing::error!(why, "the next daemon does not take over; this one goes on");
+            tracing::error!(why, "the next daemon does not take over; this daemon continues");
             go_on(&leaving, resting);
             return Err(no(why));
         }
         next.keeps = true;
         self.forget_all(resting);
         let paused_ms = monotonic_ns().saturating_sub(began_ns) / 1_000_000;
-        tracing::info!(pid, paused_ms, "the next daemon goes on with all that this one had");
+        tracing::info!(pid, paused_ms, "the next daemon continues with all cards and VMs");
         self.line.leave();
         Ok(pid)
     }

@@ -166,9 +166,9 @@ fn top_screen_shows_card_vms_and_errors() {
     assert_eq!(cells(&screen(&mut view, 6)[2])[1], "build");
     view.scroll_by(9);
     view.scroll_by(-20);
-    view.fail("no daemon answers".to_owned());
+    view.fail("no daemon responds".to_owned());
     let lines = screen(&mut view, 6);
-    assert_eq!((cells(&lines[2])[1], &*lines[5]), ("web", "no daemon answers"));
+    assert_eq!((cells(&lines[2])[1], &*lines[5]), ("web", "no daemon responds"));
 }
 
 #[test]
