@@ -30,7 +30,7 @@ impl SavedPending {
     /// Restores an empty queue. Returns the channels whose doorbells must be submitted again when the card resumes.
     ///
     /// # Errors
-    /// If the saved state is invalid.
+    /// Returns an error if the saved state is invalid.
     pub(crate) fn restored(
         self,
         vm: TenantId,
