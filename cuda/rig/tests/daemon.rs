@@ -135,7 +135,7 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
         assert!(first(&mut waiting), "all requests to other owners are done before the stuck owner is killed");
     }
     // The status names the card before the owner is killed.
-    while !get(&rig, "/v1/cards/fake").contains("the owner of card `fake` has not answered for") {
+    while !get(&rig, "/v1/cards/fake").contains("the owner of card `fake` has not responded for") {
         assert!(first(&mut waiting), "no caller was notified: {}", get(&rig, "/v1/cards/fake"));
     }
     assert!(get(&rig, "/metrics").contains("gpu_mediator_tenant_served{tenant=\"a\",card=\"fake\"} 0"));
