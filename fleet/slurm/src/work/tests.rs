@@ -32,7 +32,8 @@ fn job(id: u32, shards: u32, folder: &tempfile::TempDir) -> Job {
     Job { id, uid, of_array: None }
 }
 
-const VGPU: Given = Given { vgpu: true, ..Given::new() };
+const VGPU: Given =
+    Given { memory_mib: None, weight: None, class: None, cap: None, vgpu: true, share_group: None, sharing: None };
 
 fn ledger(arguments: &Arguments) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(&arguments.ledger).unwrap_or_default();
