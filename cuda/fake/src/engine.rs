@@ -139,7 +139,7 @@ impl Engine {
         self.note_use();
         if !slice.joined {
             // If this process was stopped, or another client has joined, another process has the engine.
-            let ended = now() / 1000 << TAG_BITS;
+            let ended = (now() / 1000) << TAG_BITS;
             let _ = self.slice.compare_exchange(slice.word, ended, Ordering::SeqCst, Ordering::SeqCst);
         }
         if let Some(mut record) = self.record.as_ref().filter(|_| !time.is_zero()) {
@@ -161,7 +161,7 @@ impl Engine {
                 continue;
             }
             let end = ((begin + ns(length)).div_ceil(1000)).max((present >> TAG_BITS) + 1);
-            let word = end << TAG_BITS | u64::from(server);
+            let word = (end << TAG_BITS) | u64::from(server);
             if self.slice.compare_exchange(present, word, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
                 if !joined {
                     self.began.store(begin, Ordering::SeqCst);

@@ -31,6 +31,15 @@ struct Server {
     processes: BTreeSet<u32>,
 }
 
+impl Server {
+    /// Sets the state, unless no group needs the server: then its next programs must not become clients.
+    fn set_state(&mut self, state: ServerState) {
+        if self.needed {
+            self.state = state;
+        }
+    }
+}
+
 /// All servers, by group.
 #[derive(Debug, Default)]
 pub(super) struct Servers(BTreeMap<String, Server>);
@@ -66,6 +75,7 @@ impl Core {
             }
         }
         for (name, server) in self.servers.0.iter_mut().filter(|(name, _)| !needed.contains_key(*name)) {
+            server.state = ServerState::Unused;
             if std::mem::take(&mut server.needed) {
                 self.actions.push(Action::RetireServer { group: name.clone() });
             }
@@ -97,7 +107,7 @@ impl Core {
         let Some(server) = self.servers.0.get_mut(group) else { return };
         match report {
             Report::Serves { again } => {
-                server.state = ServerState::Serves;
+                server.set_state(ServerState::Serves);
                 if again {
                     tracing::warn!(group, "the MPS control daemon of a group was started again");
                     self.report_server(group, Done::ServerStarted);
@@ -105,7 +115,7 @@ impl Core {
             }
             Report::Unavailable { why } => {
                 tracing::warn!(group, why, "a group has no MPS server, so its members take turns");
-                server.state = ServerState::Unavailable(why);
+                server.set_state(ServerState::Unavailable(why));
                 (server.clients, server.processes) = Default::default();
                 self.renew_clients(group);
             }

@@ -284,6 +284,8 @@ fn server_is_needed_while_no_member_insists_on_turns() {
     assert_eq!(servers(&mut core), start(Some(5)));
     let two = core.add_tenant(of("two", Sharing::Turns, Some(5))).expect("it may be");
     assert_eq!(servers(&mut core), retire);
+    core.handle(1, Event::Mps { group: "group".to_owned(), report: Report::Serves { again: false } });
+    assert_eq!(core.view(0).tenants[0].server, ServerState::Unused, "it only serves its clients");
     core.change_tenant(two, &of("two", Sharing::Together, Some(5))).expect("it may be");
     assert_eq!(servers(&mut core), start(Some(5)));
     core.add_tenant(of("three", Sharing::Together, Some(6))).expect("it may be");
