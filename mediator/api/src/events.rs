@@ -44,7 +44,7 @@ pub struct Event {
     /// Length of a wait, in ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_ms: Option<u64>,
-    /// Number of events of this kind and subject that this event stands for, because they occurred too fast to be listed.
+    /// Number of events of this kind and subject that this event stands for; they occurred too fast to be listed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub suppressed: u64,
 }

@@ -267,8 +267,8 @@ pub struct Card {
     pub name: String,
     /// Kind of the card.
     pub kind: String,
-    /// Reason why the card and its virtual machines are out of service. This lasts until the daemon is restarted or, for
-    /// a CUDA card, until the card's owner responds.
+    /// Reason why the card and its virtual machines are out of service, until the daemon is restarted or, for a CUDA
+    /// card, until its owner responds.
     pub error: Option<String>,
     /// PCI vendor and device IDs, such as `10de:06d8`.
     pub pci_id: String,

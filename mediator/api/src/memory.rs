@@ -155,8 +155,8 @@ pub struct VmMemory {
     /// Total time for which the work has waited for memory, in ns: for quanta, and for chunks by submissions whose wait
     /// has ended.
     pub memory_waited_ns: u64,
-    /// Bytes that could not be placed on first use, by the limit that prevented it: `card` and `quota` prevent placement
-    /// on the card, and `host_budget` and `swap_cap` also in host memory.
+    /// Bytes that could not be placed on first use, by the limit that prevented it: `card` and `quota` apply to the
+    /// card, and `host_budget` and `swap_cap` also to host memory.
     pub refused_bytes: BTreeMap<String, u64>,
 }
 

@@ -106,11 +106,11 @@ pub struct Tenant {
     /// Time by which the current turn has exceeded its slice while others share the card, in ns.
     #[serde(default)]
     pub overrun_ns: u64,
-    /// Processes with memory of the card outside the tenant's account, as reported by NVML. It is charged to the tenant.
+    /// Processes with memory of the card outside the tenant's account, as NVML reports. It is charged to the tenant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unaccounted: Vec<Unaccounted>,
-    /// Memory of the card that the tenant has freed but that is still in use, in bytes. It is charged to the tenant until
-    /// it is free.
+    /// Memory of the card that the tenant has freed but that is still in use, in bytes. It is charged to the tenant
+    /// until it is free.
     #[serde(default)]
     pub kept_bytes: u64,
     /// Part of this unaccounted and kept memory that exceeds the tenant's quota, in bytes.

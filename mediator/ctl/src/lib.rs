@@ -91,7 +91,7 @@ const GLOBAL: &str = "Global options";
 #[command(
     name = "mediatorctl",
     version,
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or value, 3 not found, 4 conflict or quota, \
+    after_help = "Exit codes: 0 done, 1 failed, 2 invalid usage or value, 3 not found, 4 conflict or quota, \
                   5 daemon unreachable"
 )]
 struct Arguments {
