@@ -49,11 +49,7 @@ const FILES: [(&str, &str, &[&str]); 7] = [
         &["mediatorctl", "mediatord"],
     ),
     ("/run/gpu-mediator", "sockets of VMs and tenants (`socket_dir`)", &["mediatord", "mediatorctl-run"]),
-    (
-        "/run/gpu-mediator/leases.json",
-        "temporary limits of tenants, each of which lasts until a process ends",
-        &["mediatord", "mediatorctl-run"],
-    ),
+    ("/run/gpu-mediator/leases.json", "limits of tenants for one process each", &["mediatord", "mediatorctl-run"]),
     ("/var/lib/gpu-mediator", "changes made at run time (`state_dir`)", &["mediatord", "gpu-mediator.toml"]),
     ("/var/run/cdi", "devices for containers", &["mediatorctl-tenant-cdi"]),
     (
