@@ -46,7 +46,7 @@ pub enum SocketVmm {
     Qemu,
     /// cloud-hypervisor.
     CloudHypervisor,
-    /// QEMU by way of libvirt.
+    /// QEMU through libvirt.
     Libvirt,
 }
 

@@ -155,7 +155,7 @@ const OPERATIONS: [Operation; 44] = [
     ),
     act(
         "/v1/vms/{name}/save",
-        "Saves the vGPU of a virtual machine, with its memory; it pauses meanwhile. Complete if the response ends without an error",
+        "Saves the vGPU of a virtual machine with its memory, and pauses it meanwhile; complete if the response ends cleanly",
         NONE,
         None,
         (200, None),

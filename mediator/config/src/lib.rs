@@ -299,7 +299,7 @@ pub struct VmSpec {
     /// Name of the card; by default, the card that `daemon.placement` chooses.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
-    /// Name of the profile whose keys it has where it says nothing itself.
+    /// Name of the profile that provides the keys that are not set here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// VRAM that the guest sees, in MiB. Not allowed with passthrough, where the guest sees all of the card's VRAM.

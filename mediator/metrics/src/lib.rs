@@ -74,7 +74,7 @@ const VM: [Metric<Vm>; 13] = [
         one(vm.vram_mib.saturating_mul(1 << 20))
     }),
     ("gpu_mediator_vm_channels", "gauge", "Channels that a VM has on its card", |vm| one(vm.channels_used)),
-    ("gpu_mediator_vm_channels_limit", "gauge", "Channels that a VM may have", |vm| one(vm.channels_limit)),
+    ("gpu_mediator_vm_channels_limit", "gauge", "Maximum number of channels of a VM", |vm| one(vm.channels_limit)),
     ("gpu_mediator_vm_memory_not_shared", "gauge", "1 if a VMM does not share the memory of its guest", |vm| {
         one(vm.memory_not_shared)
     }),

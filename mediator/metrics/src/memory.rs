@@ -53,10 +53,8 @@ const CARD: [OfCard; 13] = [
     ("card_turn_members", "gauge", "VMs that currently alternate by quanta", |card| {
         one(card.turn.as_ref().map_or(0, |turn| turn.members.len() as u64))
     }),
-    ("host_memory_budget_bytes", "gauge", "Host memory that may be pinned for a card", |card| {
-        one(card.host_budget_bytes)
-    }),
-    ("host_memory_used_bytes", "gauge", "Host memory that is pinned for a card", |card| one(card.host_used_bytes)),
+    ("host_memory_budget_bytes", "gauge", "Maximum pinned host memory of a card", |card| one(card.host_budget_bytes)),
+    ("host_memory_used_bytes", "gauge", "Pinned host memory of a card", |card| one(card.host_used_bytes)),
 ];
 
 /// A metric of a virtual machine: name, type, meaning, and a function that returns its samples.
@@ -80,7 +78,7 @@ const VM: [OfVm; 11] = [
         one(vm.cpu_visible_bytes)
     }),
     ("vm_memory_guarantee_bytes", "gauge", "Memory on the card that a VM is guaranteed", |vm| one(vm.guarantee_bytes)),
-    ("vm_memory_quota_bytes", "gauge", "Memory on the card that a VM may have at most", |vm| one(vm.quota_bytes)),
+    ("vm_memory_quota_bytes", "gauge", "Maximum memory of a VM on the card", |vm| one(vm.quota_bytes)),
     ("vm_memory_entitled_bytes", "gauge", "Memory on the card that a VM is entitled to now", |vm| {
         one(vm.entitled_bytes)
     }),
