@@ -15,12 +15,12 @@ pub enum PolicyKind {
     Direct,
     /// One vGPU at a time, in the order of arrival.
     Fifo,
-    /// GPUvm's CREDIT: budgets are filled each period; a vGPU that has spent its budget goes after the others.
+    /// GPUvm's CREDIT: budgets are refilled each period; a vGPU that has spent its budget runs after the others.
     Credit,
     /// Gdev's bandwidth-aware non-preemptive device scheduler, as GPUvm uses it.
     #[default]
     Band,
-    /// Samples uses for a short time, then lets all vGPUs run free, except those that had too much.
+    /// Measures use for a short time, then lets all vGPUs run freely, except those above their share.
     Disengaged,
 }
 
@@ -45,11 +45,11 @@ impl PolicyKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Queues {
-    /// Each engine has its own: Gdev's multiple resource queues, MRQ.
+    /// One set per engine: Gdev's multiple resource queues, MRQ.
     #[default]
     #[doc(alias = "MRQ")]
     Separate,
-    /// All engines have one: Gdev's single device queue, SDQ. For comparison.
+    /// One set for all engines: Gdev's single device queue, SDQ. For comparison.
     #[doc(alias = "SDQ")]
     Single,
 }
@@ -58,17 +58,17 @@ pub enum Queues {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct BandParams {
-    /// Time after which budgets are filled, in ns.
+    /// Interval at which budgets are refilled, in ns.
     pub period_ns: u64,
-    /// Time that BAND waits for a vGPU that has had too little to submit again, in ns.
+    /// Maximum time that BAND waits for the next submission of a vGPU below its share, in ns.
     pub wait_ns: u64,
     /// Carry over the surplus or deficit of a vGPU instead of forgetting it at the end of the period, and measure it
     /// against the vGPUs that compete; wait only for vGPUs that are due. Off is BAND as published.
     pub correct: bool,
-    /// Debit the scheduler's own time, and the time for which the engine waited, as GPU time (GPUvm, section 3.5).
+    /// Charge the scheduler's own time, and the time for which the engine waited, as GPU time (GPUvm, section 3.5).
     pub own_time: bool,
-    /// With `correct`: part of the GPU time that a vGPU has used since it got the engine, in permille, for which the
-    /// engine waits for it without a charge. Waiting beyond that is debited, so that a vGPU pays for letting others
+    /// With `correct`: time that the engine waits for a vGPU's next submission without a charge, in permille of the GPU
+    /// time that the vGPU has used since it got the engine. Longer waits are charged, because they make other vGPUs
     /// wait.
     pub free_wait_permille: u32,
 }
@@ -94,7 +94,7 @@ impl BandParams {
 pub struct DisengagedParams {
     /// Time for which vGPUs run one at a time to be measured, in ns.
     pub engaged_ns: u64,
-    /// Time for which they run free in between, in ns.
+    /// Time between measurements, for which vGPUs run freely, in ns.
     pub free_ns: u64,
 }
 
@@ -104,16 +104,16 @@ impl Default for DisengagedParams {
     }
 }
 
-/// Number of submissions that an engine may hold, for policies with a gate. They are all of the same vGPU.
+/// Maximum number of submissions on an engine, all of one vGPU, for policies with a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Pipeline {
-    /// Limit while others compete.
+    /// Limit while vGPUs compete.
     pub contended: u32,
-    /// Limit while no other vGPU competes.
+    /// Limit while only one vGPU has work.
     pub alone: u32,
-    /// Start nothing more while the work on the engine is expected to last longer than this, in ns: others may have to
-    /// wait for it. A vGPU without competitors may have two submissions of any length.
+    /// Maximum expected duration of the work on an engine, in ns: no more work is started above it, because others may
+    /// have to wait. A vGPU without competitors may have two submissions of any length.
     pub ahead_ns: u64,
 }
 
@@ -142,12 +142,12 @@ pub struct Config {
     pub disengaged: DisengagedParams,
     /// Run-ahead of the card.
     pub pipeline: Pipeline,
-    /// Most by which the card's time of an end may precede the time at which it was seen, in ns. Guests can forge that
+    /// Maximum age of a completion time from the card when the completion is observed, in ns. Guests can forge the
     /// time; an earlier time is clamped to this bound.
     pub stamp_slack_ns: u64,
-    /// Submissions beyond their limit after which a vGPU is quarantined; 0 for never.
+    /// Number of submissions over their time limit after which a vGPU is quarantined; 0 means never.
     pub strikes: u32,
-    /// Time that a quarantine lasts, in ns; 0 until the operator ends it.
+    /// Length of a quarantine, in ns; 0 means until the operator ends it.
     pub quarantine_ns: u64,
 }
 
@@ -209,18 +209,18 @@ impl Config {
     }
 }
 
-/// Order among the vGPUs that are due. It shifts waits, not shares: a vGPU that exceeds its share goes after those that
-/// do not, whatever its class.
+/// Order among the vGPUs that are due. It shifts waits, not shares: a vGPU above its share runs after those that are
+/// not, whatever its class.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum LatencyClass {
-    /// Before the others.
+    /// Runs before the other classes.
     Interactive,
-    /// The default.
+    /// The default class.
     #[default]
     Normal,
-    /// After the others.
+    /// Runs after the other classes.
     Background,
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VgpuParams {
-    /// Its part of the time is this over the sum of the weights that compete.
+    /// Weight for the time, relative to the weights of all competitors.
     pub weight: u32,
     /// Minimum part of the time, in permille, while the vGPU wants it.
     pub guarantee_permille: u32,
@@ -22,15 +22,15 @@ pub struct VgpuParams {
     pub copies: CopyShare,
 }
 
-/// Share of a vGPU of each copy engine: a setting that is absent is that of compute.
+/// A vGPU's share of each copy engine. Absent settings have the value of compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CopyShare {
-    /// Its part of the time is this over the sum of the weights that compete.
+    /// Weight for the time, relative to the weights of all competitors.
     pub weight: Option<u32>,
-    /// Its part is at least this, in thousandths, while it wants it.
+    /// Guaranteed share of the time while work exists, in thousandths.
     pub guarantee_permille: Option<u32>,
-    /// Its part is at most this, in thousandths, even when no other vGPU wants the rest.
+    /// Maximum share of the time in thousandths, even if the rest stays unused.
     pub cap_permille: Option<u32>,
 }
 

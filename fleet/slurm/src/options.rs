@@ -18,23 +18,23 @@ pub const OPTIONS: [JobOption; 7] = [
     JobOption {
         name: c"gpu-memory",
         value: Some(c"SIZE"),
-        usage: c"Memory of the card that the job may have, such as 512M or 20G; its shards' part if not given. What is beyond that \
+        usage: c"Maximum memory of the job on the card, such as 512M or 20G; by default, the part of its shards. Memory above that \
             part is not guaranteed",
     },
     JobOption {
         name: c"gpu-weight",
         value: Some(c"WEIGHT"),
-        usage: c"Weight for the card's time and memory that no one is guaranteed, 1 to 10000; the number of shards if not given",
+        usage: c"Weight for the part of the card's time and memory that is not guaranteed, 1 to 10000; by default, the number of shards",
     },
     JobOption {
         name: c"gpu-class",
         value: Some(c"CLASS"),
-        usage: c"Who goes first among those that are due: interactive, normal or background",
+        usage: c"Latency class: interactive, normal or background; of the tenants that are due, the better class runs first",
     },
     JobOption {
         name: c"gpu-cap",
         value: Some(c"PERCENT"),
-        usage: c"Largest part of the card's time, also when no one else wants the rest; its shards' part if `shards`",
+        usage: c"Maximum share of the card's time, even if the rest stays unused; `shards` for the part of its shards",
     },
     JobOption {
         name: c"vgpu",

@@ -2,29 +2,29 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The answer to `GET /v1/daemon`.
+/// The response to `GET /v1/daemon`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct DaemonInfo {
     /// Version of the program.
     pub version: String,
-    /// Its process.
+    /// Process ID of the daemon.
     pub pid: u32,
-    /// Daemons that have gone on with the same virtual machines before this one.
+    /// Number of earlier daemons that served the same virtual machines; each was replaced by an upgrade.
     pub upgrades: u64,
-    /// Time in UTC at which this daemon took over from the one before, as RFC 3339 with milliseconds.
+    /// Time in UTC at which this daemon took over from its predecessor, as RFC 3339 with milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upgraded_at: Option<String>,
-    /// Time for which the virtual machines waited when this daemon went on with them, in ms.
+    /// Time for which the virtual machines were paused when this daemon took over, in ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrade_pause_ms: Option<u64>,
-    /// Upgrades that were asked of this daemon, and in which it has gone on itself.
+    /// Number of upgrades of this daemon that failed, after which it continued.
     #[serde(default)]
     pub upgrade_failures: u64,
 }
 
-/// The answer to `POST /v1/daemon/upgrade`: another daemon goes on.
+/// The response to `POST /v1/daemon/upgrade`: another daemon has taken over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Upgraded {
-    /// The process of the next daemon.
+    /// Process ID of the next daemon.
     pub pid: u32,
 }

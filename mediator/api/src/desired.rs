@@ -5,12 +5,12 @@ use serde_json::{Map, Value};
 
 use config::{CardMemory, TenantSpec, VmSpec};
 
-/// The answer to `GET /v1/desired`. It can be sent back as [`Desired`], and then changes nothing.
+/// The response to `GET /v1/desired`. It can be sent back as [`Desired`], and then changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Exported {
-    /// Another one after each change, of whatever kind.
+    /// Revision of the state. Every change of the state changes it.
     pub revision: String,
-    /// The cards by name, with what can be changed.
+    /// The cards by name, with their changeable settings.
     pub card: Vec<CardSettings>,
     /// The virtual machines by name: `[[vm]]` tables of the configuration file.
     pub vm: Vec<VmSpec>,
@@ -22,23 +22,23 @@ pub struct Exported {
 /// Settings of a card that can be changed while the daemon runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CardSettings {
-    /// Its name.
+    /// Name of the card.
     pub name: String,
-    /// It takes no further virtual machine or tenant.
+    /// True if the card accepts no further virtual machines and tenants.
     #[serde(default)]
     pub drained: bool,
-    /// Division of its memory: a `[card.memory]` table.
+    /// Division of the card's memory: a `[card.memory]` table.
     pub memory: CardMemory,
-    /// Division of its time: a `[card.scheduler]` table.
+    /// Division of the card's time: a `[card.scheduler]` table.
     pub scheduler: sched::Config,
 }
 
-/// The body of requests that compare or change: the tables of a configuration file, as far as they are to be looked at.
-/// What it does not name stays as it is.
+/// The body of requests that compare or change the state: tables of a configuration file. Objects and keys that are
+/// absent are not compared, and stay unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Desired {
-    /// The revision that it was made from: it is refused if there is another by now.
+    /// Required revision: the request is refused if the state has another revision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
     /// Keys of the `[daemon]` table. They cannot be changed, only compared.
@@ -66,61 +66,61 @@ pub enum Kind {
     Tenant,
 }
 
-/// Action by which an object becomes as desired.
+/// Action that brings an object to the desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// Nothing.
+    /// No action.
     Keep,
-    /// It is not there.
+    /// The object does not exist, and is added.
     Create,
-    /// Some keys have other values.
+    /// Some keys of the object have other values, and are changed.
     Change,
-    /// It is there, but not desired.
+    /// The object exists but is not desired, and is removed.
     Remove,
 }
 
-/// A key that has, or gets, another value.
+/// A key whose value differs from the desired one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct KeyChange {
-    /// Its path, such as `time.weight`.
+    /// Path of the key, such as `time.weight`.
     pub key: String,
-    /// Its value; null for none.
+    /// Present value; null if the key is not set.
     pub from: Value,
-    /// The one desired.
+    /// Desired value.
     pub to: Value,
 }
 
-/// One thing of a desired state.
+/// One object of a desired state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Step {
     /// Kind of the object.
     pub kind: Kind,
-    /// Its name; empty for the daemon.
+    /// Name of the object; empty for the daemon.
     pub name: String,
-    /// Action that is, was or is to be done.
+    /// Action that was done or, with `dry_run` and in comparisons, would be done.
     pub action: Action,
-    /// The keys that change.
+    /// Keys that change.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<KeyChange>,
 }
 
-/// The answer to `POST /v1/desired/compare`.
+/// The response to `POST /v1/desired/compare`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Comparison {
-    /// The revision that was compared.
+    /// Revision of the compared state.
     pub revision: String,
-    /// Differences from what is desired; empty without any.
+    /// Differences from the desired state; empty if there are none.
     pub differences: Vec<Step>,
 }
 
-/// The answer to `PATCH /v1/desired`.
+/// The response to `PATCH /v1/desired`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Applied {
-    /// The revision now.
+    /// Revision after the request.
     pub revision: String,
-    /// Set when nothing was changed: the answer says what would be.
+    /// True for a dry run: nothing was changed, and `steps` lists the actions that would be done.
     pub dry_run: bool,
-    /// All that the document names, in the order in which it is done.
+    /// One step for each object in the document, in the order of execution.
     pub steps: Vec<Step>,
 }

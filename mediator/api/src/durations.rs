@@ -7,28 +7,28 @@ use serde::{Deserialize, Serialize};
 /// Distribution of a duration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Durations {
-    /// Number of times.
+    /// Number of durations.
     pub count: u64,
-    /// All of them together, in ns.
+    /// Sum of all durations, in ns.
     pub sum_ns: u64,
-    /// Mean, in ns.
+    /// Mean duration, in ns.
     pub mean_ns: u64,
-    /// Median, in ns, up to an eighth too long.
+    /// Median duration, in ns, overestimated by at most an eighth.
     pub p50_ns: u64,
-    /// Duration that 99 of 100 do not exceed, in ns, up to an eighth too long.
+    /// 99th percentile of the durations, in ns, overestimated by at most an eighth.
     pub p99_ns: u64,
-    /// Longest, in ns.
+    /// Longest duration, in ns.
     pub max_ns: u64,
-    /// Counts by duration.
+    /// Cumulative counts, by upper bound.
     pub buckets: Vec<Bucket>,
 }
 
-/// Count of those that took at most so long. Those that are shorter by up to an eighth may be missing.
+/// Number of durations up to a bound. Durations less than an eighth below the bound may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Bucket {
-    /// Longest of them, in ns.
+    /// Upper bound of the durations, in ns.
     pub at_most_ns: u64,
-    /// Number of them.
+    /// Number of durations.
     pub count: u64,
 }
 

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The answer to `GET /v1/events`, and each line of its stream.
+/// The response to `GET /v1/events`, and each line of its stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EventPage {
     /// The events after the cursor, oldest first.
@@ -25,26 +25,26 @@ pub struct EventPage {
 pub struct Event {
     /// The cursor after this event.
     pub cursor: String,
-    /// Its number, which is higher than those of all earlier events. Numbers rise by one, also across an upgrade; a
-    /// restarted daemon continues at a higher number.
+    /// Number of the event, which is higher than those of all earlier events. Numbers rise by one, also across an
+    /// upgrade; a restarted daemon continues at a higher number.
     pub number: u64,
-    /// Its time in UTC, as RFC 3339 with milliseconds.
+    /// Time of the event in UTC, as RFC 3339 with milliseconds.
     pub at: String,
     /// Its kind.
     pub kind: EventKind,
-    /// The object that it is about.
+    /// The object that the event is about.
     pub subject: Subject,
     /// The card of a virtual machine or tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub card: Option<String>,
     /// The originator.
     pub author: Author,
-    /// A sentence that describes it.
+    /// A sentence that describes the event.
     pub text: String,
     /// Length of a wait, in ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_ms: Option<u64>,
-    /// Number of events of this kind and subject that it stands for: they came too fast to be listed.
+    /// Number of events of this kind and subject that this event stands for; they occurred too fast to be listed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub suppressed: u64,
 }
@@ -113,7 +113,7 @@ pub enum AuthorKind {
     Client,
     /// The configuration file, with the stored changes.
     Configuration,
-    /// The daemon by itself.
+    /// The daemon itself.
     Daemon,
 }
 
@@ -236,7 +236,7 @@ kinds! {
     MpsLost = "mps_lost",
     /// The MPS server of a share group was started again.
     MpsStarted = "mps_started",
-    /// Events of many subjects came too fast to be listed.
+    /// Events of many subjects occurred too fast to be listed.
     Suppressed = "suppressed",
 }
 

@@ -22,9 +22,9 @@ pub enum Vmm {
     Qemu,
     /// cloud-hypervisor.
     CloudHypervisor,
-    /// QEMU by way of libvirt: a whole domain.
+    /// QEMU through libvirt: a whole domain.
     Libvirt,
-    /// Xen's `xl`, for a virtual machine that is a domain.
+    /// Xen's `xl`, for a virtual machine that is a domain of Xen.
     Xen,
 }
 
@@ -46,7 +46,7 @@ pub enum SocketVmm {
     Qemu,
     /// cloud-hypervisor.
     CloudHypervisor,
-    /// QEMU by way of libvirt.
+    /// QEMU through libvirt.
     Libvirt,
 }
 
@@ -91,7 +91,7 @@ impl FromStr for MemorySize {
 }
 
 impl MemorySize {
-    /// In MiB.
+    /// Size in MiB.
     #[must_use]
     pub fn mib(&self) -> u64 {
         let number = |text: &str, factor| text.parse::<u64>().unwrap_or(0) * factor;

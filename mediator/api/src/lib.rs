@@ -45,14 +45,14 @@ pub use config::VmSpec as AddVm;
 pub use tenant::{GivenUp, GroupState, MpsState, Program, Tenant, TenantList, TenantPatch, Unaccounted};
 pub use work::{WaitKind, WaitReason, WorkState};
 
-/// The answer to `GET /v1/vms`.
+/// The response to `GET /v1/vms`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct VmList {
     /// The virtual machines by name.
     pub vms: Vec<Vm>,
 }
 
-/// The answer to `GET /v1/cards`.
+/// The response to `GET /v1/cards`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CardList {
     /// All cards, sorted by name.
@@ -63,15 +63,15 @@ pub struct CardList {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VmState {
-    /// It is being made: memory is scrubbed, the socket is not there yet.
+    /// The virtual machine is being created: its memory is scrubbed, and its socket does not exist yet.
     Starting,
-    /// Its socket waits for a VMM.
+    /// The socket waits for a VMM.
     Waiting,
     /// A VMM is connected.
     Connected,
-    /// It is being removed.
+    /// The virtual machine is being removed.
     Stopping,
-    /// Its thread has ended with an error.
+    /// The thread of the virtual machine has ended with an error.
     Failed,
 }
 
@@ -93,11 +93,11 @@ impl VmState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VmMode {
-    /// By a vGPU of its own.
+    /// Through a vGPU of its own.
     Mediated,
-    /// Straight.
+    /// Directly, by passthrough.
     Passthrough,
-    /// By its programs, which use CUDA.
+    /// Through CUDA, which the guest's programs use.
     Cuda,
 }
 
@@ -118,145 +118,145 @@ impl VmMode {
 pub struct Vm {
     /// Its name.
     pub name: String,
-    /// The card that it uses.
+    /// Card that the virtual machine uses.
     pub card: String,
-    /// The profile that it was made from.
+    /// Profile from which the virtual machine was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// Way in which it uses the card.
+    /// Way in which the virtual machine uses the card.
     pub mode: VmMode,
     /// Its state.
     pub state: VmState,
-    /// Reason why it failed.
+    /// Reason why the virtual machine failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Path of its socket; absent when the socket was handed over by the service manager.
+    /// Path of the socket; absent if the service manager provided the socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
-    /// The domain of Xen that it is, by its name or number.
+    /// Name or number of the Xen domain of this virtual machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xen_domain: Option<String>,
-    /// The VMM that is connected.
+    /// The connected VMM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<Client>,
     /// MiB of VRAM that the guest sees.
     pub vram_mib: u64,
-    /// Channels that the guest may have.
+    /// Maximum number of channels of the guest.
     pub channels_limit: u32,
-    /// Channels that the guest has on the card.
+    /// Number of channels that the guest has on the card.
     pub channels_used: u32,
-    /// The VMM keeps guest memory to itself (`share=off`): the card would read zeros. The guest cannot work.
+    /// True if the VMM does not share guest memory (`share=off`): the card would read zeros, and the guest cannot work.
     pub memory_not_shared: bool,
-    /// The VMM withdrew guest memory that the card could reach.
+    /// True if the VMM withdrew guest memory while the card could reach it.
     pub memory_withdrawn: bool,
-    /// RAM that it lends.
+    /// RAM that the virtual machine lends to its card.
     #[serde(default)]
     pub ram: Ram,
-    /// State of the device as the guest's driver has set it up.
+    /// State of the device as configured by the guest's driver.
     pub driver: Driver,
-    /// Accesses of the guest that were denied, all together.
+    /// Total number of denied accesses of the guest.
     pub denied_total: u64,
-    /// The same, by place and reason.
+    /// Denied accesses by location and reason.
     pub denied: Vec<Denied>,
-    /// Counts of the virtual device.
+    /// Counters of the virtual device.
     pub counters: BTreeMap<String, u64>,
     /// Programs of the guest that use CUDA, for a VM on a card of `kind = "cuda"`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub programs: Vec<GuestProgram>,
-    /// Counts of the connection to the VMM.
+    /// Counters of the connection to the VMM.
     pub transport: BTreeMap<String, u64>,
-    /// Words of whoever places work.
+    /// Labels for placement software.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
 }
 
-/// A program of a guest that uses CUDA. The guest's kernel and the program itself say its name and its process.
+/// A program of a guest that uses CUDA. The name comes from the guest's kernel, and the process from the program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct GuestProgram {
-    /// Its name; empty if the guest's kernel does not send it.
+    /// Name of the program; empty if the guest's kernel does not send it.
     pub name: String,
-    /// Its process in the guest, if its library sent it.
+    /// Process ID in the guest, if the program's library sent it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Bytes of the window that it uses.
+    /// Bytes of the window that the program uses.
     pub window_bytes: u64,
-    /// Threads of it that wait for the card.
+    /// Number of threads of the program that wait for the card.
     pub waits: u64,
-    /// Its worker has ended: all its calls fail.
+    /// True if the program's worker has ended: all calls of the program fail.
     pub lost: bool,
 }
 
-/// RAM that a virtual machine lends its card.
+/// RAM that a virtual machine lends to its card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct Ram {
-    /// Bytes that it lends.
+    /// Lent bytes.
     pub lent_bytes: u64,
-    /// Bytes that it may lend at most.
+    /// Maximum number of bytes that the virtual machine may lend.
     pub quota_bytes: u64,
-    /// Bytes for which the card has bus addresses whatever other virtual machines lend.
+    /// Bytes for which bus addresses are reserved, however much other virtual machines lend.
     pub guarantee_bytes: u64,
-    /// Bytes that the daemon or the card was the first to touch: they are charged to the daemon's control group.
+    /// Bytes that the daemon or the card touched first; they are charged to the daemon's control group.
     pub touched_bytes: u64,
-    /// Bytes that it may touch first at most; as much as is lent if absent.
+    /// Maximum number of bytes that the daemon or the card may touch first; absent if only limited by the lent RAM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub touch_limit_bytes: Option<u64>,
-    /// Accesses that were refused since they would have touched more.
+    /// Number of accesses that were refused because they would have exceeded this limit.
     pub touches_refused: u64,
 }
 
-/// A VMM that is connected.
+/// A connected VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Client {
-    /// Its process; 0 when it cannot be seen from the daemon.
+    /// Process ID of the VMM; 0 if the daemon cannot see it.
     pub pid: i32,
-    /// The user that it runs as.
+    /// User ID of the VMM.
     pub uid: u32,
-    /// Number of the domain of Xen that is served, which no process has connected for.
+    /// Number of the served Xen domain, for which no process is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<u16>,
 }
 
-/// Way in which the driver takes interrupts.
+/// Way in which the driver receives interrupts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InterruptKind {
-    /// Not at all.
+    /// The driver receives no interrupts.
     #[default]
     Off,
-    /// By the pin.
+    /// Through the interrupt pin.
     Intx,
-    /// By message.
+    /// Through messages (MSI).
     Msi,
 }
 
-/// State of a device as its guest's driver has set it up.
+/// State of a device as configured by its guest's driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Driver {
-    /// PCI vendor and device, as `10de:06d8`.
+    /// PCI vendor and device IDs, such as `10de:06d8`.
     pub pci_id: String,
-    /// The device may access guest memory.
+    /// True if the device may access guest memory.
     pub bus_master: bool,
-    /// Way in which the driver takes interrupts.
+    /// Way in which the driver receives interrupts.
     pub interrupts: InterruptKind,
-    /// Free words on the state of the driver, as far as the device can tell.
+    /// Free text about the state of the driver, as far as the device knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
 }
 
-/// Accesses of one kind that were denied.
+/// Denied accesses of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Denied {
-    /// Name of the register, or of another place.
+    /// Name of the register, or of another location.
     pub place: String,
-    /// Byte offset in BAR0, for a register.
+    /// Byte offset in BAR0, if the location is a register.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offset: Option<u32>,
-    /// Reason.
+    /// Reason for the denial.
     pub reason: String,
-    /// Reads that were denied.
+    /// Number of denied reads.
     pub reads: u64,
-    /// Writes that were denied.
+    /// Number of denied writes.
     pub writes: u64,
 }
 
@@ -265,115 +265,115 @@ pub struct Denied {
 pub struct Card {
     /// Its name.
     pub name: String,
-    /// Kind of its carrier.
+    /// Kind of the card.
     pub kind: String,
-    /// Reason why it is out of service with its virtual machines until the daemon is restarted; of a CUDA card, until
-    /// it has an owner that answers.
+    /// Reason why the card and its virtual machines are out of service, until the daemon is restarted or, for a CUDA
+    /// card, until its owner responds.
     pub error: Option<String>,
-    /// PCI vendor and device, as `10de:06d8`.
+    /// PCI vendor and device IDs, such as `10de:06d8`.
     pub pci_id: String,
-    /// Its chip, or of a CUDA card the name of its model, where that is known.
+    /// Chip of the card or, for a CUDA card, name of the model, if known.
     #[serde(default)]
     pub model: String,
-    /// UUID of a CUDA card in NVML's form, as `GPU-12345678-9abc-def0-0123-456789abcdef`.
+    /// UUID of a CUDA card in NVML's format, such as `GPU-12345678-9abc-def0-0123-456789abcdef`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// Number of times that the owner of a CUDA card was restarted since the daemon started.
+    /// Number of restarts of a CUDA card's owner since the daemon started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner_restarts: Option<u64>,
-    /// Its device for the driver, of a CUDA card: a number, `GPU-` with the UUID, or a PCI address, as configured.
+    /// Device of a CUDA card, as configured: a number, `GPU-` with the UUID, or a PCI address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// MiB of VRAM.
     pub vram_mib: u64,
-    /// MiB that the mediator keeps for itself.
+    /// MiB that are reserved for the mediator.
     pub vram_reserved_mib: u64,
-    /// MiB that virtual machines have.
+    /// MiB that are assigned to virtual machines.
     pub vram_assigned_mib: u64,
-    /// MiB that a further virtual machine could have.
+    /// MiB that are available for a further virtual machine.
     pub vram_free_mib: u64,
-    /// MiB of the assigned that are in use: what a guest has never touched takes no place.
+    /// MiB of the assigned memory that are in use; memory that a guest has never touched is not.
     #[serde(default)]
     pub vram_placed_mib: u64,
-    /// MiB that the mediator uses, of those that it keeps or, when they do not suffice, of the free.
+    /// MiB that the mediator uses, of the reserved memory or, if that does not suffice, of the free memory.
     #[serde(default)]
     pub vram_mediator_mib: u64,
     /// MiB of BAR1.
     pub bar1_mib: u64,
     /// MiB of BAR3.
     pub bar3_mib: u64,
-    /// Channels of the card that virtual machines can have.
+    /// Number of channels of the card for virtual machines.
     pub channels: u32,
-    /// Channels that virtual machines have on the card.
+    /// Number of channels that virtual machines have on the card.
     pub channels_used: u32,
-    /// The virtual machines that use it.
+    /// The virtual machines that use the card.
     pub vms: Vec<String>,
-    /// The tenants that use it, of a CUDA card.
+    /// The tenants that use a CUDA card.
     #[serde(default)]
     pub tenants: Vec<String>,
-    /// Processes that use it and are no program of a tenant, of a CUDA card, as NVML tells.
+    /// Unmanaged processes on a CUDA card, as reported by NVML: processes that are not programs of a tenant.
     #[serde(default)]
     pub strangers: Vec<Stranger>,
-    /// Memory of a CUDA card in use, as the driver tells, for which neither a process nor a tenant can be charged, in
-    /// bytes.
+    /// Memory of a CUDA card that the driver reports as used and that can be charged to neither a process nor a tenant,
+    /// in bytes.
     #[serde(default)]
     pub unexplained_bytes: u64,
-    /// One virtual machine has it by passthrough.
+    /// True if one virtual machine has the card by passthrough.
     pub passthrough: bool,
-    /// It takes no further virtual machine or tenant, until an operator says so.
+    /// True if the card accepts no virtual machines and tenants until an operator ends the drain.
     #[serde(default)]
     pub drained: bool,
 }
 
-/// A process that uses a CUDA card past its owner.
+/// A process that uses a CUDA card without the card's owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 pub struct Stranger {
-    /// Its number, as the daemon's host has it.
+    /// Process ID on the daemon's host.
     pub pid: u32,
-    /// Name of its program.
+    /// Name of the program.
     pub program: String,
-    /// Bytes of the card that it has, where that is known.
+    /// Bytes of the card that the process uses, if known.
     pub bytes: Option<u64>,
 }
 
-/// The answer to `GET /v1/vms/NAME/launch-args`.
+/// The response to `GET /v1/vms/NAME/launch-args`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct LaunchArgs {
-    /// The VMM that takes them.
+    /// VMM for which the arguments are.
     pub vmm: String,
     /// The arguments, one per element, without quoting.
     pub args: Vec<String>,
     /// The arguments as one line for a shell.
     pub command: String,
-    /// Notes to keep in mind.
+    /// Notes for the operator.
     pub notes: Vec<String>,
 }
 
-/// Kinds of errors that a program can act on.
+/// Kinds of errors, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
-    /// The request is wrong.
+    /// The request is invalid.
     Invalid,
-    /// There is no such thing.
+    /// The object does not exist.
     NotFound,
-    /// Something is in the way.
+    /// Something prevents the action.
     Conflict,
-    /// The card has not that much left.
+    /// The card has too few resources left.
     Quota,
     /// The socket of the request is read-only.
     Forbidden,
-    /// The daemon could not do it.
+    /// The daemon could not complete the request.
     Failed,
 }
 
-/// The body of every answer that is no success.
+/// The body of every error response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Error {
     /// Its kind.
     pub code: ErrorCode,
-    /// The mistake, and its place.
+    /// Description of the error and its location.
     pub error: String,
-    /// Advice for the operator.
+    /// Advice to the operator.
     pub what_to_do: String,
 }

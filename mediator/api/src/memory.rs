@@ -9,52 +9,52 @@ use super::Durations;
 
 pub use config::{CardMemory as CardMemorySettings, VmMemory as VmMemorySettings};
 
-/// The answer to `GET /v1/memory`.
+/// The response to `GET /v1/memory`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MemoryList {
-    /// The cards whose memory is divided now, by name: those that no virtual machine has by passthrough.
+    /// The cards whose memory is shared, by name: all cards except those passed through to a virtual machine.
     pub memories: Vec<CardMemory>,
 }
 
-/// The answer to `GET /v1/cards/NAME/memory`.
+/// The response to `GET /v1/cards/NAME/memory`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CardMemory {
     /// The card.
     pub card: String,
-    /// Its settings: a `[card.memory]` table, with all its keys.
+    /// Settings of the card: a `[card.memory]` table with all keys.
     pub settings: CardMemorySettings,
-    /// The unit in which memory is given away and moved.
+    /// Unit of allocation and relocation, in bytes.
     pub chunk_bytes: u64,
-    /// All of the card's memory.
+    /// Total memory of the card, in bytes.
     pub card_bytes: u64,
-    /// Bytes that the mediator uses of it.
+    /// Bytes of the card that the mediator uses.
     pub mediator_bytes: u64,
-    /// Bytes that are neither used nor promised.
+    /// Bytes that are neither used nor guaranteed.
     pub spare_bytes: u64,
-    /// Bytes without an owner that are still to be zeroed.
+    /// Bytes without an owner that are not zeroed yet.
     pub to_scrub_bytes: u64,
-    /// Memory of the card and of the host that stays out of use, since the card may still reach it for its last owner.
+    /// Bytes of the card and the host that stay unused, because the card may still access them for their last owner.
     pub quarantined_bytes: u64,
-    /// Bytes that were zeroed since the mediator has the card.
+    /// Bytes that were zeroed since the mediator took over the card.
     pub scrubbed_bytes: u64,
     /// Bytes of the reserve that hold evicted chunks.
     pub reserve_used_bytes: u64,
-    /// Host memory that may be pinned.
+    /// Maximum number of bytes of pinned host memory.
     pub host_budget_bytes: u64,
-    /// Host memory that is pinned.
+    /// Bytes of pinned host memory.
     pub host_used_bytes: u64,
-    /// Bytes that were moved from the card to host memory since the mediator has the card.
+    /// Bytes that were moved from the card to host memory since the mediator took over the card.
     pub moved_out_bytes: u64,
-    /// Bytes that were moved back.
+    /// Bytes that were moved from host memory to the card.
     pub moved_in_bytes: u64,
-    /// Turns that have begun since then.
+    /// Number of memory quanta that have begun since the mediator took over the card.
     pub turns: u64,
-    /// Bytes per second of copies between card and host, as measured; 0 before the first.
+    /// Measured rate of copies between card and host, in bytes per second; 0 before the first copy.
     pub copy_bytes_per_second: u64,
-    /// The turn that goes on, while virtual machines take turns.
+    /// The current memory quantum, while virtual machines alternate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<Turn>,
-    /// The virtual machines that share it, by name.
+    /// The virtual machines that share the card, by name.
     pub vms: Vec<VmMemory>,
 }
 
@@ -88,75 +88,75 @@ impl CardMemory {
     }
 }
 
-/// A turn with a card's memory.
+/// A quantum of a card's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Turn {
-    /// The virtual machine that works.
+    /// Virtual machine that has the quantum.
     pub holder: String,
-    /// All who take turns, the holder included.
+    /// All virtual machines that alternate, including the holder.
     pub members: Vec<String>,
-    /// Length of a turn, in ms.
+    /// Length of a quantum, in ms.
     pub quantum_ms: u64,
 }
 
-/// Places of a virtual machine's memory. `on_card + in_reserve + in_host + unbacked` make `advertised`.
+/// Placement of a virtual machine's memory. `on_card + in_reserve + in_host + unbacked` equals `advertised`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VmMemory {
     /// The virtual machine.
     pub vm: String,
-    /// Its settings: a `[vm.memory]` table.
+    /// Settings of the virtual machine: a `[vm.memory]` table.
     pub settings: VmMemorySettings,
-    /// VRAM that its guest sees.
+    /// Bytes of VRAM that the guest sees.
     pub advertised_bytes: u64,
-    /// Bytes that lie on the card.
+    /// Bytes on the card, without the reserve.
     pub on_card_bytes: u64,
-    /// Bytes that lie on the card, in the reserve: they count as in host memory.
+    /// Bytes in the card's reserve, which count as host memory.
     pub in_reserve_bytes: u64,
-    /// Bytes that lie in host memory.
+    /// Bytes in host memory.
     pub in_host_bytes: u64,
     /// Bytes that the guest has never used.
     pub unbacked_bytes: u64,
-    /// Bytes that move now.
+    /// Bytes that are being moved.
     pub moving_bytes: u64,
-    /// Bytes that the guest's CPU reaches without the mediator seeing it, under apertures that the VMM maps.
+    /// Bytes that the guest's CPU can access unseen by the mediator, through apertures that the VMM maps.
     pub cpu_visible_bytes: u64,
-    /// Bytes that it is sure to get on the card.
+    /// Guaranteed bytes on the card.
     pub guarantee_bytes: u64,
-    /// Bytes that it may have on the card at most.
+    /// Maximum number of bytes on the card.
     pub quota_bytes: u64,
-    /// Bytes of the card that it is entitled to now, by all who want it.
+    /// Bytes of the card to which the virtual machine is now entitled, given the demand of the others.
     pub entitled_bytes: u64,
     /// Bytes that are pinned to the card.
     pub pinned_bytes: u64,
-    /// Most that it ever had on the card.
+    /// Maximum number of bytes that were ever on the card.
     pub on_card_peak_bytes: u64,
-    /// Most that it ever had in host memory.
+    /// Maximum number of bytes that were ever in host memory.
     pub in_host_peak_bytes: u64,
-    /// Bytes that had their first place in host memory.
+    /// Bytes that were first placed in host memory.
     pub born_in_host_bytes: u64,
     /// Bytes that were moved from the card to host memory.
     pub moved_out_bytes: u64,
-    /// Bytes that were moved back.
+    /// Bytes that were moved from host memory to the card.
     pub moved_in_bytes: u64,
-    /// Times that its work was suspended for that.
+    /// Number of times that the virtual machine's work was suspended for moves.
     pub relocations: u64,
-    /// Time for which its work was suspended, all together, in ns.
+    /// Total time for which the work was suspended, in ns.
     pub suspended_ns: u64,
-    /// The longest of these, in ns.
+    /// Longest suspension, in ns.
     pub suspended_longest_ns: u64,
-    /// Lengths of these times.
+    /// Distribution of the suspensions.
     pub suspensions: Durations,
-    /// Time that the copies took, in ns.
+    /// Total time of the copies, in ns.
     pub copied_ns: u64,
-    /// Submissions that waited for memory.
+    /// Number of submissions that waited for memory.
     pub memory_waits: u64,
-    /// Submissions that waited in vain.
+    /// Number of submissions that waited for memory until the time limit, and failed.
     pub memory_denied: u64,
-    /// Total time for which its work has waited for memory, in ns: for its quanta, and for chunks, of submissions whose
-    /// wait has ended.
+    /// Total time for which the work has waited for memory, in ns: for quanta, and for chunks by submissions whose wait
+    /// has ended.
     pub memory_waited_ns: u64,
-    /// Bytes that found no place when they were wanted first, by the limit that was in the way: `card` and `quota` keep
-    /// from the card, `host_budget` and `swap_cap` from host memory as well.
+    /// Bytes that could not be placed on first use, by the limit that prevented it: `card` and `quota` apply to the
+    /// card, and `host_budget` and `swap_cap` also to host memory.
     pub refused_bytes: BTreeMap<String, u64>,
 }
 
@@ -164,44 +164,44 @@ pub struct VmMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Range {
-    /// First byte.
+    /// Address of the first byte.
     pub start: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// The body of `POST /v1/vms/NAME/memory/evict` and `/return`: what is to move. All that can, when nothing is said.
+/// The body of `POST /v1/vms/NAME/memory/evict` and `/return`: memory to move. By default, all that can move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MoveRequest {
-    /// MiB at most, rounded up to whole chunks.
+    /// Maximum amount in MiB, rounded up to whole chunks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mib: Option<u64>,
-    /// Only what lies in this range.
+    /// Range that limits the move.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<Range>,
 }
 
-/// The answer: what has moved.
+/// The response to these requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MoveReport {
-    /// Bytes that lie elsewhere now.
+    /// Bytes that were moved.
     pub moved_bytes: u64,
-    /// Bytes that stay, for want of room or since they were on their way already.
+    /// Bytes that stay, because there is no room or because they were already being moved.
     pub stayed_bytes: u64,
     /// Time for which the virtual machine's work was suspended, in ns.
     pub suspended_ns: u64,
-    /// Why memory stays, with the remedy.
+    /// Reason why memory stays, with the remedy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// The answer of `POST /v1/vms/NAME/memory/accesses`: how often a guest's VRAM was accessed in that time.
+/// The response to `POST /v1/vms/NAME/memory/accesses`: counts of accesses to a guest's VRAM in that time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AccessProfile {
-    /// The unit of the counts.
+    /// Unit of the counts.
     pub counted: Counted,
-    /// Ranges that were accessed at all, by address.
+    /// Ranges with at least one access, by address.
     pub ranges: Vec<Accessed>,
 }
 
@@ -209,26 +209,26 @@ pub struct AccessProfile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Counted {
-    /// Bursts of the card's engines, on a card that counts them.
+    /// Bursts of the card's engines, on cards that count them.
     Bursts,
-    /// Times that submissions name memory there: what kernels reach by pointers is not among it.
+    /// References from submissions; accesses of kernels through pointers are not counted.
     Submissions,
 }
 
-/// A range that was accessed.
+/// An accessed range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Accessed {
-    /// The range: a chunk.
+    /// Range of the chunk.
     pub range: Range,
     /// Number of accesses.
     pub count: u64,
 }
 
-/// The body of `POST /v1/vms/NAME/memory/hints`: what somebody knows of ranges of a guest's VRAM.
+/// The body of `POST /v1/vms/NAME/memory/hints`: hints about ranges of a guest's VRAM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Hints {
-    /// One after the other. When one is refused, those before it hold.
+    /// Hints, applied in order. If one is refused, the earlier ones remain in effect.
     pub hints: Vec<Hint>,
 }
 
@@ -236,15 +236,15 @@ pub struct Hints {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Hint {
-    /// The range; the chunks that it touches.
+    /// Range; the hint applies to all chunks that overlap it.
     pub range: Range,
-    /// They stay on the card, or not any more.
+    /// True to pin the chunks to the card, false to unpin them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<bool>,
-    /// With `victims = "priority"` the lowest goes first.
+    /// Priority: with `victims = "priority"`, the lowest is evicted first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u8>,
-    /// With `victims = "profiled"`: how often they are accessed, in any unit that all of the guest's have.
+    /// With `victims = "profiled"`: number of accesses, in any unit that is the same for all of the guest's hints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accesses: Option<u32>,
 }

@@ -7,74 +7,74 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MoveTo {
-    /// The card; another one by the daemon's policy if none is given.
+    /// Target card; by default, another card that the daemon's policy chooses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub card: Option<String>,
 }
 
-/// The answer to `POST /v1/vms/NAME/move`: a virtual machine that goes on with another card.
+/// The response to `POST /v1/vms/NAME/move`: the virtual machine has continued on another card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Moved {
     /// The virtual machine.
     pub vm: String,
-    /// The card that it had.
+    /// Previous card.
     pub from: String,
-    /// The card that it has.
+    /// New card.
     pub to: String,
-    /// Time for which its guest and its VMM waited, in ms.
+    /// Time for which the guest and the VMM were paused, in ms.
     pub pause_ms: u64,
-    /// The same by its parts.
+    /// Parts of the pause.
     pub pause: PauseParts,
-    /// MiB that were copied.
+    /// Copied MiB.
     pub memory_mib: u64,
-    /// Time that all of it took, in ms.
+    /// Total time of the move, in ms.
     pub total_ms: u64,
 }
 
-/// Parts of the time for which a virtual machine waited while it moved, in us.
+/// Phases of a virtual machine's pause during a move, in us.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PauseParts {
-    /// Its VMM's connection came to rest.
+    /// Quiescing the connection to the VMM.
     pub rest_us: u64,
-    /// Its work left the engines, and was written down.
+    /// Draining the work from the engines, and serializing it.
     pub still_us: u64,
-    /// Its memory was compared, and what differed copied.
+    /// Comparing the memory, and copying the differences.
     pub memory_us: u64,
-    /// It was made anew on the other card, with its page tables.
+    /// Recreating the virtual machine and its page tables on the target card.
     pub anew_us: u64,
-    /// Its connection went on.
+    /// Resuming the connection.
     pub go_on_us: u64,
 }
 
-/// The answer to `POST /v1/vms/NAME/restore`: a virtual machine whose vGPU goes on from what was saved.
+/// The response to `POST /v1/vms/NAME/restore`: the vGPU was restored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Restored {
     /// The virtual machine.
     pub vm: String,
-    /// Its card.
+    /// Card of the virtual machine.
     pub card: String,
-    /// MiB of its memory that have come.
+    /// MiB of restored memory.
     pub memory_mib: u64,
-    /// Time for which its guest and its VMM waited, in ms.
+    /// Time for which the guest and the VMM were paused, in ms.
     pub pause_ms: u64,
 }
 
-/// The answer to `POST /v1/cards/NAME/drain`.
+/// The response to `POST /v1/cards/NAME/drain`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DrainReport {
-    /// The card, which takes nobody new from now on.
+    /// Drained card, which accepts no further virtual machines and tenants.
     pub card: String,
-    /// The virtual machines that have moved, in this order.
+    /// Virtual machines that were moved, in order.
     pub moved: Vec<Moved>,
-    /// The virtual machines and tenants that are still there, and go on as before.
+    /// Virtual machines and tenants that remain on the card, and continue to run.
     pub left: Vec<Left>,
 }
 
-/// A virtual machine that could not leave its card.
+/// A virtual machine or tenant that remains on the drained card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Left {
-    /// The virtual machine, or the tenant of a CUDA card.
+    /// Name of the virtual machine or tenant.
     pub vm: String,
-    /// Reason, and what to do.
+    /// Reason, with the remedy.
     pub why: String,
 }

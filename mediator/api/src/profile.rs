@@ -5,17 +5,17 @@ use serde::{Deserialize, Serialize};
 
 use config::ProfileSpec;
 
-/// The answer to `GET /v1/profiles`.
+/// The response to `GET /v1/profiles`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ProfileList {
     /// The profiles by name.
     pub profiles: Vec<Profile>,
 }
 
-/// A profile, what is made from it, and how much more of it the cards can have.
+/// A profile, its present instances, and the capacity of the cards for more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Profile {
-    /// Its keys: a `[[profile]]` table.
+    /// Keys of the profile: a `[[profile]]` table.
     #[serde(flatten)]
     pub spec: ProfileSpec,
     /// The cards, in the order of the configuration.
@@ -27,12 +27,12 @@ pub struct Profile {
 pub struct Capacity {
     /// The card.
     pub card: String,
-    /// Kind of what is made from it there: `vm` or `tenant`.
+    /// Kind of the instances on this card: `vm` or `tenant`.
     pub of: String,
-    /// The virtual machines or tenants of it that are there.
+    /// Number of virtual machines or tenants on the card that were created from the profile.
     pub users: Vec<String>,
-    /// The number that can be added.
+    /// Number of instances that can be added.
     pub left: u32,
-    /// Reason why no more can be.
+    /// Reason why no more can be added.
     pub lacks: String,
 }

@@ -9,7 +9,7 @@ use super::launch::{MemorySize, Vmm};
 /// Returns the schema of a value; nested types go to the generator's definitions.
 type Schema = fn(&mut SchemaGenerator) -> Value;
 
-/// Status and body of the successful answer.
+/// Status and body of the successful response.
 type Answer = (u16, Option<Schema>);
 
 /// One request.
@@ -32,14 +32,14 @@ fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
 }
 
 /// Returns the schema of a table with any subset of its keys: a schema of its own without required keys and without
-/// defaults, which a generated client would send for keys that are to stay.
+/// defaults, which a generated client would send for keys that must stay unchanged.
 fn part_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
     let whole = schema_of::<T>(generator);
     let name = whole["$ref"].as_str().and_then(|path| path.rsplit('/').next()).unwrap_or_default().to_owned();
     let mut part = generator.definitions().get(&name).cloned().unwrap_or_default();
     if let Some(part) = part.as_object_mut() {
         part.remove("required");
-        part.insert("description".to_owned(), format!("The keys of `{name}` that are to change.").into());
+        part.insert("description".to_owned(), format!("The keys of `{name}` to change.").into());
         let keys = part.get_mut("properties").and_then(Value::as_object_mut);
         keys.into_iter().flatten().for_each(|(_, key)| drop(key.as_object_mut().and_then(|key| key.remove("default"))));
     }
@@ -50,23 +50,23 @@ fn part_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
 
 const NONE: &[Parameter] = &[];
 const WINDOW: &[Parameter] =
-    &[("window_ms", "the time over which received parts are taken, 100 to 60000", schema_of::<u64>)];
-const SINCE: &[Parameter] = &[("since_ms", "how far to go back, 100 to 60000", schema_of::<u64>)];
-const RECORD: &[Parameter] = &[("for_ms", "how long to record, 1 to 60000", schema_of::<u64>)];
+    &[("window_ms", "window over which received shares are measured, in ms, 100 to 60000", schema_of::<u64>)];
+const SINCE: &[Parameter] = &[("since_ms", "time span before now, in ms, 100 to 60000", schema_of::<u64>)];
+const RECORD: &[Parameter] = &[("for_ms", "duration of the recording, in ms, 1 to 60000", schema_of::<u64>)];
 const LAUNCH: &[Parameter] =
-    &[("vmm", "the VMM", schema_of::<Vmm>), ("memory", "the guest's RAM", schema_of::<MemorySize>)];
+    &[("vmm", "VMM", schema_of::<Vmm>), ("memory", "RAM of the guest", schema_of::<MemorySize>)];
 const APPLY: &[Parameter] = &[
-    ("prune", "remove virtual machines and tenants that are not named", schema_of::<bool>),
-    ("dry_run", "only find out what would be done", schema_of::<bool>),
+    ("prune", "remove virtual machines and tenants that are not in the document", schema_of::<bool>),
+    ("dry_run", "only determine the changes, without making them", schema_of::<bool>),
 ];
 const EVENTS: &[Parameter] = &[
-    ("after", "the cursor to start after: `next` or `cursor` of an earlier answer", schema_of::<String>),
-    ("limit", "events of a page, 1 to 1024; 256 if it is left out", schema_of::<u64>),
-    ("wait_s", "wait so many seconds for an event if there is none, 0 to 60", schema_of::<u64>),
-    ("follow", "answer with pages as events happen, one a line, of media type application/jsonl", schema_of::<bool>),
+    ("after", "cursor to start after: `next` or `cursor` of an earlier response", schema_of::<String>),
+    ("limit", "maximum number of events in a page, 1 to 1024; by default 256", schema_of::<u64>),
+    ("wait_s", "time to wait for an event if there is none, in seconds, 0 to 60", schema_of::<u64>),
+    ("follow", "respond with pages as events occur, one per line, as application/jsonl", schema_of::<bool>),
 ];
 const COMPARE: &[Parameter] =
-    &[("exact", "also look for virtual machines and tenants that are not named", schema_of::<bool>)];
+    &[("exact", "also report virtual machines and tenants that are not in the document", schema_of::<bool>)];
 
 const fn get(path: &'static str, summary: &'static str, query: &'static [Parameter], answer: Schema) -> Operation {
     Operation { method: "get", path, summary, query, body: None, answer: (200, Some(answer)), if_match: false }
@@ -108,20 +108,20 @@ const OPERATIONS: [Operation; 44] = [
     change(
         "patch",
         "/v1/tenants/{name}",
-        "Changes what a tenant may have of its card",
+        "Changes a tenant's share of its card",
         Some(schema_of::<crate::TenantPatch>),
         (200, Some(schema_of::<crate::Tenant>)),
     ),
     act(
         "/v1/tenants/{name}/lease",
-        "Changes what a tenant may have of its card until the process at the other end of the connection has ended",
+        "Changes a tenant's share of its card until the client process of this connection ends",
         NONE,
         Some(schema_of::<crate::TenantPatch>),
         (200, Some(schema_of::<crate::Tenant>)),
     ),
     get(
         "/v1/profiles",
-        "All profiles, with what the cards can still have of each",
+        "All profiles, and how many more instances of each fit on each card",
         NONE,
         schema_of::<crate::ProfileList>,
     ),
@@ -136,33 +136,33 @@ const OPERATIONS: [Operation; 44] = [
     ),
     get("/v1/vms/{name}", "One virtual machine", NONE, schema_of::<crate::Vm>),
     change("delete", "/v1/vms/{name}", "Removes a virtual machine", None, (204, None)),
-    get("/v1/vms/{name}/launch-args", "The arguments that connect a VMM", LAUNCH, schema_of::<crate::LaunchArgs>),
-    get("/v1/vms/{name}/time", "What a virtual machine may have of its card's time", NONE, schema_of::<crate::VmTime>),
+    get("/v1/vms/{name}/launch-args", "Arguments that connect a VMM", LAUNCH, schema_of::<crate::LaunchArgs>),
+    get("/v1/vms/{name}/time", "A virtual machine's share of its card's time", NONE, schema_of::<crate::VmTime>),
     change(
         "patch",
         "/v1/vms/{name}/time",
-        "Changes what a virtual machine may have of its card's time",
+        "Changes a virtual machine's share of its card's time",
         Some(part_of::<crate::VmTime>),
         (200, Some(schema_of::<crate::VmTime>)),
     ),
-    act("/v1/vms/{name}/release", "Lets a virtual machine out of quarantine", NONE, None, (204, None)),
+    act("/v1/vms/{name}/release", "Releases a virtual machine from quarantine", NONE, None, (204, None)),
     change(
         "post",
         "/v1/vms/{name}/move",
-        "Moves a virtual machine to another card while it works",
+        "Moves a virtual machine to another card while it runs",
         Some(schema_of::<crate::MoveTo>),
         (200, Some(schema_of::<crate::Moved>)),
     ),
     act(
         "/v1/vms/{name}/save",
-        "Saves the vGPU of a virtual machine, with its memory; it waits meanwhile, and goes on. Whole if the answer ends well",
+        "Saves the vGPU of a virtual machine with its memory, and pauses it meanwhile; complete if the response ends cleanly",
         NONE,
         None,
         (200, None),
     ),
     act(
         "/v1/vms/{name}/restore",
-        "Has the vGPU of a virtual machine go on from what was saved",
+        "Restores the vGPU of a virtual machine from a saved one",
         NONE,
         None,
         (200, Some(schema_of::<crate::Restored>)),
@@ -170,30 +170,30 @@ const OPERATIONS: [Operation; 44] = [
     get("/v1/daemon", "The daemon itself", NONE, schema_of::<crate::DaemonInfo>),
     act(
         "/v1/daemon/upgrade",
-        "Has the program that lies at the daemon's path go on with all virtual machines; this daemon ends then",
+        "Replaces this daemon with the program at its path, which takes over all virtual machines; then this daemon ends",
         NONE,
         None,
         (200, Some(schema_of::<crate::Upgraded>)),
     ),
-    get("/v1/events", "Events after a cursor, or from the oldest on", EVENTS, schema_of::<crate::EventPage>),
+    get("/v1/events", "Events after a cursor, or from the oldest event", EVENTS, schema_of::<crate::EventPage>),
     get("/v1/cards", "All cards", NONE, schema_of::<crate::CardList>),
     get("/v1/cards/{name}", "One card", NONE, schema_of::<crate::Card>),
     change(
         "post",
         "/v1/cards/{name}/drain",
-        "Has a card take nobody new, and moves its virtual machines to other cards",
+        "Stops a card from accepting virtual machines and tenants, and moves its virtual machines to other cards",
         None,
         (200, Some(schema_of::<crate::DrainReport>)),
     ),
     change(
         "post",
         "/v1/cards/{name}/undrain",
-        "Has a card take virtual machines and tenants again",
+        "Lets a card accept virtual machines and tenants again",
         None,
         (200, Some(schema_of::<crate::Card>)),
     ),
-    get("/v1/schedulers", "How the time of cards is shared", WINDOW, schema_of::<crate::SchedulerList>),
-    get("/v1/cards/{name}/scheduler", "How the time of a card is shared", WINDOW, schema_of::<crate::CardScheduler>),
+    get("/v1/schedulers", "Sharing of the time of all cards", WINDOW, schema_of::<crate::SchedulerList>),
+    get("/v1/cards/{name}/scheduler", "Sharing of a card's time", WINDOW, schema_of::<crate::CardScheduler>),
     change(
         "patch",
         "/v1/cards/{name}/scheduler",
@@ -201,17 +201,17 @@ const OPERATIONS: [Operation; 44] = [
         Some(part_of::<sched::Config>),
         (200, Some(schema_of::<crate::CardScheduler>)),
     ),
-    get("/v1/cards/{name}/scheduler/history", "What was used over time", SINCE, schema_of::<crate::SchedulerHistory>),
+    get("/v1/cards/{name}/scheduler/history", "Use of a card over time", SINCE, schema_of::<crate::SchedulerHistory>),
     act(
         "/v1/cards/{name}/scheduler/record",
-        "Writes down what a card's scheduler is told and decides; the answer is lines of JSON, of media type \
+        "Records the events and decisions of a card's scheduler; the response is lines of JSON, of media type \
              application/jsonl",
         RECORD,
         None,
         (200, None),
     ),
-    get("/v1/memory", "What lies where of the memory of cards", NONE, schema_of::<crate::MemoryList>),
-    get("/v1/cards/{name}/memory", "What lies where of the memory of a card", NONE, schema_of::<crate::CardMemory>),
+    get("/v1/memory", "Placement of the memory of all cards", NONE, schema_of::<crate::MemoryList>),
+    get("/v1/cards/{name}/memory", "Placement of the memory of a card", NONE, schema_of::<crate::CardMemory>),
     change(
         "patch",
         "/v1/cards/{name}/memory",
@@ -221,14 +221,14 @@ const OPERATIONS: [Operation; 44] = [
     ),
     get(
         "/v1/vms/{name}/memory",
-        "What a virtual machine may have of its card's memory",
+        "A virtual machine's share of its card's memory",
         NONE,
         schema_of::<crate::VmMemorySettings>,
     ),
     change(
         "patch",
         "/v1/vms/{name}/memory",
-        "Changes what a virtual machine may have of its card's memory",
+        "Changes a virtual machine's share of its card's memory",
         Some(part_of::<crate::VmMemorySettings>),
         (200, Some(schema_of::<crate::VmMemorySettings>)),
     ),
@@ -248,32 +248,32 @@ const OPERATIONS: [Operation; 44] = [
     ),
     act(
         "/v1/vms/{name}/memory/accesses",
-        "Counts for a time how often a guest's VRAM is accessed",
+        "Counts accesses to a guest's VRAM for a given time",
         RECORD,
         None,
         (200, Some(schema_of::<crate::AccessProfile>)),
     ),
     act(
         "/v1/vms/{name}/memory/hints",
-        "Takes over what somebody knows of ranges of a guest's VRAM",
+        "Sets hints about ranges of a guest's VRAM",
         NONE,
         Some(schema_of::<crate::Hints>),
         (204, None),
     ),
-    get("/v1/desired", "All that can be changed; the ETag is its revision", NONE, schema_of::<crate::Exported>),
+    get("/v1/desired", "All changeable state; the ETag is its revision", NONE, schema_of::<crate::Exported>),
     Operation {
         query: APPLY,
         ..change(
             "patch",
             "/v1/desired",
-            "Makes things as desired",
+            "Applies a desired state",
             Some(schema_of::<crate::Desired>),
             (200, Some(schema_of::<crate::Applied>)),
         )
     },
     act(
         "/v1/desired/compare",
-        "Finds what is not as desired",
+        "Finds differences from a desired state",
         COMPARE,
         Some(schema_of::<crate::Desired>),
         (200, Some(schema_of::<crate::Comparison>)),
@@ -285,7 +285,7 @@ const OPERATIONS: [Operation; 44] = [
 const TAGS: [(&str, &str, &[&str]); 5] = [
     ("vms", "Virtual machines", &["vms"]),
     ("tenants", "Tenants of CUDA cards", &["tenants"]),
-    ("profiles", "Named limits that virtual machines and tenants are made from", &["profiles"]),
+    ("profiles", "Named sets of limits for virtual machines and tenants", &["profiles"]),
     ("cards", "Cards, with their time and memory", &["cards", "schedulers", "memory"]),
     ("daemon", "The daemon, its desired state and its metrics", &["daemon", "desired", "events", "schema", "metrics"]),
 ];
@@ -326,12 +326,12 @@ impl Operation {
         let named = self.path.contains("{name}");
         let values = self.body.is_some() || !self.query.is_empty();
         let all = [
-            (400, "a value is wrong", values || changes),
+            (400, "a value is invalid", values || changes),
             (403, "the socket is read-only", changes),
-            (404, "no object has the name", named || self.body.is_some()),
-            (409, "something prevents it, or the revision is another", changes),
-            (422, "the body lacks a key, or one has a wrong type", self.body.is_some()),
-            (507, "the card has not enough left", changes),
+            (404, "no object has this name", named || self.body.is_some()),
+            (409, "something prevents the action, or the revision differs", changes),
+            (422, "the body lacks a key, or a key has the wrong type", self.body.is_some()),
+            (507, "the card has too few resources left", changes),
         ];
         all.into_iter().filter(|(_, _, may)| *may).map(|(status, description, _)| (status, description)).collect()
     }
@@ -351,7 +351,7 @@ impl Operation {
             parameters.push(json!({
                 "name": "If-Match",
                 "in": "header",
-                "description": "the revision, in quotation marks, that must still be; a conflict if it is another",
+                "description": "required revision, in quotation marks; a conflict if the current revision differs",
                 "schema": { "type": "string" },
             }));
         }
@@ -371,7 +371,7 @@ impl Operation {
             "operationId": self.id(),
             "tags": [self.tag()],
             "summary": self.summary,
-            "responses": { "default": bad("not done") },
+            "responses": { "default": bad("failed") },
         });
         for (status, description) in self.refusals() {
             described["responses"][status.to_string()] = bad(description);

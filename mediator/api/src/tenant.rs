@@ -9,7 +9,7 @@ use super::{VmMemorySettings, VmTime, WaitReason, WorkState};
 use config::{Labels, OnRemove, OnStuck};
 use sched::groups::Sharing;
 
-/// The answer to `GET /v1/tenants`.
+/// The response to `GET /v1/tenants`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TenantList {
     /// The tenants by name.
@@ -19,7 +19,7 @@ pub struct TenantList {
 /// A program of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Program {
-    /// Its process, as the owner of the card sees it.
+    /// Process ID, as seen by the card's owner.
     pub pid: u32,
     /// Its name.
     pub name: String,
@@ -30,122 +30,122 @@ pub struct Program {
 pub struct Tenant {
     /// Its name.
     pub name: String,
-    /// The card that it shares.
+    /// Card that the tenant shares.
     pub card: String,
-    /// The profile that it was made from.
+    /// Profile from which the tenant was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// The card's owner answers: programs can be served.
+    /// True if the card's owner responds, so that programs can be served.
     pub served: bool,
-    /// Path of its socket.
+    /// Path of the tenant's socket.
     pub socket: PathBuf,
-    /// MiB of memory that its programs see.
+    /// MiB of memory that the tenant's programs see.
     pub vram_mib: u64,
-    /// Part of the card's memory: a `[tenant.memory]` table.
+    /// Share of the card's memory: a `[tenant.memory]` table.
     pub memory: VmMemorySettings,
-    /// Part of the card's time: a `[tenant.time]` table.
+    /// Share of the card's time: a `[tenant.time]` table.
     pub time: VmTime,
-    /// Name of its share group; empty for a tenant on its own.
+    /// Name of the share group; empty without a group.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub share_group: String,
-    /// Mode of its group that it accepts.
+    /// Mode in which the tenant's group may share the card.
     #[serde(default)]
     pub sharing: Sharing,
-    /// State of its group; absent without a group.
+    /// State of the share group; absent without a group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_state: Option<GroupState>,
-    /// Policy for a program that does not answer.
+    /// Policy for a program that does not respond.
     #[serde(default)]
     pub on_stuck: OnStuck,
-    /// Policy for its programs when it is removed.
+    /// Policy for the tenant's programs when the tenant is removed.
     #[serde(default)]
     pub on_remove: OnRemove,
-    /// Its programs.
+    /// Programs of the tenant.
     pub programs: Vec<Program>,
-    /// Memory on the card.
+    /// Bytes of the tenant's memory on the card.
     pub on_card_bytes: u64,
-    /// Memory of it that lies on the host.
+    /// Bytes of the tenant's memory in host memory.
     pub in_host_bytes: u64,
-    /// Time of the card that it was charged, in ns.
+    /// Card time charged to the tenant, in ns.
     pub used_ns: u64,
-    /// Of its turns, the time in which its work was in flight, by the card's events, in ns.
+    /// Time in the tenant's turns in which its work was in flight, measured by the card's events, in ns.
     pub busy_ns: u64,
-    /// Of that, the time in which only copies were, in ns.
+    /// Part of the busy time in which only copies were in flight, in ns.
     pub copy_ns: u64,
-    /// Time received in the last second, in thousandths.
+    /// Received share of the last second, in thousandths.
     pub received_permille: u32,
-    /// Part that it is entitled to while all want the card, in thousandths.
+    /// Entitled share while all tenants compete for the card, in thousandths.
     pub entitled_permille: u32,
-    /// Submissions that were counted; none are while it is alone.
+    /// Number of counted submissions; submissions are not counted while the tenant is alone.
     pub launches: u64,
-    /// 99 of 100 turns were waited for no longer than this, in ns.
+    /// 99th percentile of the waits for a turn, in ns.
     pub wait_p99_ns: u64,
-    /// State of its work.
+    /// State of the tenant's work.
     #[serde(default)]
     pub state: WorkState,
-    /// Human-readable reason that its work is waiting.
+    /// Human-readable reason why the work waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
     /// The same reason, for programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_reason: Option<WaitReason>,
-    /// Time that it has waited for its quanta of the card's memory, in ns.
+    /// Time for which the tenant has waited for quanta of the card's memory, in ns.
     #[serde(default)]
     pub quantum_wait_ns: u64,
-    /// Programs that were killed since they did not answer.
+    /// Number of programs that were killed because they did not respond.
     pub killed: u64,
-    /// Programs that were given up and could not be killed: they go on without connection, turns and memory.
+    /// Number of programs that were given up but could not be killed: they run without connection, turns and memory.
     #[serde(default)]
     pub kill_failures: u64,
-    /// Programs that were suspended since they did not answer.
+    /// Number of programs that were suspended because they did not respond.
     #[serde(default)]
     pub suspended: u64,
-    /// Its last programs that were given up, oldest first, at most 4: they were killed or suspended.
+    /// Last programs that were given up, which means killed or suspended, oldest first, at most 4.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given_up: Vec<GivenUp>,
-    /// Time for which its turn has run on after its slice, while others share the card with it, in ns.
+    /// Time by which the current turn has exceeded its slice while others share the card, in ns.
     #[serde(default)]
     pub overrun_ns: u64,
-    /// Its processes that have memory of the card past its account, as NVML tells. It is charged for that.
+    /// Processes with memory of the card outside the tenant's account, as NVML reports. It is charged to the tenant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unaccounted: Vec<Unaccounted>,
-    /// Memory of the card that it gave back and that something keeps, in bytes. It is charged for that as long as it is
-    /// so.
+    /// Memory of the card that the tenant has freed but that is still in use, in bytes. It is charged to the tenant
+    /// until it is free.
     #[serde(default)]
     pub kept_bytes: u64,
-    /// Memory of both that is more than it may have, in bytes.
+    /// Part of this unaccounted and kept memory that exceeds the tenant's quota, in bytes.
     #[serde(default)]
     pub over_quota_bytes: u64,
-    /// Turns beyond their limit.
+    /// Number of turns over their time limit.
     #[serde(default)]
     pub strikes: u32,
-    /// It gets no turn until it is released.
+    /// True if the tenant gets no turn until it is released.
     #[serde(default)]
     pub quarantined: bool,
-    /// Words of whoever places work.
+    /// Labels for placement software.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
 }
 
-/// A process of a tenant with memory of the card past its account.
+/// A process of a tenant with memory of the card outside the tenant's account.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Unaccounted {
-    /// Its number, as the daemon's host has it.
+    /// Process ID on the daemon's host.
     pub pid: u32,
-    /// Name of its program.
+    /// Name of the program.
     pub program: String,
-    /// Bytes past the account.
+    /// Bytes outside the account.
     pub bytes: u64,
 }
 
 /// A program of a tenant that was given up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GivenUp {
-    /// Its process, as the owner of the card sees it.
+    /// Process ID, as seen by the card's owner.
     pub pid: u32,
     /// Its name.
     pub program: String,
-    /// The reason, in words.
+    /// Human-readable reason.
     pub why: String,
 }
 
@@ -154,11 +154,11 @@ pub struct GivenUp {
 pub struct GroupState {
     /// The strictest mode of the group's members.
     pub sharing: Sharing,
-    /// True if the members use the card at the same time, as far as their programs can.
+    /// True if the members' programs use the card at the same time, if they can.
     pub together: bool,
-    /// True if this tenant does.
+    /// True if this tenant uses the card at the same time as other members.
     pub takes_part: bool,
-    /// Its programs that are not clients of the card's MPS server: while they use the card, it has exclusive turns. A
+    /// Programs of this tenant that are not clients of the card's MPS server. While they use it, turns are exclusive. A
     /// program is a client from its start, so this changes only with its next start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_clients: Vec<Program>,
@@ -189,7 +189,7 @@ pub enum MpsState {
     Unavailable,
 }
 
-/// The body of `PATCH /v1/tenants/NAME`: tables with the keys that are to change.
+/// The body of `PATCH /v1/tenants/NAME`: tables with the keys to change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TenantPatch {
@@ -197,16 +197,16 @@ pub struct TenantPatch {
     pub memory: serde_json::Map<String, serde_json::Value>,
     /// Keys of `[tenant.time]`.
     pub time: serde_json::Map<String, serde_json::Value>,
-    /// Name of its share group; empty for none.
+    /// Name of the share group; an empty name means no group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share_group: Option<String>,
-    /// Mode of its group that it accepts.
+    /// Mode in which the tenant's group may share the card.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sharing: Option<Sharing>,
-    /// Policy for a program that does not answer.
+    /// Policy for a program that does not respond.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_stuck: Option<OnStuck>,
-    /// Policy for its programs when it is removed.
+    /// Policy for the tenant's programs when the tenant is removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_remove: Option<OnRemove>,
 }

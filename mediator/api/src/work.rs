@@ -7,48 +7,48 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkState {
-    /// It has no work.
+    /// No work exists.
     #[default]
     Idle,
-    /// Its work runs.
+    /// Work runs.
     Working,
-    /// Its work waits; `waits_for` has the reason.
+    /// Work waits; `waits_for` has the reason.
     Waiting,
-    /// Its programs are stopped by a signal, a debugger or a freezer.
+    /// The programs are stopped by a signal, a debugger or a freezer.
     Stopped,
-    /// None of its work is started until it is released.
+    /// The tenant or virtual machine is quarantined: none of its work is started until it is released.
     Quarantined,
-    /// The owner of its card does not answer: it restarts, or has failed.
+    /// The owner of the card does not respond: it is restarting, or has failed.
     Unserved,
 }
 
-/// Reason for which work waits.
+/// Reason why work waits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WaitReason {
     /// The kind of the reason.
     pub kind: WaitKind,
-    /// The holder of the quantum of the card's memory.
+    /// Holder of the quantum of the card's memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
 }
 
-/// Kinds of reasons for which work waits.
+/// Kinds of reasons why work waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitKind {
-    /// Others have the card.
+    /// Others use the card.
     Slice,
-    /// Another one has the quantum of the card's memory.
+    /// Another tenant or virtual machine has the quantum of the card's memory.
     MemoryQuantum,
-    /// Its own memory moves.
+    /// The memory of the tenant or virtual machine is being moved.
     MemoryMove,
-    /// It lacks memory.
+    /// Memory is lacking.
     Memory,
-    /// Its programs are stopped.
+    /// The programs are stopped.
     Stopped,
-    /// It is quarantined.
+    /// The tenant or virtual machine is quarantined.
     Quarantine,
-    /// The owner of its card does not answer.
+    /// The owner of the card does not respond.
     Owner,
 }
 

@@ -11,20 +11,20 @@ use crate::DEFAULT_PATH;
 #[command(
     name = "mediatord",
     version,
-    after_help = "Exit codes: 0 ended by a signal, or the configuration is good; 1 could not start or go on; \
-                  2 wrong usage or configuration"
+    after_help = "Exit codes: 0 terminated by a signal, or the configuration is valid; 1 could not start or continue; \
+                  2 invalid arguments or configuration"
 )]
 pub struct Arguments {
-    /// The configuration file
+    /// Configuration file
     #[arg(long, value_name = "PATH", default_value = DEFAULT_PATH)]
     pub config: PathBuf,
-    /// Only checks the configuration file
+    /// Checks the configuration file and exits
     #[arg(long)]
     pub check: bool,
-    /// Sets what is kept in `state_dir` aside, and starts as the configuration file says
+    /// Moves the stored changes in `state_dir` aside, and starts with the configuration file alone
     #[arg(long)]
     pub ignore_state: bool,
-    /// Goes on with what the daemon at the other end of the standard input has; started by `mediatorctl daemon upgrade`
+    /// Takes over from the daemon at the other end of standard input; set by `mediatorctl daemon upgrade`
     #[arg(long, conflicts_with_all = ["check", "ignore_state"])]
     pub takeover: bool,
 }

@@ -25,34 +25,34 @@ pub struct CudaSpec {
     pub device: String,
     /// NVIDIA's library: a path, or a name for the loader.
     pub driver: PathBuf,
-    /// Program that calls CUDA for a program of a virtual machine; the package's if not given.
+    /// Program that calls CUDA for a program of a virtual machine; by default, the package's program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<PathBuf>,
-    /// First and last number of the users of workers: each virtual machine's workers have a user of their own. Without
-    /// it they have the daemon's.
+    /// First and last user ID for workers: each virtual machine's workers have a separate user. By default, workers
+    /// have the daemon's user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker_users: Option<[u32; 2]>,
-    /// Workers are restricted to the parts of the host that they need.
+    /// Restricts workers to the parts of the host that they need.
     pub sandbox: bool,
-    /// MiB of a chunk, the unit of allocation and relocation.
+    /// Size of a chunk, the unit of allocation and relocation, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub chunk_mib: u64,
-    /// MiB of host memory that are pinned in advance.
+    /// Amount of host memory that is pinned in advance, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub host_ready_mib: u64,
-    /// Milliseconds of a slice of the card's time.
+    /// Length of a slice of the card's time, in milliseconds.
     pub slice_ms: u64,
-    /// Microseconds of work in flight of a tenant that competes with others.
+    /// Maximum duration of the work in flight of a tenant that competes with others, in microseconds.
     pub run_ahead_us: u32,
     /// Policy for processes that use the card without its owner, and for programs with memory outside their accounts.
     pub strangers: OnStranger,
-    /// Tolerance in MiB between the accounts and the real use, of one process and of the whole card.
+    /// Tolerance between accounted and actual memory use, of one process and of the whole card, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub margin_mib: u64,
     /// NVIDIA's program that controls MPS servers, for share groups.
     pub mps_control: PathBuf,
-    /// Seconds for which workers of guest programs continue after a daemon that was killed. A worker that the next
-    /// daemon has not taken by then ends itself, and its program with it.
+    /// Time for which workers of guest programs continue after the daemon was killed, in seconds. A worker that the
+    /// next daemon has not taken over by then ends itself and its program.
     pub orphan_timeout_s: u64,
 }
 
@@ -64,7 +64,7 @@ pub enum OnStranger {
     /// Such processes are shown and logged.
     #[default]
     Report,
-    /// They are killed as well, if the daemon's user has the right to.
+    /// Such processes are also killed, if the daemon's user has permission.
     Kill,
 }
 
@@ -92,43 +92,43 @@ impl Default for CudaSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TenantSpec {
-    /// Its name, not that of a virtual machine.
+    /// Name of the tenant; no virtual machine may have the same name.
     pub name: String,
-    /// Name of the card, one of `kind = "cuda"`; where there is most room if not given.
+    /// Name of the card, of `kind = "cuda"`; by default, the card with the most room.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
-    /// Name of the profile whose keys it has where it says nothing itself.
+    /// Name of the profile that provides the keys that are not set here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// MiB of memory that its programs see; to be said here or by the profile.
+    /// Memory that the tenant's programs see, in MiB; required here or in the profile.
     #[serde(default)]
     #[serde(deserialize_with = "crate::size::key")]
     pub vram_mib: u64,
-    /// Part of the card's memory.
+    /// Share of the card's memory.
     #[serde(default)]
     pub memory: VmMemory,
-    /// Part of the card's time.
+    /// Share of the card's time.
     #[serde(default)]
     pub time: TimeShare,
-    /// Name of its share group: tenants of the card that trust each other. Programs of a group that are clients of the
-    /// card's MPS server can use the card at the same time. Empty for a tenant on its own.
+    /// Name of the share group: tenants of the card that trust each other. Programs of a group that are clients of the
+    /// card's MPS server can use the card at the same time. Empty for no group.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub share_group: String,
     /// Mode in which the members of its group share the card: `turns`, `together`, or `auto` for the mode with more
     /// progress. The strictest member decides: `turns` before `auto` before `together`.
     #[serde(default)]
     pub sharing: Sharing,
-    /// Policy for a program that does not answer.
+    /// Policy for a program that does not respond.
     #[serde(default)]
     pub on_stuck: OnStuck,
-    /// Policy for its programs when it is removed.
+    /// Policy for the tenant's programs when the tenant is removed.
     #[serde(default)]
     pub on_remove: OnRemove,
-    /// Path of its socket; `tenants/NAME/cuda.sock` in the daemon's folder if not given. The daemon makes a folder that
-    /// has the tenant's name.
+    /// Path of the socket; by default `tenants/NAME/cuda.sock` in the daemon's socket folder. The daemon creates the
+    /// folder with the tenant's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
-    /// Access rights of the socket: who may connect is the tenant.
+    /// Access rights of the socket. Users that may connect act as the tenant.
     #[serde(default)]
     pub mode: SocketMode,
     /// User that owns the socket, by name or number.
@@ -137,7 +137,7 @@ pub struct TenantSpec {
     /// Group of the socket, by name or number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Words of whoever places work, shown wherever it is.
+    /// Labels for placement software, shown with the tenant.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
 }
@@ -145,14 +145,14 @@ pub struct TenantSpec {
 /// Folder of the tenants' folders, in the daemon's `socket_dir`.
 pub const TENANTS: &str = "tenants";
 
-/// Policy for a program that holds the card or its memory and does not answer.
+/// Policy for a program that holds the card or its memory and does not respond.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnStuck {
-    /// It is killed.
+    /// The program is killed.
     #[default]
     Kill,
-    /// NVIDIA's driver suspends it, if it can; if not it is killed.
+    /// NVIDIA's driver suspends the program if possible; otherwise it is killed.
     Suspend,
 }
 
@@ -160,10 +160,10 @@ pub enum OnStuck {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnRemove {
-    /// They are killed.
+    /// The programs are killed.
     #[default]
     Kill,
-    /// Their connections end: those that have memory of the card are killed if they go on for 5 seconds.
+    /// Connections are closed. Programs that have memory of the card are killed if they still run after 5 seconds.
     Disconnect,
 }
 

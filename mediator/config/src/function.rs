@@ -14,15 +14,15 @@ const MAX_WINDOW_MIB: u64 = 1 << 20;
 /// Maximum number of programs of a virtual machine.
 const MAX_PROGRAMS: u32 = 64;
 
-/// A `[vm.cuda]` table: the virtual machine is on a card of `kind = "cuda"`, and its programs use CUDA.
+/// A `[vm.cuda]` table: the virtual machine is on a card of `kind = "cuda"`, and the guest's programs use CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FunctionSpec {
-    /// MiB of the window: host memory that programs and card share, pinned memory among it. The guest can use all of
-    /// it, in addition to its RAM. A power of two.
+    /// Size of the window in MiB, a power of two: host memory that programs and card share, including pinned memory.
+    /// The guest can use all of it, in addition to its RAM.
     #[serde(deserialize_with = "crate::size::key")]
     pub window_mib: u64,
-    /// Programs of the guest that may use the card at a time; each has a process on the host.
+    /// Maximum number of the guest's programs that use the card at the same time; each has a process on the host.
     pub programs: u32,
 }
 

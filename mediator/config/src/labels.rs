@@ -17,7 +17,7 @@ const MAX_KEY: usize = 32;
 /// Maximum length of a value, in bytes. The name of a Kubernetes object fits.
 const MAX_VALUE: usize = 253;
 
-/// A `labels` table: keys and values of whoever places work.
+/// A `labels` table: keys and values for placement software.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Labels(pub BTreeMap<String, String>);
@@ -61,7 +61,7 @@ impl Labels {
     }
 }
 
-/// A label that others are looked for by, written `KEY` for any value or `KEY=VALUE`.
+/// A label selector: `KEY` for any value, or `KEY=VALUE`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]

@@ -111,7 +111,7 @@ pub struct DaemonSpec {
     pub socket_dir: PathBuf,
     /// Filter of the log, in the syntax of `tracing`.
     pub log: String,
-    /// Form of the log.
+    /// Format of the log.
     pub log_format: LogFormat,
     /// Folder that stores changes made while the daemon ran; without it, they are lost.
     pub state_dir: Option<PathBuf>,
@@ -143,11 +143,11 @@ impl Default for DaemonSpec {
     }
 }
 
-/// Form of the log lines.
+/// Format of the log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
     /// One JSON object per line.
@@ -158,10 +158,10 @@ pub enum LogFormat {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Residue {
-    /// It is cleared.
+    /// The residue is cleared.
     #[default]
     Clear,
-    /// It stays: the next may read it.
+    /// The residue stays, and the next virtual machine may read it.
     Keep,
 }
 
@@ -183,48 +183,48 @@ pub struct CardSpec {
     /// Way in which a card behind VFIO is reset.
     #[serde(default)]
     pub reset: ResetWay,
-    /// MiB of VRAM.
+    /// Size of the VRAM, in MiB.
     #[serde(default = "default_card_vram")]
     #[serde(deserialize_with = "crate::size::key")]
     pub vram_mib: u64,
-    /// MiB of BAR1.
+    /// Size of BAR1, in MiB.
     #[serde(default = "default_bar1")]
     #[serde(deserialize_with = "crate::size::key")]
     pub bar1_mib: u64,
-    /// MiB of BAR3.
+    /// Size of BAR3, in MiB.
     #[serde(default = "default_bar3")]
     #[serde(deserialize_with = "crate::size::key")]
     pub bar3_mib: u64,
-    /// MiB of VRAM that the mediator keeps for its own structures; virtual machines share the rest.
+    /// Amount of VRAM that the mediator reserves for its own structures, in MiB; virtual machines share the rest.
     #[serde(default)]
     #[serde(deserialize_with = "crate::size::optional")]
     pub reserve_mib: Option<u64>,
-    /// KiB of a chunk, the unit of VRAM allocation.
+    /// Size of a chunk, the unit of VRAM allocation, in KiB.
     #[serde(default = "default_chunk")]
     pub chunk_kib: u64,
     /// Allows guarantees and sizes of virtual machines beyond the VRAM; a guest that uses memory when none is left is
     /// denied it.
     #[serde(default)]
     pub overcommit: bool,
-    /// Division of its memory.
+    /// Division of the card's memory.
     #[serde(default)]
     pub memory: CardMemory,
     /// Policy for residue of one virtual machine's kernels in PGRAPH's registers and shared memory.
     #[serde(default)]
     pub residue: Residue,
-    /// Division of its time.
+    /// Division of the card's time.
     #[serde(default)]
     pub scheduler: sched::Config,
     /// A card behind NVIDIA's driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<CudaSpec>,
-    /// Time that work takes on a software card; without it, as long as the host needs.
+    /// Simulated duration of work on a software card; by default, work takes as long as the host needs.
     #[serde(default)]
     pub time: Option<TimeSpec>,
     /// Makes a software card count the accesses of its engines to each part of memory.
     #[serde(default)]
     pub profile: bool,
-    /// Gives the PCI function of a software card that is passed through its own reset.
+    /// Gives the PCI function of a passed-through software card a function-level reset.
     #[serde(default)]
     pub flr: bool,
     /// Faults of a software card, for tests of recovery.
@@ -296,20 +296,20 @@ impl fmt::Display for CardKind {
 pub struct VmSpec {
     /// Name of the virtual machine.
     pub name: String,
-    /// Name of the card that it uses; the one that `daemon.placement` says if none is given.
+    /// Name of the card; by default, the card that `daemon.placement` chooses.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
-    /// Name of the profile whose keys it has where it says nothing itself.
+    /// Name of the profile that provides the keys that are not set here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// MiB of VRAM that the guest sees. Not for passthrough, where it is the card's.
+    /// VRAM that the guest sees, in MiB. Not allowed with passthrough, where the guest sees all of the card's VRAM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
     pub vram_mib: Option<u64>,
-    /// Channels that the guest may have on the card at a time.
+    /// Maximum number of channels that the guest has on the card at the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<u32>,
-    /// Wires the virtual machine straight to the card, with no mediation.
+    /// Gives the virtual machine the card by passthrough, without mediation.
     #[serde(default)]
     pub passthrough: bool,
     /// Way in which BAR1 and BAR3 are served.
@@ -319,22 +319,22 @@ pub struct VmSpec {
     #[serde(default, with = "shadow")]
     #[schemars(with = "String")]
     pub shadow: Mode,
-    /// Milliseconds that a channel may hold an engine without progress before it is killed; 0 for ever.
+    /// Time that a channel may hold an engine without progress before it is killed, in milliseconds; 0 means no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hang_limit_ms: Option<u64>,
-    /// Its part of the card's memory.
+    /// Share of the card's memory.
     #[serde(default)]
     pub memory: VmMemory,
-    /// Its part of the card's time.
+    /// Share of the card's time.
     #[serde(default)]
     pub time: TimeShare,
-    /// The interface for drivers that know the mediator.
+    /// Paravirtual interface, for drivers that support it.
     #[serde(default)]
     pub paravirtual: Paravirtual,
-    /// Lets its programs use CUDA, on a card of `kind = "cuda"`; it has no virtual GPU then.
+    /// Lets the guest's programs use CUDA, on a card of `kind = "cuda"`; the virtual machine then has no virtual GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<FunctionSpec>,
-    /// HVM domain of Xen that is the virtual machine, by its name or number; it has no socket then.
+    /// Name or number of the Xen HVM domain of the virtual machine, which then has no socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xen_domain: Option<String>,
     /// Path of the vfio-user socket.
@@ -349,14 +349,14 @@ pub struct VmSpec {
     /// Group of the socket, by name or number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Words of whoever places work, shown wherever it is.
+    /// Labels for placement software, shown with the virtual machine.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// Labels, `KEY` or `KEY=VALUE`: without `card`, it goes where a virtual machine with one of them is, if there is
-    /// one.
+    /// Labels, `KEY` or `KEY=VALUE`: without `card`, the card of a virtual machine with one of these labels is
+    /// preferred.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub near: Vec<LabelMatch>,
-    /// Labels, `KEY` or `KEY=VALUE`: it is never on one card with a virtual machine that has one of them.
+    /// Labels, `KEY` or `KEY=VALUE`: the virtual machine never shares a card with one that has one of these labels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub apart_from: Vec<LabelMatch>,
 }
@@ -443,23 +443,23 @@ impl VmSpec {
     }
 }
 
-/// A `[vm.time]` table: what a virtual machine may have of each engine.
+/// A `[vm.time]` table: a virtual machine's share of each engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TimeShare {
-    /// Its part of the time is this over the sum of those that compete.
+    /// Weight for the time, relative to the weights of all competitors.
     pub weight: u32,
-    /// Its part is at least this, in thousandths, while it wants it.
+    /// Guaranteed share of the time while work exists, in thousandths.
     pub guarantee_permille: u32,
-    /// Its part is at most this, in thousandths, even when no one else wants the rest.
+    /// Maximum share of the time in thousandths, even if the rest stays unused.
     pub cap_permille: u32,
-    /// Class by which those go first that are due.
+    /// Latency class: of the virtual machines that are due, the better class runs first.
     pub class: sched::LatencyClass,
-    /// Milliseconds that one submission may run; 0 for ever. As long as a channel may hold an engine, if nothing is
-    /// said.
+    /// Time limit of one submission in milliseconds; 0 means no limit. By default, the time that a channel may hold an
+    /// engine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_run_ms: Option<u64>,
-    /// Its part of the copy engines, where that is another one than of compute.
+    /// Share of the copy engines, if it differs from the share of compute.
     #[serde(skip_serializing_if = "sched::CopyShare::is_silent")]
     pub copies: sched::CopyShare,
 }
@@ -496,9 +496,9 @@ impl TimeShare {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Apertures {
-    /// Each access is a message.
+    /// Each access is a message to the daemon.
     Trapped,
-    /// The VMM maps most of them, and accesses there are none.
+    /// The VMM maps most of the apertures, and accesses to the mapped parts cause no messages.
     #[default]
     Remapped,
 }

@@ -1,6 +1,6 @@
 //! Keys that can be changed while their object exists.
 
-/// Tables of a `[[vm]]` whose keys can be changed while the virtual machine works.
+/// Tables of a `[[vm]]` whose keys can be changed while the virtual machine runs.
 const OF_VM: [&str; 2] = ["time", "memory"];
 /// Keys, and tables of keys, of a `[[tenant]]` that can be changed while its programs run.
 const OF_TENANT: [&str; 6] = ["time", "memory", "share_group", "sharing", "on_stuck", "on_remove"];

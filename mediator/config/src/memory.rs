@@ -13,37 +13,38 @@ use super::CardSpec;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CardMemory {
-    /// MiB of host memory that may be pinned for what the card has no room for; 0 for none.
+    /// Maximum pinned host memory for evicted chunks, in MiB; 0 means none.
     #[serde(deserialize_with = "crate::size::key")]
     pub host_mib: u64,
-    /// MiB of the card that take what has to go at once, and drain to host memory when nothing else is to be moved.
+    /// Memory of the card that is reserved for immediate evictions, in MiB. It drains to host memory when no other
+    /// moves are pending.
     #[serde(deserialize_with = "crate::size::key")]
     pub reserve_mib: u64,
-    /// Policy by which a chunk of a virtual machine goes first: `random`, `priority`, `profiled` or `clock`.
+    /// Policy that selects the chunk of a virtual machine to evict first: `random`, `priority`, `profiled` or `clock`.
     #[serde(with = "by_name")]
     #[schemars(with = "String")]
     pub victims: VictimPolicy,
-    /// Milliseconds between two looks whether chunks can come back to the card.
+    /// Interval between two checks whether chunks can return to the card, in milliseconds.
     pub return_ms: u64,
-    /// Milliseconds in which a chunk that has moved does not move back, unless it has to.
+    /// Minimum time between two moves of a chunk in milliseconds, unless it must be evicted.
     pub settle_ms: u64,
-    /// Milliseconds without work after which a virtual machine gives way to those that work.
+    /// Time without work after which a virtual machine yields memory to those that work, in milliseconds.
     pub idle_ms: u64,
-    /// MiB of the card that stay free when chunks come back, for what is wanted next.
+    /// Memory of the card that stays free for new requests when chunks return, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub low_water_mib: u64,
-    /// Conditions under which virtual machines take turns with the card's memory.
+    /// Conditions under which virtual machines alternate by memory quanta.
     pub quanta: QuantaSpec,
-    /// RAM that each virtual machine may lend that says nothing else.
+    /// RAM limits of virtual machines without such settings of their own.
     #[serde(skip_serializing_if = "RamSpec::is_silent")]
     pub ram: RamSpec,
-    /// For tests: chunks drawn at random move after every so many submissions; 0 for never.
+    /// For tests: number of submissions after which some random chunks move; 0 means never.
     pub chaos_every: u32,
-    /// For tests: what is drawn follows from it.
+    /// For tests: seed of these random moves.
     pub chaos_seed: u64,
 }
 
-/// A `[card.memory.quanta]` table: when virtual machines whose memory does not fit together take turns.
+/// A `[card.memory.quanta]` table: when virtual machines whose memory does not fit together alternate by quanta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct QuantaSpec {
@@ -51,18 +52,18 @@ pub struct QuantaSpec {
     #[serde(with = "by_name")]
     #[schemars(with = "String")]
     pub mode: Mode,
-    /// Milliseconds over which traffic is looked at.
+    /// Window over which copies are measured, in milliseconds.
     pub window_ms: u64,
-    /// Thousandths of what can be copied within the window: when more goes over the bus, they thrash.
+    /// Threshold of thrashing, in thousandths of the bus's copy capacity in the window.
     pub on_permille: u32,
-    /// Thousandths of the card's memory that must be free for a window before turns end.
+    /// Part of the card's memory that must be free for one window before quanta end, in thousandths.
     pub margin_permille: u32,
-    /// A turn lasts so many times as long as the copies at its begin: 10, on a CUDA card 80, when nothing is said.
+    /// Ratio of a quantum's length to the time of the copies at its start; by default 10, and 80 on a CUDA card.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub factor: Option<u32>,
-    /// Shortest turn, in milliseconds.
+    /// Minimum length of a quantum, in milliseconds.
     pub min_ms: u64,
-    /// Longest turn, in milliseconds.
+    /// Maximum length of a quantum, in milliseconds.
     pub max_ms: u64,
 }
 
@@ -161,51 +162,51 @@ impl CardMemory {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct VmMemory {
-    /// MiB of the card that it may have at most; as much as its guest sees when nothing is said.
+    /// Maximum memory on the card, in MiB; by default, the VRAM that the guest sees.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
     pub quota_mib: Option<u64>,
-    /// MiB of the card that it is sure to get. When nothing is said, as much as its guest sees (and the quota allows),
-    /// or nothing on a card with `overcommit`.
+    /// Guaranteed memory on the card, in MiB. By default, the VRAM that the guest sees (at most the quota), or nothing
+    /// on a card with `overcommit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
     pub guarantee_mib: Option<u64>,
-    /// MiB of host memory that it may have at most; when nothing is said, as much as there is.
+    /// Maximum amount of host memory, in MiB; by default, there is no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
     pub swap_cap_mib: Option<u64>,
-    /// Its part of the card's memory while that is short, against the others' weights; 100 when nothing is said.
+    /// Weight for the card's memory while memory is short, relative to the other weights; 100 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// Behaviour when the guest uses memory and the card has none: `swap` (it lies in host memory), `queue` (its work
-    /// waits), `refuse` (the guest sees no more than can be kept for it when it is added). When nothing is said, `swap`
-    /// where the card has host memory, else `queue`.
+    /// Policy when the guest uses memory and the card has none left: `swap` (host memory is used), `queue` (the work
+    /// waits), `refuse` (the guest sees only memory that can be reserved for it when the virtual machine is added). By
+    /// default, `swap` if the card has host memory, otherwise `queue`.
     #[serde(skip_serializing_if = "Option::is_none", with = "by_name_if_any")]
     #[schemars(with = "Option<String>")]
     pub on_full: Option<OnFull>,
-    /// Milliseconds that work waits under `queue` before its channel faults; 5000 when nothing is said.
+    /// With `queue`: time that work waits for memory before its channel faults, in milliseconds; 5000 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue_ms: Option<u64>,
-    /// RAM that it may lend; what is not said is as the card's `memory.ram` has it.
+    /// RAM that the virtual machine may lend; by default, the values of the card's `memory.ram`.
     #[serde(skip_serializing_if = "RamSpec::is_silent")]
     pub ram: RamSpec,
 }
 
-/// A `[card.memory.ram]` or `[vm.memory.ram]` table: RAM that a virtual machine lends the card.
+/// A `[card.memory.ram]` or `[vm.memory.ram]` table: RAM that a virtual machine lends to the card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RamSpec {
-    /// MiB at most; 167936 when nothing is said.
+    /// Maximum amount of lent RAM, in MiB; 167936 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
     pub quota_mib: Option<u64>,
-    /// MiB for which the card has bus addresses whatever other virtual machines lend; 4096 when nothing is said, and no
-    /// more than the quota.
+    /// Lent RAM for which bus addresses are reserved, in MiB, however much other virtual machines lend; by default
+    /// 4096, but at most the quota.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
     pub guarantee_mib: Option<u64>,
-    /// MiB at most that the daemon or the card is the first to touch: they are charged to the daemon's control group.
-    /// As much as is lent when nothing is said.
+    /// Maximum amount of lent RAM that the daemon or the card may touch first, in MiB; it is charged to the daemon's
+    /// control group. By default, there is no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
     pub touch_mib: Option<u64>,

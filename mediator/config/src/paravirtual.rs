@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Paravirtual {
-    /// The vGPU offers the paravirtual interface. A stock driver has no use for it.
+    /// Offers the paravirtual interface to the guest. Stock drivers do not use it.
     pub offered: bool,
-    /// MiB of host memory that the page tables may take which the guest has the mediator keep.
+    /// Maximum host memory for page tables that the mediator stores for the guest, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub tables_mib: u64,
-    /// MiB of the card's memory that segments may take which the guest makes to be shared.
+    /// Maximum memory of the card for shared segments that the guest creates, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub segments_mib: u64,
-    /// Virtual machines of the same card and group may attach each other's segments, as far as their owners let them.
+    /// Sharing group: virtual machines of one card and group may attach each other's segments if the owners permit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
 }

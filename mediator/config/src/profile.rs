@@ -21,15 +21,15 @@ const KEY: &str = "profile";
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileSpec {
-    /// Its name.
+    /// Name of the profile.
     pub name: String,
-    /// MiB of memory that a guest or the programs of a tenant see.
+    /// Memory that a guest or the programs of a tenant see, in MiB.
     #[serde(deserialize_with = "crate::size::key")]
     pub vram_mib: u64,
-    /// Weight for the card's time and, unless `memory.weight` says another, for its memory.
+    /// Weight for the card's time and, unless `memory.weight` is set, for its memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// Class by which those go first that are due.
+    /// Latency class: of the virtual machines and tenants that are due, the better class runs first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<sched::LatencyClass>,
     /// Further limits on the use of the card's memory.
@@ -41,7 +41,7 @@ pub struct ProfileSpec {
     /// Maximum number of channels of a guest; ignored for tenants.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<u32>,
-    /// Milliseconds that a guest's channel may hold an engine without progress; of no meaning to a tenant.
+    /// Time that a guest's channel may hold an engine without progress, in milliseconds; ignored for tenants.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hang_limit_ms: Option<u64>,
 }
@@ -50,16 +50,16 @@ pub struct ProfileSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProfileTime {
-    /// Part of the time that is sure, in thousandths.
+    /// Guaranteed share of the time, in thousandths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guarantee_permille: Option<u32>,
-    /// Largest part of the time, in thousandths.
+    /// Maximum share of the time, in thousandths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cap_permille: Option<u32>,
-    /// Milliseconds that one submission may run; 0 for ever.
+    /// Time limit of one submission in milliseconds; 0 means no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_run_ms: Option<u64>,
-    /// Part of the copy engines, where that is another one than of compute; of no meaning to a tenant.
+    /// Share of the copy engines, if it differs from the share of compute; ignored for tenants.
     #[serde(skip_serializing_if = "sched::CopyShare::is_silent")]
     pub copies: sched::CopyShare,
 }

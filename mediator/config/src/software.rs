@@ -6,21 +6,21 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TimeSpec {
-    /// MiB per second that one engine moves.
+    /// Copy rate of one engine, in MiB per second.
     pub copy_mib_per_s: u64,
-    /// Nanoseconds for each launch of work.
+    /// Time for each launch of work, in nanoseconds.
     #[serde(default)]
     pub launch_ns: u64,
-    /// Nanoseconds for each change of the channel on an engine.
+    /// Time for each channel switch on an engine, in nanoseconds.
     #[serde(default)]
     pub switch_ns: u64,
-    /// MHz of the multiprocessors, each of which executes one instruction of a warp per clock.
+    /// Clock of the multiprocessors, each of which executes one instruction of a warp per clock cycle, in MHz.
     #[serde(default = "default_shader_mhz")]
     pub shader_mhz: u64,
-    /// MiB per second that shaders' memory accesses move.
+    /// Rate of the shaders' memory accesses, in MiB per second.
     #[serde(default = "default_shader_mib_per_s")]
     pub shader_mib_per_s: u64,
-    /// MiB per second that one engine moves between the card and system memory; 0 for no bound.
+    /// Rate of one engine between the card and system memory, in MiB per second; 0 means no limit.
     #[serde(default)]
     pub bus_mib_per_s: u64,
 }
@@ -39,11 +39,11 @@ const fn default_shader_mib_per_s() -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FaultSpec {
-    /// The engine.
+    /// Engine that fails.
     pub engine: FaultEngine,
-    /// The kind of fault.
+    /// Kind of the fault.
     pub kind: FaultKind,
-    /// Successful operations of the engine before it.
+    /// Number of successful operations of the engine before the fault.
     #[serde(default)]
     pub after: u32,
     /// Number of operations that then fail.
@@ -71,12 +71,12 @@ pub enum FaultEngine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultKind {
-    /// It never ends.
+    /// The operation never ends.
     Hang,
-    /// It writes a wrong byte.
+    /// The operation writes a wrong byte.
     Corrupt,
-    /// It raises no interrupt.
+    /// The operation raises no interrupt.
     DropInterrupt,
-    /// It takes the card off the bus.
+    /// The operation takes the card off the bus.
     Vanish,
 }

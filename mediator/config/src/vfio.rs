@@ -8,12 +8,12 @@ use super::{CardKind, CardSpec};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ResetWay {
-    /// The function's own reset if it has one, a reset of its units otherwise.
+    /// Function-level reset if the function has one, otherwise a reset of the card's units.
     #[default]
     Auto,
-    /// The bus with all devices on it. Cards that need their VBIOS to run after that are lost until the host restarts.
+    /// Reset of the bus with all its devices. Cards that need their VBIOS afterwards are lost until the host restarts.
     Bus,
-    /// Its units, through its registers.
+    /// Reset of the card's units, through registers.
     Units,
 }
 

@@ -23,19 +23,19 @@ pub(super) const NAMES: [&str; 4] = ["libcuda.so.1", "libcuda.so", "libnvidia-ml
 pub(super) struct Cdi {
     /// Name of the tenant
     name: String,
-    /// Writes the file for runtimes instead of printing it
+    /// Writes the file for container runtimes instead of printing it
     #[arg(long, conflicts_with = "remove")]
     write: bool,
-    /// Removes the file; the tenant may be gone
+    /// Removes the file; the tenant need not exist
     #[arg(long)]
     remove: bool,
-    /// The folder that runtimes read
+    /// Folder that container runtimes read
     #[arg(long, value_name = "DIR", default_value = cdi_spec::FOLDER)]
     folder: PathBuf,
     /// Folder with the library `libcuda.so.1` of gpu-mediator
     #[arg(long, value_name = "DIR", default_value = LIBRARY)]
     library: PathBuf,
-    /// NVIDIA's library on the host; not needed with NVIDIA's own CDI device, which brings it
+    /// NVIDIA's library on the host; not needed with NVIDIA's own CDI device, which includes it
     #[arg(long, value_name = "PATH")]
     driver: Option<PathBuf>,
 }

@@ -16,12 +16,12 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum DaemonCommand {
-    /// Shows version and process of the daemon, and how long its virtual machines waited at the last upgrade
+    /// Shows the daemon's version and process, and how long virtual machines were paused at the last upgrade
     Show,
-    /// Has the program that lies at the daemon's path now go on with all virtual machines, and the running daemon end
+    /// Replaces the running daemon with the program now installed at its path, which takes over all virtual machines
     ///
-    /// Virtual machines see that time passes. When the next daemon cannot go on with everything, the running one does,
-    /// and says why.
+    /// Virtual machines are paused meanwhile. If the next daemon cannot take over everything, the running daemon
+    /// continues, and the command reports the reason.
     Upgrade,
 }
 

@@ -19,43 +19,43 @@ const MAX_FILE: u64 = 1 << 20;
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Apply {
-    /// The desired state: tables of a configuration file, as TOML or JSON; `-` for standard input
+    /// File with the desired state: tables of a configuration file, as TOML or JSON; `-` for standard input
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// Removes virtual machines and tenants that the file does not name
+    /// Removes virtual machines and tenants that are not in the file
     #[arg(long)]
     prune: bool,
-    /// Only prints what would be done
+    /// Only prints the changes, without making them
     #[arg(long)]
     dry_run: bool,
 }
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Assert {
-    /// The desired state: tables of a configuration file, as TOML or JSON; `-` for standard input
+    /// File with the desired state: tables of a configuration file, as TOML or JSON; `-` for standard input
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// Also looks for virtual machines and tenants that the file does not name
+    /// Also reports virtual machines and tenants that are not in the file
     #[arg(long)]
     exact: bool,
 }
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Export {
-    /// Form of the file
+    /// Format of the file
     #[arg(long, value_name = "FORMAT", default_value = "toml")]
     format: Format,
-    /// Leaves the revision out, so that the file can be applied whatever has changed since
+    /// Omits the revision, so that the file can be applied even after other changes
     #[arg(long)]
     no_revision: bool,
 }
 
-/// Form of a file.
+/// Format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// As the configuration file
+    /// TOML, as in the configuration file
     Toml,
-    /// As the API has it
+    /// JSON, as in the API
     Json,
 }
 

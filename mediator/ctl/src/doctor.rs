@@ -31,10 +31,10 @@ use host::Host;
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Doctor {
-    /// The daemon's configuration file
+    /// Configuration file of the daemon
     #[arg(long, value_name = "PATH", default_value = config::DEFAULT_PATH)]
     config: PathBuf,
-    /// The folder that is the host, for tests
+    /// Root folder of the host, for tests
     #[arg(long, value_name = "PATH", default_value = "/", hide = true)]
     root: PathBuf,
 }

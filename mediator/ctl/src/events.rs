@@ -23,28 +23,28 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Maximum length of a line of a stream, in bytes.
 const MAX_LINE: usize = 16 << 20;
 
-/// Lists kills, quarantines, moves, long waits, and changes with their author
+/// Lists events: kills, quarantines, moves, long waits, and changes with their author
 #[derive(Clone, Debug, Args)]
 pub(super) struct Events {
-    /// Then shows events as they happen, also those of the next daemon
+    /// Continues to show events as they occur, also across upgrades and restarts of the daemon
     #[arg(short, long)]
     follow: bool,
-    /// Starts after this cursor: `next` or `cursor` of an earlier answer
+    /// Starts after this cursor: `next` or `cursor` of an earlier response
     #[arg(long, value_name = "CURSOR")]
     after: Option<String>,
-    /// Shows only so many of the events that are there; 10 with --follow, unless --after is given
+    /// Maximum number of past events to show; by default 10 with --follow, unless --after is given
     #[arg(short = 'n', long, value_name = "COUNT")]
     last: Option<usize>,
-    /// Only those of this virtual machine
+    /// Only events of this virtual machine
     #[arg(long, help_heading = "Selection", value_name = "NAME")]
     vm: Option<String>,
-    /// Only those of this tenant
+    /// Only events of this tenant
     #[arg(long, help_heading = "Selection", value_name = "NAME", conflicts_with = "vm")]
     tenant: Option<String>,
-    /// Only those of this card, and of its virtual machines and tenants
+    /// Only events of this card, its virtual machines and its tenants
     #[arg(long, help_heading = "Selection", value_name = "NAME")]
     card: Option<String>,
-    /// Only those of this kind, such as killed, moved or changed; may be given several times
+    /// Only events of this kind, such as killed, moved or changed; may be given several times
     #[arg(long, help_heading = "Selection", value_name = "KIND", value_parser = kinds())]
     kind: Vec<EventKind>,
 }

@@ -16,26 +16,26 @@ use super::output;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum FirmwareCommand {
-    /// Lists what guests brought and what was imported, and which of it is approved
+    /// Lists the images from guests and imports, and whether they are approved
     List {
         #[command(flatten)]
         place: Place,
     },
     /// Adds images from files as candidates
     Import {
-        /// Files of images, such as another host's state folder has
+        /// Files with images, such as those in another host's state folder
         #[arg(required_unless_present = "stand_in")]
         files: Vec<PathBuf>,
-        /// Adds what a software card behind VFIO is content with, which executes no firmware; a real card does not
-        /// start with it
+        /// Adds placeholder images for software cards behind VFIO, which execute no firmware; real cards do not start
+        /// with them
         #[arg(long)]
         stand_in: bool,
         #[command(flatten)]
         place: Place,
     },
-    /// Has a falcon run an image, from the next time on that a card is taken over
+    /// Approves an image for a falcon, from the next time that the daemon takes over a card
     Approve {
-        /// Its digest, or enough of its beginning
+        /// Digest of the image, or a unique prefix
         #[arg(value_name = "DIGEST", required = true)]
         digests: Vec<String>,
         #[command(flatten)]
@@ -43,7 +43,7 @@ pub(super) enum FirmwareCommand {
     },
     /// Removes an image
     Remove {
-        /// Its digest, or enough of its beginning
+        /// Digest of the image, or a unique prefix
         #[arg(value_name = "DIGEST")]
         digest: String,
         #[command(flatten)]
@@ -53,7 +53,7 @@ pub(super) enum FirmwareCommand {
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Place {
-    /// The daemon's `state_dir`
+    /// Value of the daemon's `state_dir`
     #[arg(long, value_name = "PATH", default_value = "/var/lib/gpu-mediator")]
     state_dir: PathBuf,
 }

@@ -8,18 +8,18 @@ use serde_json::Value;
 
 use admin_client::terminal;
 
-/// Form of the output.
+/// Format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Form {
-    /// For people
+    /// Text for people
     Table,
     /// A table with more columns, for lists of VMs, tenants and cards
     Wide,
-    /// The API's answer
+    /// The API's response
     Json,
-    /// The API's answer
+    /// The API's response
     Yaml,
-    /// The API's answer: a line of names, and a line for each object of a list
+    /// The API's response: a line of names, and a line for each object of a list
     Csv,
 }
 

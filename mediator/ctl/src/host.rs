@@ -16,26 +16,26 @@ use api::ErrorCode;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum HostCommand {
-    /// Lists the daemon's cards, or those of the host
+    /// Lists the cards of the daemon or of the host
     List {
-        /// Lists the NVIDIA cards of this host: their drivers, IOMMU groups, and what keeps them from being used
+        /// Lists the NVIDIA cards of this host, with their drivers, IOMMU groups, and reasons why they cannot be used
         #[arg(long)]
         host: bool,
         #[command(flatten)]
         place: Place,
     },
-    /// Gives a card of this host to vfio-pci, for the daemon
+    /// Binds a card of this host to vfio-pci, for use by the daemon
     Bind {
-        /// Its address, such as 0000:65:00.0
+        /// PCI address of the card, such as 0000:65:00.0
         address: Address,
         #[command(flatten)]
         place: Place,
     },
-    /// Gives a card of this host back to the driver that the kernel has for it
+    /// Returns a card of this host to its kernel driver
     Unbind {
-        /// Its address, such as 0000:65:00.0
+        /// PCI address of the card, such as 0000:65:00.0
         address: Address,
-        /// The driver, instead of the one that the kernel finds
+        /// Driver to bind; by default, the driver that the kernel selects
         #[arg(long, value_name = "NAME")]
         driver: Option<String>,
         #[command(flatten)]

@@ -86,25 +86,25 @@ pub enum Code {
 /// Heading of the options of all commands.
 const GLOBAL: &str = "Global options";
 
-/// Shows and changes the virtual machines and cards of mediatord
+/// Shows and changes the virtual machines, tenants and cards of mediatord
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "mediatorctl",
     version,
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or value, 3 not found, 4 conflict or quota, \
+    after_help = "Exit codes: 0 done, 1 failed, 2 invalid usage or value, 3 not found, 4 conflict or quota, \
                   5 daemon unreachable"
 )]
 struct Arguments {
-    /// The daemon's admin socket
+    /// Admin socket of the daemon
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "PATH", env = "MEDIATORCTL_SOCKET", default_value = DEFAULT_ADMIN_SOCKET)]
     socket: PathBuf,
-    /// Form of the output
+    /// Format of the output
     #[arg(short, long, global = true, help_heading = GLOBAL, value_name = "FORM", default_value = "table")]
     output: Form,
-    /// The same as --output json
+    /// Same as --output json
     #[arg(long, global = true, help_heading = GLOBAL, conflicts_with = "output")]
     json: bool,
-    /// Changes something only if the daemon is still in this revision, see `mediatorctl export`
+    /// Makes the change only if the daemon's state still has this revision, see `mediatorctl export`
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "REVISION", value_parser = values::revision)]
     if_revision: Option<String>,
     #[command(subcommand)]
@@ -122,46 +122,46 @@ enum Command {
     /// The daemon itself
     #[command(subcommand)]
     Daemon(daemon::DaemonCommand),
-    /// Show and change how the time of cards is shared
+    /// Sharing of the cards' time
     #[command(subcommand)]
     Sched(sched::SchedCommand),
-    /// Show and change what lies where of cards' memory
+    /// Placement and division of the cards' memory
     #[command(subcommand)]
     Memory(memory::MemoryCommand),
     /// Tenants of CUDA cards
     #[command(subcommand)]
     Tenant(tenant::TenantCommand),
-    /// Named limits that virtual machines and tenants are made from
+    /// Profiles: named sets of limits for virtual machines and tenants
     #[command(subcommand)]
     Profile(profile::ProfileCommand),
     /// Runs a CUDA program as a tenant
     Run(Box<tenant::Run>),
-    /// Shows live who uses the cards: entitled and received shares, waits, strikes
+    /// Shows the use of the cards live: entitled and received shares, waits, strikes
     Top(top::Top),
     Events(events::Events),
-    /// Makes virtual machines and settings as a file says; what it does not name stays
+    /// Creates and changes virtual machines, tenants and settings as described in a file; others stay unchanged
     Apply(desired::Apply),
-    /// Prints virtual machines and settings as a file that `apply` and `assert` take
+    /// Prints virtual machines, tenants and settings as a file for `apply` and `assert`
     Export(desired::Export),
-    /// Compares virtual machines and settings with a file: ends with 0 if all is so, with 1 if not
+    /// Compares virtual machines, tenants and settings with a file: exits with 0 if all match, and with 1 otherwise
     Assert(desired::Assert),
-    /// Looks at this host and says what it lacks, and how to mend it: ends with 0 if nothing is missing, with 1 if
-    /// something is
+    /// Checks this host for missing requirements and prints how to fix them: exits with 0 if nothing is missing,
+    /// and with 1 otherwise
     Doctor(doctor::Doctor),
     /// Prints the admin API as an OpenAPI document
     Schema,
-    /// Prints what makes a shell complete the commands of mediatorctl
+    /// Prints the script with which a shell completes the commands of mediatorctl
     Completion {
-        /// The shell
+        /// Name of the shell
         shell: pages::Shell,
     },
-    /// Does what libvirt asks of its hook, with the domain on standard input
+    /// Handles a call of libvirt's QEMU hook, with the domain's description on standard input
     #[command(hide = true)]
     LibvirtHook(libvirt::Hook),
     /// Writes the man pages of gpu-mediator
     #[command(hide = true)]
     Man {
-        /// An existing folder
+        /// Existing folder for the pages
         folder: PathBuf,
     },
 }
@@ -183,36 +183,36 @@ impl Command {
 
 #[derive(Clone, Debug, Subcommand)]
 enum VmCommand {
-    /// Adds a virtual machine; its socket is there when this ends
+    /// Adds a virtual machine; its socket exists when the command returns
     Add(Box<Add>),
-    /// Removes a virtual machine, also while its VMM is connected
+    /// Removes a virtual machine, even while its VMM is connected
     Remove {
-        /// Its name
+        /// Name of the virtual machine
         name: String,
     },
-    /// Moves a virtual machine to another card, while its VMM is connected and its guest works
+    /// Moves a virtual machine to another card, while its VMM is connected and its guest runs
     Move {
-        /// Its name
+        /// Name of the virtual machine
         name: String,
-        /// The card; one by the daemon's policy if not given
+        /// Target card; by default, the card that the daemon's policy chooses
         #[arg(long, value_name = "NAME")]
         card: Option<String>,
     },
-    /// Saves the virtual GPU of a virtual machine in a file, with its memory; its VMM is to be paused meanwhile
+    /// Saves the virtual GPU of a virtual machine, with its memory, to a file; the guest must be paused in its VMM
     Save {
-        /// Its name
+        /// Name of the virtual machine
         name: String,
-        /// The file, which only its owner may read
+        /// File to write, which only its owner may read
         file: PathBuf,
-        /// Replace a file that is there already
+        /// Replaces an existing file
         #[arg(long)]
         force: bool,
     },
-    /// Has the virtual GPU of a virtual machine go on from a file; its VMM has brought its RAM back, and is paused
+    /// Restores the virtual GPU of a virtual machine from a file; its VMM must have restored its RAM, and be paused
     Restore {
-        /// Its name
+        /// Name of the virtual machine
         name: String,
-        /// The file
+        /// File from `vm save`
         file: PathBuf,
     },
     /// Lists the virtual machines
@@ -220,9 +220,9 @@ enum VmCommand {
         #[command(flatten)]
         watch: Watch,
     },
-    /// Shows all about one virtual machine
+    /// Shows one virtual machine in detail
     Show {
-        /// Its name
+        /// Name of the virtual machine
         name: String,
         #[command(flatten)]
         watch: Watch,
@@ -231,11 +231,11 @@ enum VmCommand {
     LaunchArgs {
         /// Name of the virtual machine
         name: String,
-        /// With --vmm libvirt: a domain whose vGPU the hook makes from this profile; the virtual machine need not be
-        /// there
+        /// With --vmm libvirt: prints a domain whose vGPU the hook creates from this profile; the virtual machine need
+        /// not exist
         #[arg(long, value_name = "NAME")]
         profile: Option<String>,
-        /// The VMM; qemu if not given, and xen for a domain
+        /// VMM; by default qemu, or xen for a domain of Xen
         #[arg(long)]
         vmm: Option<Vmm>,
         /// RAM of the guest, such as 512M or 2G
@@ -246,21 +246,21 @@ enum VmCommand {
 
 #[derive(Clone, Debug, Args)]
 struct Add {
-    /// Its name
+    /// Name of the virtual machine
     name: String,
-    /// The card that it uses; one by the daemon's policy if not given
+    /// Card of the virtual machine; by default, the card that the daemon's policy chooses
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     card: String,
-    /// Profile whose keys it has where nothing else is given
+    /// Profile with the values of options that are not given
     #[arg(long, value_name = "NAME", conflicts_with = "passthrough")]
     profile: Option<String>,
     /// VRAM that the guest sees, such as 2G
     #[arg(long, value_name = "SIZE", value_parser = values::mib, required_unless_present_any = ["passthrough", "profile"], conflicts_with = "passthrough")]
     vram_mib: Option<u64>,
-    /// Channels that the guest may have
+    /// Maximum number of channels of the guest
     #[arg(long, value_name = "COUNT")]
     channels: Option<u32>,
-    /// Milliseconds that a channel may hold an engine without progress; 0 for ever
+    /// Time that a channel may hold an engine without progress, in milliseconds; 0 means no limit
     #[arg(long, value_name = "MS")]
     hang_limit_ms: Option<u64>,
     #[command(flatten)]
@@ -273,37 +273,37 @@ struct Add {
     /// Lets the guest share segments of device memory with VMs of this group
     #[arg(long, value_name = "GROUP", requires = "paravirtual")]
     share_group: Option<String>,
-    /// Lets its programs use CUDA, on a card of kind "cuda"
+    /// Lets the guest's programs use CUDA, on a card of kind "cuda"
     #[arg(long, conflicts_with_all = ["passthrough", "paravirtual", "channels", "hang_limit_ms", "xen_domain"])]
     cuda: bool,
-    /// MiB of host memory that its CUDA programs and the card share, in addition to its RAM; a power of two
+    /// Host memory shared by the guest's CUDA programs and the card, in addition to its RAM, in MiB; a power of two
     #[arg(long, value_name = "MIB", requires = "cuda", value_parser = config::size::mib)]
     cuda_window_mib: Option<u64>,
-    /// HVM domain of Xen that it is, by its name or number; it has no socket then
+    /// Name or number of the Xen HVM domain of the virtual machine, which then has no socket
     #[arg(long, help_heading = "Socket", value_name = "DOMAIN", conflicts_with_all = ["socket_path", "owner", "group"])]
     xen_domain: Option<String>,
-    /// Path of its socket; NAME.sock in the daemon's folder if not given
+    /// Path of the socket; by default NAME.sock in the daemon's socket folder
     #[arg(long, help_heading = "Socket", value_name = "PATH")]
     socket_path: Option<PathBuf>,
-    /// Access rights of its socket, in octal
+    /// Access rights of the socket, in octal
     #[arg(long, help_heading = "Socket", value_name = "MODE", default_value_t)]
     mode: SocketMode,
-    /// User that owns the socket
+    /// Owner of the socket
     #[arg(long, help_heading = "Socket", value_name = "USER")]
     owner: Option<String>,
     /// Group of the socket
     #[arg(long, help_heading = "Socket", value_name = "GROUP")]
     group: Option<String>,
-    /// A label that is shown wherever the VM is; may be given several times
+    /// Label that is shown with the VM; may be given several times
     #[arg(long, help_heading = "Placement", value_name = "KEY=VALUE", value_parser = values::label)]
     label: Vec<(String, String)>,
-    /// Without --card: goes where a VM with this label is, if there is one; may be given several times
+    /// Without --card: prefers the card of a VM with this label; may be given several times
     #[arg(long, help_heading = "Placement", value_name = "KEY[=VALUE]")]
     near: Vec<LabelMatch>,
-    /// Is never on one card with a VM that has this label; may be given several times
+    /// Never shares a card with a VM that has this label; may be given several times
     #[arg(long, help_heading = "Placement", value_name = "KEY[=VALUE]")]
     apart_from: Vec<LabelMatch>,
-    /// Wires it straight to the card, without mediation; the card must have no other
+    /// Gives the VM the whole card without mediation; the card must have no other VM
     #[arg(long)]
     passthrough: bool,
 }
@@ -374,25 +374,25 @@ impl From<Add> for VmSpec {
 
 #[derive(Clone, Debug, Subcommand)]
 enum CardCommand {
-    /// Shows all cards, or all about one
+    /// Shows all cards, or one card in detail
     Show {
-        /// Its name
+        /// Name of the card
         name: Option<String>,
         #[command(flatten)]
         watch: Watch,
     },
-    /// Has a card take no further virtual machine or tenant, and moves its virtual machines to other cards: ends with 0
-    /// if none is left, with 4 if one is
+    /// Stops a card from accepting virtual machines and tenants, and moves its virtual machines to other cards: exits
+    /// with 0 if none is left, and with 4 otherwise
     Drain {
-        /// Its name
+        /// Name of the card
         name: String,
     },
-    /// Has a card take virtual machines and tenants again
+    /// Lets a card accept virtual machines and tenants again
     Undrain {
-        /// Its name
+        /// Name of the card
         name: String,
     },
-    /// Firmware of real cards' falcons: what is there, and what the operator approves of it
+    /// Firmware for the falcons of real cards: available images and their approval by the operator
     #[command(subcommand)]
     Firmware(firmware::FirmwareCommand),
     #[command(flatten)]

@@ -58,18 +58,18 @@ pub(super) struct Hook {
     operation: String,
     /// begin or end
     when: String,
-    /// Libvirt's further words
+    /// Further arguments from libvirt
     more: Vec<String>,
-    /// Users and groups, for tests
+    /// File with users and groups, for tests
     #[arg(long, value_name = "PATH", default_value = "/etc/passwd", hide = true)]
     passwd: PathBuf,
-    /// Folder in which is written down what the hook has made
+    /// Folder with the hook's notes about the VMs that it has created
     #[arg(long, value_name = "PATH", default_value = "/var/lib/libvirt/gpu-mediator", hide = true)]
     notes: PathBuf,
-    /// The number of the host's boot
+    /// File with the ID of the host's boot
     #[arg(long, value_name = "PATH", default_value = "/proc/sys/kernel/random/boot_id", hide = true)]
     boot: PathBuf,
-    /// The daemon's configuration, for the folder of its sockets
+    /// Configuration file of the daemon, which names the folder of its sockets
     #[arg(long, value_name = "PATH", default_value = "/etc/gpu-mediator.toml", hide = true)]
     config: PathBuf,
 }

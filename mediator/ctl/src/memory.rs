@@ -16,67 +16,67 @@ use config::{RamSpec, VmMemory};
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum MemoryCommand {
-    /// Shows what lies where of the memory of all cards, or of one
+    /// Shows the placement of the memory of all cards, or of one card
     Show {
         /// Name of the card
         card: Option<String>,
         #[command(flatten)]
         watch: Watch,
     },
-    /// Changes how a card's memory is divided, from now on
+    /// Changes how a card's memory is divided, with immediate effect
     Set(SetCard),
-    /// Changes the most that a virtual machine may have on the card; what is beyond it moves to host memory
+    /// Changes a virtual machine's maximum memory on the card; memory above it moves to host memory
     SetQuota(SetSize),
-    /// Changes what a virtual machine is sure to get on the card
+    /// Changes a virtual machine's guaranteed memory on the card
     SetGuarantee(SetSize),
-    /// Changes the most that a virtual machine may have in host memory
+    /// Changes the maximum amount of host memory of a virtual machine
     SetSwapCap(SetSize),
-    /// Changes how much of its RAM a virtual machine may lend the card
+    /// Changes how much of its RAM a virtual machine may lend to the card
     SetRam(SetRam),
-    /// Changes a virtual machine's part of the card's memory while that is short
+    /// Changes a virtual machine's weight for the card's memory while memory is short
     SetWeight {
         /// Name of the virtual machine
         vm: String,
-        /// 1 to 10000, against the others' weights
+        /// Weight from 1 to 10000, relative to the weights of the other virtual machines
         weight: u32,
     },
-    /// Changes what happens when the card has no memory for a virtual machine
+    /// Changes the policy for a virtual machine that needs memory while the card has none left
     SetPolicy {
         /// Name of the virtual machine
         vm: String,
-        /// swap, queue or refuse
+        /// Policy: swap, queue or refuse
         policy: OnFull,
-        /// Milliseconds that work waits under queue before its channel faults
+        /// With queue: time that work waits for memory before its channel faults, in milliseconds
         #[arg(long, value_name = "MS")]
         queue_ms: Option<u64>,
     },
-    /// Keeps a range of a guest's VRAM on the card
+    /// Pins a range of a guest's VRAM to the card
     Pin {
         /// Name of the virtual machine
         vm: String,
-        /// The range, such as 16M+4M
+        /// Range as START+LENGTH, such as 16M+4M
         range: RangeOf,
     },
-    /// Lets a range of a guest's VRAM move again
+    /// Unpins a range of a guest's VRAM
     Unpin {
         /// Name of the virtual machine
         vm: String,
-        /// The range, such as 16M+4M
+        /// Range as START+LENGTH, such as 16M+4M
         range: RangeOf,
     },
-    /// Says how much a range of a guest's VRAM matters: with victims = priority the lowest goes first
+    /// Sets the priority of a range of a guest's VRAM: with victims = priority, the lowest is evicted first
     Priority {
         /// Name of the virtual machine
         vm: String,
-        /// The range, such as 16M+4M
+        /// Range as START+LENGTH, such as 16M+4M
         range: RangeOf,
-        /// 0 to 255; 128 when nothing was said
+        /// Priority from 0 to 255; 128 by default
         priority: u8,
     },
-    /// Makes or takes over a file of how often ranges of a guest's VRAM are accessed, for victims = profiled
+    /// Creates or loads a file with access counts of ranges of a guest's VRAM, for victims = profiled
     #[command(subcommand)]
     Profile(ProfileCommand),
-    /// Moves memory of a virtual machine to host memory now; it comes back when there is room, unless its quota is
+    /// Moves memory of a virtual machine to host memory now; it returns when the card has room, unless the quota is
     /// lower
     Evict(Move),
     /// Moves memory of a virtual machine back to the card now
@@ -95,52 +95,52 @@ pub(super) struct SetCard {
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = true)]
 struct Settings {
-    /// Host memory that may be pinned; not more than the daemon was started with
+    /// Maximum pinned host memory; at most the value with which the daemon was started
     #[arg(long, value_name = "SIZE", value_parser = values::mib)]
     host_mib: Option<u64>,
-    /// Memory of the card that takes evictions at once
+    /// Memory of the card that is reserved for immediate evictions
     #[arg(long, value_name = "SIZE", value_parser = values::mib)]
     reserve_mib: Option<u64>,
-    /// Policy for the chunk of a VM that goes first: random, priority, profiled or clock
+    /// Policy that selects the chunk of a VM to evict first: random, priority, profiled or clock
     #[arg(long, value_name = "POLICY")]
     victims: Option<VictimPolicy>,
-    /// Milliseconds between two looks whether chunks can come back
+    /// Interval at which the daemon checks whether chunks can return to the card, in milliseconds
     #[arg(long, value_name = "MS")]
     return_ms: Option<u64>,
-    /// Milliseconds that a chunk which has moved stays
+    /// Time for which a chunk stays where it is after a move, in milliseconds
     #[arg(long, value_name = "MS")]
     settle_ms: Option<u64>,
-    /// Milliseconds without work after which a VM gives way
+    /// Time without work after which a VM counts as idle and yields memory to VMs with work, in milliseconds
     #[arg(long, value_name = "MS")]
     idle_ms: Option<u64>,
-    /// Memory of the card that stays free when chunks come back
+    /// Memory of the card that stays free when chunks return
     #[arg(long, value_name = "SIZE", value_parser = values::mib)]
     low_water_mib: Option<u64>,
-    /// Long turns of VMs whose memory does not fit together: auto, off or forced
+    /// Memory quanta for VMs whose memory does not fit together: auto, off or forced
     #[arg(long, value_name = "MODE")]
     quanta: Option<Mode>,
-    /// Part of its RAM that a VM may lend at most that says nothing else, or `default`
+    /// Default of the VMs' RAM quota: maximum RAM that a VM may lend, or `default`
     #[arg(long, value_name = "SIZE")]
     ram_quota_mib: Option<Mib>,
-    /// Part of its RAM for which such a VM has bus addresses whatever others lend, or `default`
+    /// Default of the VMs' RAM guarantee: lent RAM for which bus addresses are reserved, or `default`
     #[arg(long, value_name = "SIZE")]
     ram_guarantee_mib: Option<Mib>,
-    /// Part of such a VM's RAM that the daemon or the card may be the first to touch, or `default`
+    /// Default of the VMs' touch limit: maximum RAM that the daemon or the card may touch first, or `default`
     #[arg(long, value_name = "SIZE")]
     ram_touch_mib: Option<Mib>,
 }
 
-/// RAM that one virtual machine lends the card; what is not given stays.
+/// RAM that one virtual machine lends to the card. Settings that are not given stay unchanged.
 #[derive(Clone, Copy, Debug, Args)]
 #[group(required = true, multiple = true)]
 struct RamSettings {
-    /// Part of its RAM that it may lend at most, or `default`
+    /// Maximum RAM that the virtual machine may lend, or `default`
     #[arg(long, value_name = "SIZE")]
     ram_quota_mib: Option<Mib>,
-    /// Part of its RAM for which there are bus addresses whatever others lend, or `default`
+    /// Lent RAM for which bus addresses are reserved, or `default`
     #[arg(long, value_name = "SIZE")]
     ram_guarantee_mib: Option<Mib>,
-    /// Part of its RAM that the daemon or the card may be the first to touch, or `default`
+    /// Maximum RAM that the daemon or the card may touch first, or `default`
     #[arg(long, value_name = "SIZE")]
     ram_touch_mib: Option<Mib>,
 }
@@ -199,7 +199,7 @@ impl std::str::FromStr for Mib {
 pub(super) struct SetSize {
     /// Name of the virtual machine
     vm: String,
-    /// Such as 20G; or `default` for what holds when nothing is said
+    /// Size such as 20G, or `default` for the default value
     size: Mib,
 }
 
@@ -233,10 +233,10 @@ fn size(text: &str) -> Option<u64> {
 pub(super) struct Move {
     /// Name of the virtual machine
     vm: String,
-    /// At most so much
+    /// Maximum amount to move; by default, all that can move
     #[arg(long, value_name = "SIZE", value_parser = values::mib)]
     mib: Option<u64>,
-    /// Only what lies in this range, such as 16M+4M
+    /// Only memory in this range, such as 16M+4M
     #[arg(long, value_name = "RANGE")]
     range: Option<RangeOf>,
 }
@@ -317,31 +317,31 @@ fn moved(client: &Client, form: Form, Move { vm, mib, range }: &Move, what: &str
 /// Flags of `vm add`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct MemoryFlags {
-    /// Memory of the card that it may have at most
+    /// Maximum memory on the card
     #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = values::mib)]
     quota_mib: Option<u64>,
-    /// Memory of the card that it is sure to get
+    /// Guaranteed memory on the card
     #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = values::mib)]
     guarantee_mib: Option<u64>,
-    /// Host memory that it may have at most
+    /// Maximum amount of host memory
     #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = values::mib)]
     swap_cap_mib: Option<u64>,
-    /// Its part of the card's memory while that is short, against the others' weights
+    /// Weight for the card's memory while memory is short, relative to the other weights
     #[arg(long, help_heading = "Memory", value_name = "WEIGHT")]
     memory_weight: Option<u32>,
-    /// Behaviour when the card has no memory for it: swap, queue or refuse
+    /// Policy when the card has no memory left: swap, queue or refuse
     #[arg(long, help_heading = "Memory", value_name = "POLICY")]
     on_full: Option<OnFull>,
-    /// Milliseconds that work waits under queue before its channel faults
+    /// With queue: time that work waits for memory before its channel faults, in milliseconds
     #[arg(long, help_heading = "Memory", value_name = "MS")]
     queue_ms: Option<u64>,
-    /// Part of its RAM that it may lend at most
+    /// Maximum RAM that the virtual machine may lend to the card
     #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = values::mib)]
     ram_quota_mib: Option<u64>,
-    /// Part of its RAM for which there are bus addresses whatever others lend
+    /// Lent RAM for which bus addresses are reserved
     #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = values::mib)]
     ram_guarantee_mib: Option<u64>,
-    /// Part of its RAM that the daemon or the card may be the first to touch
+    /// Maximum RAM that the daemon or the card may touch first
     #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = values::mib)]
     ram_touch_mib: Option<u64>,
 }

@@ -226,11 +226,11 @@ mod tests {
         for (page, words) in [
             ("mediatorctl-run.1", &["tenant", "preload", "weight"][..]),
             ("mediatorctl-tenant-add.1", &["card", "on\\-remove", "guarantee\\-mib", "socket\\-path"]),
-            ("mediatorctl-tenant-remove.1", &["its programs end"]),
+            ("mediatorctl-tenant-remove.1", &["ends its programs"]),
             ("mediatorctl-tenant-set.1", &["on\\-stuck", "quota\\-mib"]),
             ("mediatorctl-tenant-list.1", &["Lists the tenants"]),
-            ("mediatorctl-tenant-show.1", &["all about one tenant"]),
-            ("gpu-mediator.toml.5", &["on_remove", "where most room is"]),
+            ("mediatorctl-tenant-show.1", &["one tenant in detail"]),
+            ("gpu-mediator.toml.5", &["on_remove", "the card with the most room"]),
         ] {
             let text = fs::read_to_string(folder.path().join(page)).unwrap();
             for word in words {

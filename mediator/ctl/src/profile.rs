@@ -11,14 +11,14 @@ use super::watch::Watch;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum ProfileCommand {
-    /// Lists the profiles, and how many of each can still be made on which card
+    /// Lists the profiles, and how many more instances of each fit on each card
     List {
         #[command(flatten)]
         watch: Watch,
     },
-    /// Shows all about one profile, and what each card lacks for more of it
+    /// Shows one profile in detail, and which resource of each card limits further instances
     Show {
-        /// Its name
+        /// Name of the profile
         name: String,
         #[command(flatten)]
         watch: Watch,

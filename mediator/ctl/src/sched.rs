@@ -19,29 +19,29 @@ use config::TimeShare;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum SchedCommand {
-    /// Shows how the time of all cards is shared, or that of one
+    /// Shows how the time of all cards, or of one card, is shared
     Show {
         /// Name of the card
         card: Option<String>,
         #[command(flatten)]
         watch: Watch,
     },
-    /// Changes how a card's time is shared, from now on; work that waits or runs goes on
+    /// Changes how a card's time is shared, with immediate effect; queued and running work continues
     #[command(override_usage = "mediatorctl sched set CARD SETTING...")]
     Set(Box<SetCard>),
-    /// Changes what a virtual machine or a tenant may have of its card's time, from now on
+    /// Changes the share of a card's time of a virtual machine or tenant, with immediate effect
     #[command(override_usage = "mediatorctl sched set-vm VM SHARE...")]
     SetVm(SetVm),
-    /// Lets a virtual machine or a tenant out of quarantine, and forgets its strikes
+    /// Releases a virtual machine or tenant from quarantine, and resets its strikes
     Release {
         /// Name of the virtual machine or tenant
         vm: String,
     },
-    /// Draws what virtual machines or tenants used of an engine over time, as an SVG file
+    /// Draws the use of an engine by virtual machines or tenants over time, as an SVG file
     Report(Report),
-    /// Writes down what a card's scheduler is told and decides, for a time
+    /// Records the events and decisions of a card's scheduler for a given time
     Record(Record),
-    /// Feeds a record to the scheduler again: ends with code 1 if it decides otherwise. Needs no daemon
+    /// Replays a record: exits with 1 if the scheduler decides differently. Needs no daemon
     Replay(Replay),
 }
 
@@ -60,47 +60,47 @@ struct Settings {
     /// Order of submissions: direct, fifo, credit, band or disengaged
     #[arg(long, value_name = "POLICY", value_parser = named::<PolicyKind>)]
     policy: Option<PolicyKind>,
-    /// Engines that share queues and accounts: separate, each has its own; single, all have one
+    /// Queues and accounts of the engines: separate, one set per engine; single, one set for all engines
     #[arg(long, value_name = "QUEUES", value_parser = named::<Queues>)]
     queues: Option<Queues>,
-    /// credit, band: milliseconds after which budgets are filled
+    /// credit, band: interval at which budgets are refilled, in milliseconds
     #[arg(long, value_name = "MS")]
     period_ms: Option<u64>,
-    /// band: microseconds to wait for a VM that has had too little to submit again
+    /// band: maximum wait for the next submission of a VM below its share, in microseconds
     #[arg(long, value_name = "US")]
     wait_us: Option<u64>,
-    /// band: carry over what a VM has had too much or too little of; false is BAND as published
+    /// band: carry over a VM's surplus or deficit; false is BAND as published
     #[arg(long, value_name = "BOOL")]
     correct: Option<bool>,
-    /// credit, band: debit the scheduler's own time and waits as GPU time
+    /// credit, band: charge the scheduler's own time and waits as GPU time
     #[arg(long, value_name = "BOOL")]
     own_time: Option<bool>,
-    /// band: part of the time that a VM has used since it has the engine, for which the engine waits for it at no
-    /// charge
+    /// band: uncharged wait for the next submission of a VM, in percent of the time that it has used since it got
+    /// the engine
     #[arg(long, value_name = "PERCENT")]
     free_wait: Option<Percent>,
-    /// disengaged: milliseconds for which VMs run one at a time, to be measured
+    /// disengaged: length of a phase in which VMs run one at a time and are measured, in milliseconds
     #[arg(long, value_name = "MS")]
     engaged_ms: Option<u64>,
-    /// disengaged: milliseconds for which they run free in between
+    /// disengaged: length of the phase between measurements, in which VMs run freely, in milliseconds
     #[arg(long, value_name = "MS")]
     free_ms: Option<u64>,
-    /// Submissions that an engine may hold while VMs compete
+    /// Maximum number of submissions on an engine while VMs compete
     #[arg(long, value_name = "COUNT")]
     pipeline_contended: Option<u32>,
-    /// Submissions that an engine may hold for a VM that is alone
+    /// Maximum number of submissions on an engine while only one VM has work
     #[arg(long, value_name = "COUNT")]
     pipeline_alone: Option<u32>,
-    /// Beyond two, no more than this much work, in microseconds, is given to an engine ahead
+    /// Maximum expected duration of the work on an engine beyond two submissions, in microseconds
     #[arg(long, value_name = "US")]
     ahead_us: Option<u64>,
-    /// Microseconds that the card's time of an end may lie before it was seen
+    /// Maximum age of a completion time from the card when the completion is observed, in microseconds
     #[arg(long, value_name = "US")]
     stamp_slack_us: Option<u64>,
-    /// Submissions that ran too long after which a VM is quarantined; 0 for never
+    /// Number of submissions over their time limit after which a VM is quarantined; 0 means never
     #[arg(long, value_name = "COUNT")]
     strikes: Option<u32>,
-    /// Seconds that a quarantine lasts; 0 until `sched release`
+    /// Length of a quarantine in seconds; 0 means until `sched release`
     #[arg(long, value_name = "S")]
     quarantine_s: Option<u64>,
 }
@@ -150,28 +150,28 @@ impl Patch {
 /// Options for a virtual machine's share of its card's time.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct TimeFlags {
-    /// Its part of the card's time is this over the sum of those that compete, 1 to 10000
+    /// Weight for the card's time, relative to the weights of all competitors, 1 to 10000
     #[arg(long, help_heading = "Time", value_name = "WEIGHT")]
     weight: Option<u32>,
-    /// Its part is at least this, in percent, while it wants it
+    /// Guaranteed share of the card's time while there is work, in percent
     #[arg(long, help_heading = "Time", value_name = "PERCENT")]
     guarantee: Option<Percent>,
-    /// Its part is at most this, in percent, even when no one else wants the rest
+    /// Maximum share of the card's time in percent, even if the rest stays unused
     #[arg(long, help_heading = "Time", value_name = "PERCENT")]
     cap: Option<Percent>,
-    /// Order among those that are due: interactive, normal or background
+    /// Latency class: interactive, normal or background; of those that are due, the better class runs first
     #[arg(long, help_heading = "Time", value_name = "CLASS", value_parser = named::<LatencyClass>)]
     class: Option<LatencyClass>,
-    /// Milliseconds that one submission may run; 0 for ever
+    /// Time limit of one submission in milliseconds; 0 means no limit
     #[arg(long, help_heading = "Time", value_name = "MS")]
     max_run_ms: Option<u64>,
-    /// Weight for the copy engines, or `compute` for the same as of compute
+    /// Weight for the copy engines, or `compute` for the value of compute
     #[arg(long, help_heading = "Time", value_name = "WEIGHT|compute")]
     copy_weight: Option<OfCopies<u32>>,
-    /// Least part of the copy engines, in percent, or `compute`
+    /// Guaranteed share of the copy engines in percent, or `compute` for the value of compute
     #[arg(long, help_heading = "Time", value_name = "PERCENT|compute")]
     copy_guarantee: Option<OfCopies<Percent>>,
-    /// Largest part of the copy engines, in percent, or `compute`
+    /// Maximum share of the copy engines in percent, or `compute` for the value of compute
     #[arg(long, help_heading = "Time", value_name = "PERCENT|compute")]
     copy_cap: Option<OfCopies<Percent>>,
 }
@@ -241,19 +241,19 @@ pub(super) struct SetVm {
 pub(super) struct Report {
     /// Name of the card
     card: String,
-    /// Time to go back, such as 30s; the daemon keeps a minute of use
+    /// Time span before now, such as 30s; the daemon keeps one minute of data
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = span)]
     since: Duration,
-    /// Length of the windows that uses are summed in, a multiple of 100ms
+    /// Length of the windows over which use is summed, a multiple of 100ms
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = span)]
     window: Duration,
-    /// compute, copy0 or copy1; the one that was used most if not given
+    /// Engine: compute, copy0 or copy1; by default, the most used engine
     #[arg(long, value_name = "ENGINE", value_parser = named::<Engine>)]
     engine: Option<Engine>,
-    /// Puts the VMs' uses on top of each other, instead of one line for each
+    /// Stacks the areas of the VMs, instead of drawing one line per VM
     #[arg(long)]
     stacked: bool,
-    /// The file to write
+    /// File to write
     #[arg(long = "out", value_name = "FILE")]
     out: PathBuf,
 }
@@ -262,31 +262,31 @@ pub(super) struct Report {
 pub(super) struct Record {
     /// Name of the card
     card: String,
-    /// For how long, such as 10s; at most a minute
+    /// Duration of the recording, such as 10s; at most one minute
     #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = span)]
     length: Duration,
-    /// The file to write; a record has at most 32 MiB
+    /// File to write; a record has at most 32 MiB
     #[arg(long = "out", value_name = "FILE")]
     out: PathBuf,
-    /// Form of the file
+    /// Format of the file
     #[arg(long, value_name = "FORMAT", default_value = "jsonl")]
     format: RecordFormat,
 }
 
-/// Form of a record's file.
+/// Format of a record's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum RecordFormat {
-    /// Lines of JSON, for `sched replay`
+    /// JSON lines, for `sched replay`
     Jsonl,
-    /// A trace for Perfetto and chrome://tracing
+    /// Trace for Perfetto and chrome://tracing
     Perfetto,
 }
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Replay {
-    /// The record
+    /// File with the record
     file: PathBuf,
-    /// Instead: who would have had what under this policy, had the same work arrived at the same times
+    /// Shows instead the shares under this policy if the same work had arrived at the same times
     #[arg(long, value_name = "POLICY", value_parser = named::<PolicyKind>)]
     policy: Option<PolicyKind>,
 }

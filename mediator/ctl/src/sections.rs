@@ -7,26 +7,26 @@ use super::{Code, examples};
 /// The meaning of each exit status.
 pub(super) const STATUSES: [(Code, &str); 6] = [
     (Code::Good, "done"),
-    (Code::Failed, "failed: the daemon, the card or the host could not do it"),
-    (Code::Usage, "the command or one of its values is wrong; nothing was changed"),
-    (Code::NotFound, "no VM, tenant, card or profile has the name"),
-    (Code::Conflict, "something prevents the change, or the card has not enough left"),
+    (Code::Failed, "failed: the daemon, the card or the host could not complete the command"),
+    (Code::Usage, "the command or one of its values is invalid; nothing was changed"),
+    (Code::NotFound, "no VM, tenant, card or profile has this name"),
+    (Code::Conflict, "something prevents the change, or the card has too few resources left"),
     (Code::Unreachable, "the daemon does not respond, or the user may not use its socket"),
 ];
 
 /// Commands for which an exit status has another meaning: command, status, meaning.
 pub(super) const FURTHER: [(&str, &str, &str); 4] = [
     ("run", "any", "once the program has started: the status of the program"),
-    ("assert", "1", "something is not as the file says"),
+    ("assert", "1", "something differs from the file"),
     ("doctor", "1", "a check has found an error"),
-    ("sched replay", "1", "the scheduler decides otherwise than in the record"),
+    ("sched replay", "1", "the scheduler decides differently than in the record"),
 ];
 
 /// The exit statuses of mediatord(8).
 pub(super) const DAEMON_STATUSES: [(u8, &str); 3] = [
-    (0, "ended by SIGTERM or SIGINT, handed over to another daemon, or the checked configuration is good"),
-    (1, "could not start or continue; a service manager starts it again"),
-    (2, "the arguments or the configuration are wrong; starting it again does not help"),
+    (0, "terminated by SIGTERM or SIGINT, replaced by another daemon, or the checked configuration is valid"),
+    (1, "could not start or continue; a service manager restarts it"),
+    (2, "the arguments or the configuration are invalid; a restart does not help"),
 ];
 
 /// Pages about the daemon.
@@ -45,12 +45,12 @@ const FILES: [(&str, &str, &[&str]); 7] = [
     ),
     (
         "/run/gpu-mediator/admin.sock",
-        "admin socket, if the configuration names no other",
+        "admin socket, unless the configuration sets another path",
         &["mediatorctl", "mediatord"],
     ),
     ("/run/gpu-mediator", "sockets of VMs and tenants (`socket_dir`)", &["mediatord", "mediatorctl-run"]),
-    ("/run/gpu-mediator/leases.json", "limits of tenants that end with a process", &["mediatord", "mediatorctl-run"]),
-    ("/var/lib/gpu-mediator", "changes made while the daemon ran (`state_dir`)", &["mediatord", "gpu-mediator.toml"]),
+    ("/run/gpu-mediator/leases.json", "limits of tenants for one process each", &["mediatord", "mediatorctl-run"]),
+    ("/var/lib/gpu-mediator", "changes made at run time (`state_dir`)", &["mediatord", "gpu-mediator.toml"]),
     ("/var/run/cdi", "devices for containers", &["mediatorctl-tenant-cdi"]),
     (
         "/usr/lib/gpu-mediator",
@@ -70,7 +70,7 @@ pub(super) fn of_page(page: &str) -> String {
     roff.control("SH", ["EXIT STATUS"]);
     if DAEMON_PAGES.contains(&page) {
         if page != "mediatord" {
-            roff.text([roman("Of mediatord, and of mediatord --check:")]);
+            roff.text([roman("Exit status of mediatord and of mediatord --check:")]);
         }
         for (status, meaning) in DAEMON_STATUSES {
             item(&mut roff, &status.to_string(), meaning);

@@ -25,11 +25,11 @@ pub(super) use run::Run;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum TenantCommand {
-    /// Adds a tenant; its socket is there when this ends
+    /// Adds a tenant; its socket exists when the command returns
     Add(Box<Add>),
-    /// Removes a tenant; its programs end by its policy, and what they had of the card is free
+    /// Removes a tenant: ends its programs as set by its policy, and frees their memory on the card
     Remove {
-        /// Its name
+        /// Name of the tenant
         name: String,
     },
     /// Lists the tenants
@@ -37,30 +37,30 @@ pub(super) enum TenantCommand {
         #[command(flatten)]
         watch: Watch,
     },
-    /// Shows all about one tenant
+    /// Shows one tenant in detail
     Show {
-        /// Its name
+        /// Name of the tenant
         name: String,
         #[command(flatten)]
         watch: Watch,
     },
-    /// Prints or writes the file by which a container runtime gives a container the tenant
+    /// Prints or writes the CDI file with which a container runtime gives a container access to the tenant
     Cdi(cdi::Cdi),
-    /// Changes what a tenant may have of its card, at once, also while its programs run
+    /// Changes a tenant's share of its card, with immediate effect, also while its programs run
     Set(Box<Set>),
 }
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Add {
-    /// Its name
+    /// Name of the tenant
     name: String,
-    /// The CUDA card that it shares; where most room is if not given
+    /// CUDA card of the tenant; by default, the card with the most room
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     card: String,
-    /// Profile whose keys it has where nothing else is given
+    /// Profile with the values of options that are not given
     #[arg(long, value_name = "NAME")]
     profile: Option<String>,
-    /// Memory that its programs see, such as 20G
+    /// Memory that the tenant's programs see, such as 20G
     #[arg(long, value_name = "SIZE", value_parser = values::mib, required_unless_present = "profile")]
     vram_mib: Option<u64>,
     #[command(flatten)]
@@ -71,19 +71,19 @@ pub(super) struct Add {
     group_sharing: GroupSharing,
     #[command(flatten)]
     policies: Policies,
-    /// Path of its socket; tenants/NAME/cuda.sock in the daemon's folder if not given
+    /// Path of the socket; by default tenants/NAME/cuda.sock in the daemon's socket folder
     #[arg(long, help_heading = "Socket", value_name = "PATH")]
     socket_path: Option<PathBuf>,
-    /// Access rights of its socket, in octal: who may connect is the tenant
+    /// Access rights of the socket, in octal; users that may connect act as the tenant
     #[arg(long, help_heading = "Socket", value_name = "MODE", default_value_t)]
     mode: SocketMode,
-    /// User that owns the socket
+    /// Owner of the socket
     #[arg(long, help_heading = "Socket", value_name = "USER")]
     owner: Option<String>,
     /// Group of the socket
     #[arg(long, help_heading = "Socket", value_name = "GROUP")]
     group: Option<String>,
-    /// A label that is shown wherever the tenant is; may be given several times
+    /// Label that is shown with the tenant; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = values::label)]
     label: Vec<(String, String)>,
 }
@@ -141,10 +141,10 @@ impl From<Add> for TenantSpec {
     }
 }
 
-/// Its share group.
+/// Share group of the tenant.
 #[derive(Clone, Debug, Args)]
 struct GroupSharing {
-    /// Name of the group of tenants whose programs may use the card at the same time; an empty name for none
+    /// Group of tenants whose programs may use the card at the same time; an empty name means no group
     #[arg(long, value_name = "GROUP")]
     share_group: Option<String>,
     /// Mode in which the group shares the card: turns, together or auto; the strictest member decides
@@ -152,13 +152,13 @@ struct GroupSharing {
     sharing: Option<Sharing>,
 }
 
-/// Policies for its programs.
+/// Policies for the tenant's programs.
 #[derive(Clone, Debug, Args)]
 struct Policies {
-    /// Policy for a program that holds the card and does not answer: kill or suspend
+    /// Policy for a program that holds the card and does not respond: kill or suspend
     #[arg(long, value_name = "POLICY", value_parser = named::<OnStuck>)]
     on_stuck: Option<OnStuck>,
-    /// Policy for its programs when it is removed: kill or disconnect
+    /// Policy for the programs when the tenant is removed: kill or disconnect
     #[arg(long, value_name = "POLICY", value_parser = named::<OnRemove>)]
     on_remove: Option<OnRemove>,
 }

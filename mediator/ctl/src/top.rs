@@ -30,12 +30,12 @@ const WINDOWS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Top {
-    /// Name of the card; all if not given
+    /// Name of the card; by default, all cards
     card: Option<String>,
-    /// Time between two looks, and the window in which received shares are taken
+    /// Refresh interval, and window over which received shares are measured
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = span)]
     interval: Duration,
-    /// Prints the table once and ends, as it also does when the output is no terminal
+    /// Prints the table once and exits, which is the default if the output is not a terminal
     #[arg(long)]
     once: bool,
 }

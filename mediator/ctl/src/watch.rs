@@ -15,7 +15,7 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 /// The option.
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct Watch {
-    /// Shows it again and again, every so many seconds
+    /// Repeats the command at this interval, in seconds
     #[arg(
         long,
         value_name = "SECONDS",

@@ -38,40 +38,40 @@ fn unit(name: &str) -> Unit {
 
 /// The families of metrics.
 pub(super) const VM: [Metric<Vm, String>; 10] = [
-    ("gpu_mediator_vm_device_total", "counter", "Counts of a VM's device, by `count`", |vm| {
+    ("gpu_mediator_vm_device_total", "counter", "Counters of a VM's device, by `count`", |vm| {
         of(&vm.counters, Unit::Number, false)
     }),
-    ("gpu_mediator_vm_device_bytes_total", "counter", "Counts of bytes of a VM's device, by `count`", |vm| {
+    ("gpu_mediator_vm_device_bytes_total", "counter", "Byte counters of a VM's device, by `count`", |vm| {
         of(&vm.counters, Unit::Bytes, false)
     }),
-    ("gpu_mediator_vm_device_seconds_total", "counter", "Sums of times of a VM's device, by `count`", |vm| {
+    ("gpu_mediator_vm_device_seconds_total", "counter", "Total times of a VM's device, by `count`", |vm| {
         of(&vm.counters, Unit::Seconds, false)
     }),
-    ("gpu_mediator_vm_device", "gauge", "Present numbers of a VM's device, by `count`", |vm| {
+    ("gpu_mediator_vm_device", "gauge", "Current numbers of a VM's device, by `count`", |vm| {
         of(&vm.counters, Unit::Number, true)
     }),
-    ("gpu_mediator_vm_device_bytes", "gauge", "Present sizes of a VM's device, by `count`", |vm| {
+    ("gpu_mediator_vm_device_bytes", "gauge", "Current sizes of a VM's device, by `count`", |vm| {
         of(&vm.counters, Unit::Bytes, true)
     }),
-    ("gpu_mediator_vm_transport_total", "counter", "Counts of the connection to a VM's VMM, by `count`", |vm| {
+    ("gpu_mediator_vm_transport_total", "counter", "Counters of the connection to a VM's VMM, by `count`", |vm| {
         of(&vm.transport, Unit::Number, false)
     }),
     (
         "gpu_mediator_vm_transport_bytes_total",
         "counter",
-        "Counts of bytes of the connection to a VM's VMM, by `count`",
+        "Byte counters of the connection to a VM's VMM, by `count`",
         |vm| of(&vm.transport, Unit::Bytes, false),
     ),
     (
         "gpu_mediator_vm_transport_seconds_total",
         "counter",
-        "Sums of times of the connection to a VM's VMM, by `count`",
+        "Total times of the connection to a VM's VMM, by `count`",
         |vm| of(&vm.transport, Unit::Seconds, false),
     ),
-    ("gpu_mediator_vm_transport", "gauge", "Present numbers of the connection to a VM's VMM, by `count`", |vm| {
+    ("gpu_mediator_vm_transport", "gauge", "Current numbers of the connection to a VM's VMM, by `count`", |vm| {
         of(&vm.transport, Unit::Number, true)
     }),
-    ("gpu_mediator_vm_transport_bytes", "gauge", "Present sizes of the connection to a VM's VMM, by `count`", |vm| {
+    ("gpu_mediator_vm_transport_bytes", "gauge", "Current sizes of the connection to a VM's VMM, by `count`", |vm| {
         of(&vm.transport, Unit::Bytes, true)
     }),
 ];

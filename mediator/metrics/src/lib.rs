@@ -34,21 +34,18 @@ const CARD: [Metric<Card>; 9] = [
     ("gpu_mediator_card_failed", "gauge", "1 for a card that is out of service with its VMs", |card| {
         one(card.error.is_some())
     }),
-    ("gpu_mediator_card_drained", "gauge", "1 for a card that takes no further VM or tenant", |card| one(card.drained)),
+    ("gpu_mediator_card_drained", "gauge", "1 for a card that accepts no further VMs and tenants", |card| {
+        one(card.drained)
+    }),
     ("gpu_mediator_card_vram_bytes", "gauge", "VRAM of a card, by `use`: `assigned`, `free`, `reserved`", |card| {
         let uses =
             [("assigned", card.vram_assigned_mib), ("free", card.vram_free_mib), ("reserved", card.vram_reserved_mib)];
         uses.map(|(name, mib)| (format!("use=\"{name}\""), mib.saturating_mul(1 << 20))).into()
     }),
-    (
-        "gpu_mediator_card_vram_used_bytes",
-        "gauge",
-        "VRAM of a card that is in use, by `user`: `vms`, `mediator`",
-        |card| {
-            let users = [("vms", card.vram_placed_mib), ("mediator", card.vram_mediator_mib)];
-            users.map(|(name, mib)| (format!("user=\"{name}\""), mib.saturating_mul(1 << 20))).into()
-        },
-    ),
+    ("gpu_mediator_card_vram_used_bytes", "gauge", "Used VRAM of a card, by `user`: `vms`, `mediator`", |card| {
+        let users = [("vms", card.vram_placed_mib), ("mediator", card.vram_mediator_mib)];
+        users.map(|(name, mib)| (format!("user=\"{name}\""), mib.saturating_mul(1 << 20))).into()
+    }),
     ("gpu_mediator_card_channels", "gauge", "Channels that VMs have on a card", |card| one(card.channels_used)),
     ("gpu_mediator_card_vms", "gauge", "VMs of a card", |card| one(card.vms.len() as u64)),
     ("gpu_mediator_card_strangers", "gauge", "Unmanaged processes on a CUDA card", |card| {
@@ -57,19 +54,16 @@ const CARD: [Metric<Card>; 9] = [
     (
         "gpu_mediator_card_unexplained_bytes",
         "gauge",
-        "Memory of a CUDA card in use that can be charged to neither a process nor a tenant",
+        "Used memory of a CUDA card that can be charged to neither a process nor a tenant",
         |card| one(card.unexplained_bytes),
     ),
-    (
-        "gpu_mediator_card_owner_restarts_total",
-        "counter",
-        "Times that the owner of a CUDA card was restarted",
-        |card| card.owner_restarts.into_iter().flat_map(one).collect(),
-    ),
+    ("gpu_mediator_card_owner_restarts_total", "counter", "Restarts of a CUDA card's owner", |card| {
+        card.owner_restarts.into_iter().flat_map(one).collect()
+    }),
 ];
 
 const VM: [Metric<Vm>; 13] = [
-    ("gpu_mediator_vm_state", "gauge", "1 for the state that a VM is in, by `state`", |vm| {
+    ("gpu_mediator_vm_state", "gauge", "1 for the state of a VM, by `state`", |vm| {
         let states = [VmState::Starting, VmState::Waiting, VmState::Connected, VmState::Stopping, VmState::Failed];
         states.map(|state| (format!("state=\"{}\"", state.name()), u64::from(state == vm.state))).into()
     }),
@@ -80,20 +74,20 @@ const VM: [Metric<Vm>; 13] = [
         one(vm.vram_mib.saturating_mul(1 << 20))
     }),
     ("gpu_mediator_vm_channels", "gauge", "Channels that a VM has on its card", |vm| one(vm.channels_used)),
-    ("gpu_mediator_vm_channels_limit", "gauge", "Channels that a VM may have", |vm| one(vm.channels_limit)),
-    ("gpu_mediator_vm_memory_not_shared", "gauge", "1 when a VMM keeps the memory of its guest private", |vm| {
+    ("gpu_mediator_vm_channels_limit", "gauge", "Maximum number of channels of a VM", |vm| one(vm.channels_limit)),
+    ("gpu_mediator_vm_memory_not_shared", "gauge", "1 if a VMM does not share the memory of its guest", |vm| {
         one(vm.memory_not_shared)
     }),
     (
         "gpu_mediator_vm_memory_withdrawn",
         "gauge",
-        "1 when a VMM has withdrawn guest memory while the card could reach it",
+        "1 if a VMM has withdrawn guest memory while the card could reach it",
         |vm| one(vm.memory_withdrawn),
     ),
     (
         "gpu_mediator_vm_ram_bytes",
         "gauge",
-        "RAM that a VM lends, may lend and is sure to lend, by `of`: `lent`, `quota`, `guarantee`",
+        "RAM that a VM lends to its card, by `of`: `lent`, `quota` (maximum), `guarantee`",
         |vm| {
             let sizes =
                 [("lent", vm.ram.lent_bytes), ("quota", vm.ram.quota_bytes), ("guarantee", vm.ram.guarantee_bytes)];
@@ -130,7 +124,7 @@ const VM: [Metric<Vm>; 13] = [
     (
         "gpu_mediator_vm_cuda_window_bytes",
         "gauge",
-        "Bytes of its window that a guest's programs use, of VMs whose programs use CUDA",
+        "Bytes of the window that a guest's programs use, for VMs whose programs use CUDA",
         |vm| {
             let used = vm.programs.iter().fold(0u64, |sum, program| sum.saturating_add(program.window_bytes));
             if vm.mode == VmMode::Cuda { one(used) } else { Vec::new() }
@@ -170,10 +164,10 @@ pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler], memories: 
 pub fn daemon(info: &api::DaemonInfo, suppressed: u64) -> String {
     let mut text = String::new();
     let name = "gpu_mediator_log_events_suppressed_total";
-    let _ = writeln!(text, "# HELP {name} Log events that exceeded their rate limit and were held back");
+    let _ = writeln!(text, "# HELP {name} Log events that were suppressed by their rate limit");
     let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", suppressed);
     let name = "gpu_mediator_upgrades_total";
-    let _ = writeln!(text, "# HELP {name} Upgrades before this daemon that kept the same VMs");
+    let _ = writeln!(text, "# HELP {name} Earlier daemons that served the same VMs, each replaced by an upgrade");
     let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", info.upgrades);
     let name = "gpu_mediator_upgrade_failures_total";
     let _ = writeln!(text, "# HELP {name} Upgrades of this daemon that failed, after which it continued");
@@ -181,7 +175,7 @@ pub fn daemon(info: &api::DaemonInfo, suppressed: u64) -> String {
     let name = "gpu_mediator_upgrade_pause_seconds";
     let _ = writeln!(
         text,
-        "# HELP {name} Time for which VMs waited when this daemon took over; no sample in the first daemon\n# TYPE {name} gauge"
+        "# HELP {name} Time for which VMs were paused when this daemon took over; no sample in the first daemon\n# TYPE {name} gauge"
     );
     if let Some(ms) = info.upgrade_pause_ms {
         let _ = writeln!(text, "{name} {}.{:03}", ms / 1000, ms % 1000);

@@ -10,7 +10,7 @@ const BOUNDS: [u64; 9] = [1_000, 10_000, 50_000, 100_000, 500_000, 1_000_000, 10
 /// Appends all metrics of locks.
 pub(super) fn samples(text: &mut String) {
     let all: Vec<(&str, Holds)> = Measured::ALL.into_iter().map(|kind| (kind.name(), holds(kind))).collect();
-    let help = "How long the locks of all VMs and of all cards were held, by `lock`: `vm`, `card`; up to an eighth shorter holds may count as longer";
+    let help = "Time for which the locks of all VMs and of all cards were held, by `lock`: `vm`, `card`; up to an eighth shorter holds may count as longer";
     let name = head(text, "lock_hold_seconds", "histogram", help);
     for (lock, holds) in &all {
         for bound in BOUNDS {
@@ -25,12 +25,12 @@ pub(super) fn samples(text: &mut String) {
         text,
         "lock_hold_longest_seconds",
         "gauge",
-        "Longest hold of such a lock since the daemon began, by `lock`",
+        "Longest hold of such a lock since the daemon started, by `lock`",
     );
     for (lock, holds) in &all {
         let _ = writeln!(text, "{name}{{lock=\"{lock}\"}} {}", Seconds(holds.longest_ns()));
     }
-    let help = "Holds of such a lock for more than 50 us, by `lock` and `at`, the place in the source where the lock was taken";
+    let help = "Holds of such a lock for more than 50 us, by `lock` and `at`, the source location that took the lock";
     let name = head(text, "lock_long_holds_total", "counter", help);
     for (lock, holds) in &all {
         for (at, long) in holds.long() {

@@ -13,7 +13,7 @@ type Samples = Vec<(&'static str, u64)>;
 type OfCard = (&'static str, &'static str, &'static str, fn(&CardMemory) -> Samples);
 
 const CARD: [OfCard; 13] = [
-    ("card_memory_spare_bytes", "gauge", "Memory of a card that is neither used nor promised", |card| {
+    ("card_memory_spare_bytes", "gauge", "Memory of a card that is neither used nor guaranteed", |card| {
         one(card.spare_bytes)
     }),
     ("card_memory_unscrubbed_bytes", "gauge", "Memory of a card without an owner that is not yet zeroed", |card| {
@@ -28,7 +28,7 @@ const CARD: [OfCard; 13] = [
     ("card_memory_scrubbed_bytes_total", "counter", "Memory of a card that was zeroed between two owners", |card| {
         one(card.scrubbed_bytes)
     }),
-    ("card_memory_reserve_bytes", "gauge", "Memory of a card that is kept for evictions", |card| {
+    ("card_memory_reserve_bytes", "gauge", "Memory of a card that is reserved for evictions", |card| {
         one(card.settings.reserve_mib << 20)
     }),
     ("card_memory_reserve_used_bytes", "gauge", "Memory of a card's reserve that holds evicted chunks", |card| {
@@ -43,7 +43,7 @@ const CARD: [OfCard; 13] = [
     (
         "card_memory_copy_bytes_per_second",
         "gauge",
-        "Rate of copies between a card and the host, as measured; 0 before the first",
+        "Measured rate of copies between a card and the host; 0 before the first copy",
         |card| one(card.copy_bytes_per_second),
     ),
     ("card_memory_chunk_bytes", "gauge", "Unit of ownership and placement of a card's memory", |card| {
@@ -53,10 +53,8 @@ const CARD: [OfCard; 13] = [
     ("card_turn_members", "gauge", "VMs that currently alternate by quanta", |card| {
         one(card.turn.as_ref().map_or(0, |turn| turn.members.len() as u64))
     }),
-    ("host_memory_budget_bytes", "gauge", "Host memory that may be pinned for a card", |card| {
-        one(card.host_budget_bytes)
-    }),
-    ("host_memory_used_bytes", "gauge", "Host memory that is pinned for a card", |card| one(card.host_used_bytes)),
+    ("host_memory_budget_bytes", "gauge", "Maximum pinned host memory of a card", |card| one(card.host_budget_bytes)),
+    ("host_memory_used_bytes", "gauge", "Pinned host memory of a card", |card| one(card.host_used_bytes)),
 ];
 
 /// A metric of a virtual machine: name, type, meaning, and a function that returns its samples.
@@ -80,12 +78,12 @@ const VM: [OfVm; 11] = [
         one(vm.cpu_visible_bytes)
     }),
     ("vm_memory_guarantee_bytes", "gauge", "Memory on the card that a VM is guaranteed", |vm| one(vm.guarantee_bytes)),
-    ("vm_memory_quota_bytes", "gauge", "Memory on the card that a VM may have at most", |vm| one(vm.quota_bytes)),
+    ("vm_memory_quota_bytes", "gauge", "Maximum memory of a VM on the card", |vm| one(vm.quota_bytes)),
     ("vm_memory_entitled_bytes", "gauge", "Memory on the card that a VM is entitled to now", |vm| {
         one(vm.entitled_bytes)
     }),
     ("vm_memory_pinned_bytes", "gauge", "Memory of a VM that stays on the card", |vm| one(vm.pinned_bytes)),
-    ("vm_memory_born_in_host_bytes_total", "counter", "Memory of a VM whose first place was in the host", |vm| {
+    ("vm_memory_born_in_host_bytes_total", "counter", "Memory of a VM that was first placed in host memory", |vm| {
         one(vm.born_in_host_bytes)
     }),
     (
@@ -100,13 +98,13 @@ const VM: [OfVm; 11] = [
     (
         "vm_memory_denied_total",
         "counter",
-        "Submissions of a VM that waited for memory for the longest permitted time, and faulted",
+        "Submissions of a VM that waited for memory until the time limit, and faulted",
         |vm| one(vm.memory_denied),
     ),
     (
         "vm_memory_refused_bytes_total",
         "counter",
-        "Memory of a VM that found no place when it was first needed, by `limit`: `card`, `quota`, `host_budget`, `swap_cap`",
+        "Memory of a VM that could not be placed on first use, by `limit`: `card`, `quota`, `host_budget`, `swap_cap`",
         |vm| {
             let of = |limit: &str| vm.refused_bytes.get(limit).copied().unwrap_or(0);
             vec![
@@ -153,7 +151,7 @@ pub(super) fn samples(text: &mut String, cards: &[CardMemory]) {
     for (card, vm) in vms() {
         let _ = writeln!(text, "{name}{{{}}} {}", labels(card, vm), Seconds(vm.memory_waited_ns));
     }
-    let help = "How long a VM's work was suspended, for each relocation, in buckets from 10 us to 30 s; up to an eighth shorter ones may count as longer";
+    let help = "Time for which a VM's work was suspended, for each relocation, in buckets from 10 us to 30 s; up to an eighth shorter ones may count as longer";
     let name = head(text, "vm_suspended_seconds", "histogram", help);
     for (card, vm) in vms() {
         histogram(text, &name, &labels(card, vm), &vm.suspensions);

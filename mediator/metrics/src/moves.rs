@@ -44,18 +44,18 @@ impl Moves {
         let name = "gpu_mediator_moves_total";
         let _ = writeln!(
             text,
-            "# HELP {name} VMs that have moved since the daemon began, by `from` and `to`, which are cards; no sample before the first\n# TYPE {name} counter"
+            "# HELP {name} Moves of VMs since the daemon started, by `from` and `to`, the cards; no sample before the first move\n# TYPE {name} counter"
         );
         for ((from, to), count) in &counts.made {
             let _ = writeln!(text, "{name}{{from=\"{}\",to=\"{}\"}} {count}", escaped(from), escaped(to));
         }
         let name = "gpu_mediator_move_failures_total";
-        let _ = writeln!(text, "# HELP {name} Moves of VMs that began and failed");
+        let _ = writeln!(text, "# HELP {name} Moves of VMs that started and failed");
         let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", counts.failed);
         let name = "gpu_mediator_move_pause_seconds";
         let _ = writeln!(
             text,
-            "# HELP {name} Time for which the VM that moved last waited; no sample before the first\n# TYPE {name} gauge"
+            "# HELP {name} Time for which a VM was paused in the last move; no sample before the first move\n# TYPE {name} gauge"
         );
         if let Some(ms) = counts.last_pause_ms {
             let _ = writeln!(text, "{name} {}.{:03}", ms / 1000, ms % 1000);

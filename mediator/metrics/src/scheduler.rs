@@ -35,12 +35,12 @@ const ENGINE: [EngineCounter; 6] = [
     }),
     (
         "vm_submissions_dropped_total",
-        "Submissions of a VM that were withdrawn, or went with their channel, by `engine`",
+        "Submissions of a VM that were withdrawn, or dropped with their channel, by `engine`",
         |engine| engine.dropped.to_string(),
     ),
     (
         "vm_kills_total",
-        "Submissions of a VM that ran for too long, and whose channel was killed, by `engine`",
+        "Submissions of a VM that exceeded their time limit, and whose channel was killed, by `engine`",
         |engine| engine.killed.to_string(),
     ),
 ];
@@ -49,15 +49,15 @@ const ENGINE: [EngineCounter; 6] = [
 type ShareGauge = (&'static str, &'static str, fn(&VmShare) -> String);
 
 const SHARE: [ShareGauge; 6] = [
-    ("vm_entitled_ratio", "Part of compute that is a VM's while all VMs of the card want it", |vm| {
+    ("vm_entitled_ratio", "Entitled share of compute while all VMs of the card compete", |vm| {
         format!("{}", f64::from(vm.entitled_permille) / 1000.0)
     }),
-    ("vm_copies_entitled_ratio", "Part of each copy engine that is a VM's while all VMs of the card want it", |vm| {
+    ("vm_copies_entitled_ratio", "Entitled share of each copy engine while all VMs of the card compete", |vm| {
         format!("{}", f64::from(vm.copies_entitled_permille.unwrap_or(vm.entitled_permille)) / 1000.0)
     }),
     ("vm_queued_submissions", "Submissions of a VM that wait for a slice", |vm| vm.queued.to_string()),
     ("vm_in_flight_submissions", "Submissions of a VM that are on the card", |vm| vm.in_flight.to_string()),
-    ("vm_strikes", "Submissions that ran for too long since a VM was added or released last", |vm| {
+    ("vm_strikes", "Submissions over their time limit since a VM was added or last released", |vm| {
         vm.strikes.to_string()
     }),
     ("vm_quarantined", "1 for a VM that is quarantined: none of its work is started", |vm| {
@@ -94,7 +94,7 @@ pub(super) fn samples(text: &mut String, cards: &[CardScheduler]) {
             let _ = writeln!(text, "{name}{{{}}} {}", labels(card, vm), value(vm));
         }
     }
-    let help = "How long submissions of a VM waited for their start, by `engine`, in buckets from 10 us to 30 s; up to an eighth shorter ones may count as longer";
+    let help = "Time for which submissions of a VM waited for their start, by `engine`, in buckets from 10 us to 30 s; up to an eighth shorter ones may count as longer";
     let name = head(text, "vm_wait_seconds", "histogram", help);
     each_engine(cards, |labels, engine| histogram(text, &name, labels, &engine.wait));
 }

@@ -5,7 +5,7 @@ use super::{Metric, described, escaped, samples};
 use api::{Tenant, WorkState};
 
 const TENANT: [Metric<Tenant, String>; 15] = [
-    ("gpu_mediator_tenant_served", "gauge", "1 while the CUDA owner of a tenant's card answers", |tenant| {
+    ("gpu_mediator_tenant_served", "gauge", "1 while the owner of a tenant's card responds", |tenant| {
         one(u8::from(tenant.served))
     }),
     ("gpu_mediator_tenant_programs", "gauge", "Programs of a tenant", |tenant| one(tenant.programs.len())),
@@ -29,19 +29,16 @@ const TENANT: [Metric<Tenant, String>; 15] = [
     (
         "gpu_mediator_tenant_share_ratio",
         "gauge",
-        "Part of its card's time, by `part`: `entitled`, and `received` in the last second",
+        "Share of the card's time, by `part`: `entitled`, and `received` in the last second",
         |tenant| {
             let parts = [("entitled", tenant.entitled_permille), ("received", tenant.received_permille)];
             let ratio = |permille: u32| format!("{}", f64::from(permille) / 1000.0);
             parts.map(|(part, permille)| (format!("part=\"{part}\""), ratio(permille))).into()
         },
     ),
-    (
-        "gpu_mediator_tenant_wait_p99_seconds",
-        "gauge",
-        "99 of 100 waits of a tenant for a slice were no longer",
-        |tenant| one(Seconds(tenant.wait_p99_ns)),
-    ),
+    ("gpu_mediator_tenant_wait_p99_seconds", "gauge", "99th percentile of a tenant's waits for a slice", |tenant| {
+        one(Seconds(tenant.wait_p99_ns))
+    }),
     (
         "gpu_mediator_tenant_quantum_wait_seconds_total",
         "counter",
@@ -62,7 +59,7 @@ const TENANT: [Metric<Tenant, String>; 15] = [
     (
         "gpu_mediator_tenant_killed_total",
         "counter",
-        "Programs of a tenant that were killed because they did not answer",
+        "Programs of a tenant that were killed because they did not respond",
         |tenant| one(tenant.killed),
     ),
     (
@@ -74,13 +71,13 @@ const TENANT: [Metric<Tenant, String>; 15] = [
     (
         "gpu_mediator_tenant_suspended_total",
         "counter",
-        "Programs of a tenant that were suspended because they did not answer",
+        "Programs of a tenant that were suspended because they did not respond",
         |tenant| one(tenant.suspended),
     ),
     (
         "gpu_mediator_tenant_unaccounted_bytes",
         "gauge",
-        "Memory of the card that a tenant has past its account, by `part`: `processes` (past their accounts), `kept` (given back, and still in use), `over_quota` (of both, more than the tenant may have)",
+        "Memory of the card outside a tenant's account, by `part`: `processes` (used outside their accounts), `kept` (freed, but still in use), `over_quota` (part of both that exceeds the tenant's quota)",
         |tenant| {
             let processes = tenant.unaccounted.iter().fold(0u64, |sum, one| sum.saturating_add(one.bytes));
             let parts =

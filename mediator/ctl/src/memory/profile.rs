@@ -17,22 +17,22 @@ use crate::values::span;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
-    /// Counts for a time how often a guest's VRAM is accessed, and writes a profile
+    /// Counts accesses to a guest's VRAM for a given time, and writes a profile
     Record {
         /// Name of the virtual machine
         vm: String,
-        /// For how long, such as 10s; at most a minute
+        /// Duration of the count, such as 10s; at most one minute
         #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = span)]
         length: Duration,
-        /// The file to write: lines of `RANGE COUNT`
+        /// File to write, with lines of `RANGE COUNT`
         #[arg(long = "out", value_name = "FILE")]
         out: PathBuf,
     },
-    /// Takes over a profile, in place of what was known of the ranges that it names
+    /// Loads a profile, which replaces the known counts of its ranges
     Load {
         /// Name of the virtual machine
         vm: String,
-        /// Lines of `RANGE COUNT`, such as `16M+2M 4711`; `#` begins a comment
+        /// File with lines of `RANGE COUNT`, such as `16M+2M 4711`; `#` starts a comment
         file: PathBuf,
     },
 }

@@ -61,7 +61,7 @@ fn settings(prefix: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
 
 fn max_run(time: &VmTime) -> String {
     match time.max_run_ms {
-        None | Some(0) => "for ever".to_owned(),
+        None | Some(0) => "no limit".to_owned(),
         Some(ms) => duration(ms.saturating_mul(1_000_000)),
     }
 }

@@ -31,19 +31,19 @@ pub(crate) struct Run {
     /// Name of the tenant
     #[arg(long, value_name = "NAME")]
     tenant: String,
-    /// Sets the tenant's quota while the program runs: memory of the card that it may have at most, such as 20G
+    /// Tenant's quota while the program runs: maximum memory on the card, such as 20G
     #[arg(long, value_name = "SIZE", value_parser = values::mib)]
     memory: Option<u64>,
-    /// Sets the tenant's weight for the card's time and memory while the program runs
+    /// Tenant's weight for the card's time and memory while the program runs
     #[arg(long, value_name = "WEIGHT")]
     weight: Option<u32>,
     /// Folder with the library `libcuda.so.1` of gpu-mediator
     #[arg(long, value_name = "DIR", env = "GPU_MEDIATOR_CUDA_LIBRARY", default_value = LIBRARY)]
     library: PathBuf,
-    /// Loads the library before all others as well, for programs that name NVIDIA's by its path
+    /// Also preloads the library (LD_PRELOAD), for programs that open NVIDIA's library by its path
     #[arg(long)]
     preload: bool,
-    /// The program with its arguments
+    /// Program with its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }

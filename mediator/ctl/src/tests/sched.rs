@@ -102,7 +102,7 @@ fn shares_are_given_when_a_vm_is_added_and_later() {
     let changed: api::VmTime = json(&served, &["sched", "set-vm", "a", "--cap", "100", "--weight", "100"]);
     assert_eq!(changed, api::VmTime { cap_permille: 1000, weight: 100, ..time });
     let table = good(&served, &["sched", "set-vm", "b", "--max-run-ms", "0"]);
-    assert_eq!(cells(&table, "max")[1], "for ever", "{table}");
+    assert_eq!(cells(&table, "max")[1], "no limit", "{table}");
     let shown = good(&served, &["sched", "show"]);
     let expected = ["a", "100", "25.0 %", "100.0 %", "interactive", "800 ms", "50.0 %", "0", "0", "0", "-"];
     assert_eq!(cells(&shown, "a"), expected, "{shown}");
