@@ -653,6 +653,7 @@ impl GroupTurns {
     }
 }
 
+mod offered;
 mod view;
 
 #[cfg(test)]
